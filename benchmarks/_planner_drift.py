@@ -3,20 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from interlace.core.profile import Profile
 from interlace.flows.run import StepResult
-from interlace.jobs.online import OnlinePlanner
-from interlace.jobs.plan import PlanRequest, PlanSettings, make_plan, under
-from interlace.jobs.simulate import Simulation
-from interlace.jobs.virtual import run_virtually
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.online import OnlinePlanner
+from interlace.forecast.plan import PlanRequest, PlanSettings, make_plan
+from interlace.forecast.profile.types import Profile
+from interlace.forecast.search.candidates import leaves_out, warm_up_steps
+from interlace.forecast.search.plans import accept_all
+from interlace.forecast.simulate import Simulation
+from interlace.forecast.virtual import run_virtually
 from interlace.observe.progress import QuietProgress
-from interlace.recipes.load import load_recipe
+from interlace.run.recipe.config import set_schedule
+from interlace.run.recipe.load import load_recipe
 from interlace.runtime.timeline import NoRecorder
-from interlace.schedule.candidates import leaves_out, warm_up_steps
-from interlace.schedule.plans import accept_all
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
-from interlace.simulate.profiles import load_profile
 
 PHASES = 5
 STEPS = 10
@@ -44,7 +45,7 @@ class Phase:
     def steps(self, schedule: Schedule) -> Sequence[StepResult]:
         """Returns the steps of the phase under a schedule, its pipeline full."""
         first = warm_up_steps(schedule)
-        recipe = under(self.request.recipe, schedule)
+        recipe = set_schedule(self.request.recipe, schedule)
         run = run_virtually(
             recipe, self.request.simulation, name="drift", recorder=NoRecorder,
             on_step=lambda result: result.step < first + STEPS,

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from interlace.core.profile import Lengths
-from interlace.jobs.scoring import Workplace
-from interlace.jobs.simulate import Simulation
-from interlace.recipes.load import load_recipe
-from interlace.schedule.plans import Fidelity, Score
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.profile.types import Lengths
+from interlace.forecast.scoring import Workplace
+from interlace.forecast.search.plans import Fidelity, Score
+from interlace.forecast.simulate import Simulation
+from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
-from interlace.simulate.profiles import load_profile
 
 PRESET = "verl-separate-async-switch"
 SHARES = (None, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from interlace.cli.virtual import virtual_cluster
-from interlace.jobs.plan import PlanRequest, PlanSettings, RecipePlan, make_plan, recipe_for
-from interlace.jobs.scoring import Workplace
-from interlace.schedule.candidates import SHARES, Candidate, Layout
-from interlace.schedule.plans import Fidelity, Score
+from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan, make_plan, recipe_for
+from interlace.forecast.scoring import Workplace
+from interlace.forecast.search.candidates import SHARES, Candidate, Layout
+from interlace.forecast.search.plans import Fidelity, Score
 from interlace.schedule.schedule import Schedule
 
 H20, H800 = "qwen2.5-7b-h20", "qwen2.5-7b-h800"

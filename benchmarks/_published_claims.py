@@ -7,7 +7,7 @@ chosen so that the *baseline* alone behaves as published, the others are assumed
 
 from dataclasses import dataclass, replace
 
-from interlace.core.profile import Lengths
+from interlace.forecast.profile.types import Lengths
 
 SPLITS = (25, 50, 62, 75)
 """Shares of the devices for generation, in percent: a split preset takes the best where its paper does not say."""

@@ -6,15 +6,15 @@ from functools import cache
 
 from _published_claims import Claim, Setup, Stages
 
-from interlace.core.profile import Profile
-from interlace.jobs.scoring import score_of
-from interlace.jobs.simulate import Simulation
-from interlace.jobs.virtual import run_virtually
-from interlace.recipes.load import load_recipe
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.profile.types import Profile
+from interlace.forecast.scoring import score_of
+from interlace.forecast.search.candidates import warm_up_steps
+from interlace.forecast.search.plans import Fidelity, Score
+from interlace.forecast.simulate import Simulation
+from interlace.forecast.virtual import run_virtually
+from interlace.run.recipe.load import load_recipe
 from interlace.runtime.timeline import NoRecorder
-from interlace.schedule.candidates import warm_up_steps
-from interlace.schedule.plans import Fidelity, Score
-from interlace.simulate.profiles import load_profile
 
 COLOCATED = "verl-colocated"
 SETTLING = 4

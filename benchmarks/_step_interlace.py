@@ -29,12 +29,12 @@ from interlace.engines.rollout.kinds import EngineSite, native
 from interlace.engines.rollout.protocol import StepOutput
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import StepResult
-from interlace.jobs.host import host
-from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.models.loading import LoadedModel, load_tokenizer
 from interlace.observe.goodput import BINS, PREFIX
-from interlace.recipes.clusters.base import back_end
-from interlace.recipes.load import load_recipe
+from interlace.run.clusters.base import back_end
+from interlace.run.host import host
+from interlace.run.launch import ModelSources, launch_roles
+from interlace.run.recipe.load import load_recipe
 from interlace.runtime.cluster import Cluster
 
 UNMEASURED = 2

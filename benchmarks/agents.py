@@ -32,12 +32,12 @@ from interlace.algorithms import create_algorithm
 from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine
-from interlace.episodes.base import Episode, Session
-from interlace.recipes.clusters.base import ClusterConfig, run_on
+from interlace.rollouts.base import Episode, Session
+from interlace.rollouts.episode_workers import WorkerEpisodes
+from interlace.rollouts.session import NO_LIMITS, SessionLimits
+from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
-from interlace.stages.episode_workers import WorkerEpisodes
-from interlace.stages.session import NO_LIMITS, SessionLimits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from _page import write_table

@@ -33,13 +33,13 @@ from _page import write_table
 from interlace.core.types import PROMPT, Prompt, Sample, SampleKey, Segment
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
-from interlace.envs.base import Start, VectorEnv
-from interlace.envs.fleet import EnvFleet
-from interlace.envs.load import EnvConfig, create_envs
-from interlace.models.actions import action_tokens
 from interlace.models.config import RobotShape
-from interlace.models.vla import VLAForCausalLM, build_tiny_vla
-from interlace.models.world_model import Transitions, WorldModel, WorldModelConfig, error_by_horizon
+from interlace.robots.envs.base import Start, VectorEnv
+from interlace.robots.envs.fleet import EnvFleet
+from interlace.robots.envs.load import EnvConfig, create_envs
+from interlace.robots.models.actions import action_tokens
+from interlace.robots.models.vla import VLAForCausalLM, build_tiny_vla
+from interlace.robots.world_model.model import Transitions, WorldModel, WorldModelConfig, error_by_horizon
 
 PARTS = ("swap", "light", "fleet", "imagined", "prefetch")
 TASKS = ("reach-v3", "push-v3", "pick-place-v3", "drawer-open-v3", "button-press-topdown-v3")

@@ -40,17 +40,17 @@ from interlace.core.types import (
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import CriticEngine, TrainEngine, critic_model
 from interlace.engines.train.config import CriticConfig, TrainConfig
-from interlace.envs.load import create_envs
-from interlace.episodes.features import StateFeatures
-from interlace.episodes.robot import RobotConfig
-from interlace.jobs.train import train
-from interlace.models.actions import action_tokens
 from interlace.models.loading import load_model
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
-from interlace.recipes.config import Recipe
-from interlace.recipes.load import load_recipe
+from interlace.robots.envs.load import create_envs
+from interlace.robots.episodes.robot import RobotConfig
+from interlace.robots.features import StateFeatures
+from interlace.robots.models.actions import action_tokens
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.load import load_recipe
+from interlace.run.train import train
 
 BEGIN, END = "<!-- benchmarks/embodied_loop.py -->", "<!-- end of loop -->"
 TARGETS = {"dynamic batches against one at a time": "4 times", "whole loop against lock step": "1.6 times"}

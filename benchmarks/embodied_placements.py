@@ -16,10 +16,10 @@ from pathlib import Path
 
 from _page import write_table
 
-from interlace.core.profile import EnvCosts, Lengths, Profile, Turns
-from interlace.jobs.simulate import Simulation, simulate
-from interlace.recipes.load import load_recipe
-from interlace.simulate.profiles import load_profile
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.profile.types import EnvCosts, Lengths, Profile, Turns
+from interlace.forecast.simulate import Simulation, simulate
+from interlace.run.recipe.load import load_recipe
 
 BEGIN, END = "<!-- benchmarks/embodied_placements.py -->", "<!-- end of placements -->"
 BASE = "rlinf-embodied-collocated"

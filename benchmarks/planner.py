@@ -27,18 +27,17 @@ from _planner_drift import drift_table
 from _planner_lending import lending_table
 from _planner_mixed import mixed_table
 
-from interlace.core.profile import Profile
-from interlace.jobs.plan import under
-from interlace.jobs.scoring import Workplace
-from interlace.jobs.simulate import Simulation
+from interlace.forecast.profile.probe import measure, num_devices
+from interlace.forecast.profile.profile import profile_recipe, with_zero_lr
+from interlace.forecast.profile.types import Profile
+from interlace.forecast.scoring import Workplace
+from interlace.forecast.search.plans import Fidelity, Score
+from interlace.forecast.simulate import Simulation
 from interlace.observe.progress import QuietProgress
 from interlace.observe.report.svg import Plot, nice_ticks
-from interlace.profiling.probe import measure, num_devices
-from interlace.profiling.profile import profile_recipe, with_zero_lr
-from interlace.recipes.check import check_recipe
-from interlace.recipes.config import Recipe
-from interlace.recipes.load import load_recipe
-from interlace.schedule.plans import Fidelity, Score
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.config import Recipe, set_schedule
+from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule
 
 SCHEDULES = (
@@ -136,7 +135,7 @@ def _measured(recipe: Recipe, profile: Profile, point: tuple[str, str, str], ste
     if not isinstance(predicted, Score):
         print(f"{workload} {cluster} {name}: {predicted.reason}")
         return None
-    check_recipe(under(still, schedule, name))
+    check_recipe(set_schedule(still, schedule, name))
     measured_s, rate = measure(still, schedule, num_steps=steps)
     row = Row(
         workload=workload, cluster=cluster, schedule=name, predicted_s=predicted.step_s, measured_s=measured_s,

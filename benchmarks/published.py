@@ -19,7 +19,7 @@ from _page import write_table
 from _published_claims import CLAIMS, REASONING, Claim, Setup
 from _published_runs import Measured, measure, of_actor, of_rollout, with_lengths
 
-from interlace.core.profile import Profile
+from interlace.forecast.profile.types import Profile
 from interlace.schedule.presets import preset_names
 
 BASELINE = "verl-colocated"

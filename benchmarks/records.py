@@ -13,18 +13,17 @@ from statistics import fmean
 
 from _page import write_table
 
-from interlace.core.profile import Profile
-from interlace.jobs.plan import under
-from interlace.jobs.scoring import Workplace
-from interlace.jobs.simulate import Simulation
+from interlace.forecast.profile.from_run import profile_of_run
+from interlace.forecast.profile.probe import measure, num_devices, trained
+from interlace.forecast.profile.profile import profile_recipe, with_zero_lr
+from interlace.forecast.profile.types import Profile
+from interlace.forecast.scoring import Workplace
+from interlace.forecast.search.plans import Fidelity, Score
+from interlace.forecast.simulate import Simulation
 from interlace.observe.progress import QuietProgress
-from interlace.profiling.from_run import profile_of_run
-from interlace.profiling.probe import measure, num_devices, trained
-from interlace.profiling.profile import profile_recipe, with_zero_lr
-from interlace.recipes.check import check_recipe
-from interlace.recipes.config import Recipe
-from interlace.recipes.load import load_recipe
-from interlace.schedule.plans import Fidelity, Score
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.config import Recipe, set_schedule
+from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule
 
 RECORDED = "verl-colocated"
@@ -33,7 +32,7 @@ SCHEDULES = (RECORDED, "one-step-off", "areal", "pipelinerl", "async-colocated")
 
 def recorded(recipe: Recipe, steps: int) -> Profile:
     """Trains for some steps and returns the profile of the records."""
-    settings = under(recipe, load_schedule(RECORDED), RECORDED).model_copy(
+    settings = set_schedule(recipe, load_schedule(RECORDED), RECORDED).model_copy(
         update={"steps": steps, "eval_every": 0, "checkpoint_every": 0}
     )
     with trained(settings) as folder:

@@ -25,18 +25,18 @@ import aiohttp
 import numpy as np
 from _page import write_table
 
+from interlace.agents.sandbox.client import Sandbox
+from interlace.agents.sandbox.config import SandboxConfig
+from interlace.agents.server.app import SessionServer, serving
 from interlace.core.types import SamplingParams
 from interlace.engines.rollout import NativeEngine
-from interlace.episodes.server.app import SessionServer, serving
-from interlace.jobs.serve import PoolVisitors, TokenizerCodec
 from interlace.models.tiny import build_tiny
-from interlace.recipes.clusters.base import run_flow
+from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.session import SessionLimits
+from interlace.run.clusters.base import run_flow
+from interlace.run.serve import PoolVisitors, TokenizerCodec
 from interlace.runtime.cluster import Cluster
-from interlace.sandbox.client import Sandbox
-from interlace.sandbox.config import SandboxConfig
 from interlace.schedule.schedule import Schedule
-from interlace.stages.pool import EnginePool
-from interlace.stages.session import SessionLimits
 from interlace.workers.rollout import RolloutBundle, RolloutWorker
 
 PAGE = Path(__file__).parents[1] / "docs" / "serving.md"

@@ -14,9 +14,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from interlace.jobs.simulate import Simulation, simulate
-from interlace.recipes.load import load_recipe
-from interlace.simulate.profiles import load_profile
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.simulate import Simulation, simulate
+from interlace.run.recipe.load import load_recipe
 
 PROFILE = "qwen2.5-7b-h800"
 SAMPLES_PER_PROMPT = 16

@@ -31,15 +31,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-from interlace.jobs.simulate import Simulation, simulate
-from interlace.jobs.train import train
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.simulate import Simulation, simulate
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
-from interlace.recipes.load import load_recipe
+from interlace.run.recipe.load import load_recipe
+from interlace.run.train import train
 from interlace.runtime.goodput import LedgerBuilder
 from interlace.runtime.timeline import EngineCall, Recorder, Records, Span, Timeline
-from interlace.simulate.profiles import load_profile
 
 ARMS = ("written", "ledger", "off")
 WARM_STEPS = 3

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from _page import write_table
 
-from interlace.jobs.train import train
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
-from interlace.recipes.load import load_recipe
+from interlace.run.recipe.load import load_recipe
+from interlace.run.train import train
 
 BEGIN, END = "<!-- benchmarks/world_model.py -->", "<!-- end of world model -->"
 WINDOW = 10

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from interlace.recipes.clusters.base import run_flow
+from interlace.run.clusters.base import run_flow
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import Worker, WorkerContext, operation

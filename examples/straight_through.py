@@ -9,7 +9,7 @@ import asyncio
 
 import numpy as np
 
-from interlace.recipes.clusters.base import run_flow
+from interlace.run.clusters.base import run_flow
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import Worker, operation
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from interlace.api.run import TrainedRun
     from interlace.api.train import train
     from interlace.core.errors import InterlaceError, UserError
-    from interlace.envs.base import Simulator as Env
-    from interlace.episodes.base import Episode, Outcome, Session, Turn
-    from interlace.jobs.callbacks import StepInfo
-    from interlace.recipes.clusters.base import run_flow
-    from interlace.recipes.config import Recipe
-    from interlace.recipes.load import load_recipe
+    from interlace.robots.envs.base import Simulator as Env
+    from interlace.rollouts.base import Episode, Outcome, Session, Turn
+    from interlace.run.callbacks import StepInfo
+    from interlace.run.clusters.base import run_flow
+    from interlace.run.recipe.config import Recipe
+    from interlace.run.recipe.load import load_recipe
     from interlace.runtime.channel import Channel
     from interlace.runtime.worker import Worker, operation
 
@@ -32,12 +32,12 @@ _PLACES = {
     "interlace.api.run": ("TrainedRun",),
     "interlace.api.train": ("train",),
     "interlace.core.errors": ("InterlaceError", "UserError"),
-    "interlace.envs.base": ("Env",),
-    "interlace.episodes.base": ("Episode", "Outcome", "Session", "Turn"),
-    "interlace.jobs.callbacks": ("StepInfo",),
-    "interlace.recipes.clusters.base": ("run_flow",),
-    "interlace.recipes.config": ("Recipe",),
-    "interlace.recipes.load": ("load_recipe",),
+    "interlace.robots.envs.base": ("Env",),
+    "interlace.rollouts.base": ("Episode", "Outcome", "Session", "Turn"),
+    "interlace.run.callbacks": ("StepInfo",),
+    "interlace.run.clusters.base": ("run_flow",),
+    "interlace.run.recipe.config": ("Recipe",),
+    "interlace.run.recipe.load": ("load_recipe",),
     "interlace.runtime.channel": ("Channel",),
     "interlace.runtime.worker": ("Worker", "operation"),
 }
@@ -56,7 +56,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports a public name, and torch if it needs that, when it is first used."""
     if name == "simulate":
-        return import_module("interlace.simulate")
+        return import_module("interlace.forecast.costs")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), _NAMED_OTHERWISE.get(name, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -68,7 +68,7 @@ def __dir__() -> list[str]:
 
 
 class _SimulateFolder(ModuleType):
-    """The folder `interlace.simulate`, which is called as the function of that name."""
+    """The folder `interlace.forecast.costs`, which is called as the function of that name."""
 
     def __call__(
         self,

@@ -20,12 +20,12 @@ from typing import Any
 import yaml
 
 from interlace.core.types import JSON
-from interlace.jobs.outcome import ScheduleOutcome
-from interlace.jobs.state import RunState
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import BINS, Ledger, ledger_of
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
+from interlace.run.outcome import ScheduleOutcome
+from interlace.run.state import RunState
 from interlace.schedule.presets import preset_names
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import Vocabulary, vocabulary

@@ -1,1 +1,1 @@
-"""Two small agents that recipes train: written as users write theirs, they know nothing of training."""
+"""Language agents: tools, the sandbox, the server for external programs, and episodes of several turns."""

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Self
 
 from interlace.core.errors import InterlaceError
-from interlace.jobs.serve import ServeOptions, Serving
-from interlace.jobs.serve import serve as serve_model
-from interlace.recipes.config import Recipe
+from interlace.run.recipe.config import Recipe
+from interlace.run.serve import ServeOptions, Serving
+from interlace.run.serve import serve as serve_model
 
 
 class Server:

@@ -14,17 +14,17 @@ from interlace.api.run import TrainedRun
 from interlace.cli.preflight import hush_libraries, writable
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
-from interlace.jobs.evaluation import Evaluation
 from interlace.observe.notebook import table_html
 from interlace.observe.progress import open_progress
 from interlace.observe.run_folder import RunFolder, folder_name
 from interlace.observe.stop import StopSignal
+from interlace.run.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from interlace.api.background import Server
-    from interlace.core.profile import Profile
-    from interlace.jobs.plan import RecipePlan
-    from interlace.profiling.probe import Probes
+    from interlace.forecast.plan import RecipePlan
+    from interlace.forecast.profile.probe import Probes
+    from interlace.forecast.profile.types import Profile
     from interlace.schedule.schedule import Schedule
 
 _SHOWN = ("schedule", "steps", "step_s", "tokens_per_s", "trained_tokens_per_device_s", "staleness_max", "final_reward")
@@ -83,7 +83,7 @@ def simulate(
 ) -> ScheduleTable:
     """Runs a recipe on a virtual clock, with workers that only take time. The command has the same options."""
     from interlace.cli.virtual import virtual_cluster
-    from interlace.jobs.simulate import simulate_variants
+    from interlace.forecast.simulate import simulate_variants
 
     path = writable(Path(timeline), "--timeline") if timeline else None
     simulation = virtual_cluster(str(devices), profile, num_prompts=prompts)
@@ -106,7 +106,7 @@ def compare(
     quiet: bool = False,
 ) -> ScheduleTable:
     """Trains a recipe under several schedules in turn, on the same seeds. schedules: names, the first as the base."""
-    from interlace.jobs.compare import load_variants, run_variants, write_comparison
+    from interlace.run.compare import load_variants, run_variants, write_comparison
 
     hush_libraries()
     names = schedules if isinstance(schedules, str) else ",".join(schedules)
@@ -141,8 +141,8 @@ def plan(
 ) -> SchedulePlan:
     """Searches the schedule for a recipe, and writes it with its prediction. The command has the same options."""
     from interlace.cli.plan import plan_recipe
-    from interlace.jobs.plan import split_settings
-    from interlace.schedule.plans import PlanBounds
+    from interlace.forecast.plan import split_settings
+    from interlace.forecast.search.plans import PlanBounds
 
     settings, changes = split_settings(list(overrides), PlanBounds(max_staleness=max_staleness))
     found = plan_recipe(
@@ -216,7 +216,7 @@ def serve(
     """Serves a model or a run over HTTP in the background, and returns once it listens. Port 0 takes a free one."""
     from interlace.api.background import Server
     from interlace.cli.serve import served_recipe
-    from interlace.jobs.serve import ServeOptions
+    from interlace.run.serve import ServeOptions
 
     if api_key is not None and api_key == admin_key:
         raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")

@@ -12,14 +12,14 @@ from interlace.api.advice import for_python, in_any_loop
 from interlace.api.evaluation import evaluate_spec
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
-from interlace.jobs.evaluation import Evaluation
-from interlace.jobs.train import TrainReport
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import curve_svg, table_html
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
-from interlace.recipes.config import Recipe
-from interlace.recipes.load import load_recipe
+from interlace.run.evaluation import Evaluation
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.load import load_recipe
+from interlace.run.train import TrainReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -14,9 +14,6 @@ from interlace.api.advice import for_python, outside_of_loops
 from interlace.api.run import TrainedRun
 from interlace.cli.preflight import hush_libraries
 from interlace.core.errors import InterlaceError, UserError
-from interlace.jobs.callbacks import Callback, Callbacks
-from interlace.jobs.library import ProgramInputs, Reward, Sections, Settings
-from interlace.jobs.program_rows import ColumnMap, rows_by_place
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import NotebookProgress, is_notebook
 from interlace.observe.progress import ProgressView, open_progress
@@ -24,14 +21,17 @@ from interlace.observe.run_folder import RunFolder, default_name, latest_name
 from interlace.observe.run_identity import CHANGEABLE
 from interlace.observe.run_lock import RunLock, open_run
 from interlace.observe.stop import StopSignal
-from interlace.recipes.check_settings import check_settings
-from interlace.recipes.config import Recipe
-from interlace.recipes.load import load_recipe
 from interlace.rewards.base import GIVEN
+from interlace.run.callbacks import Callback, Callbacks
+from interlace.run.library import ProgramInputs, Reward, Sections, Settings
+from interlace.run.program_rows import ColumnMap, rows_by_place
+from interlace.run.recipe.check_settings import check_settings
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.load import load_recipe
 from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
-    from interlace.jobs.online import OnlinePlanner
+    from interlace.forecast.online import OnlinePlanner
 
 DEFAULT_RUN = "run"
 """Name of a run without a recipe."""
@@ -154,7 +154,7 @@ def _fresh(
     name = default_name(asked.root, asked.stem) if asked.name is None else asked.name
     RunFolder.named(asked.root, name)  # refuses a name that no folder can have
     check_settings(recipe)
-    from interlace.recipes.check import check_recipe
+    from interlace.run.recipe.check import check_recipe
 
     with rows_by_place(asked.sections.rows):
         if recipe.schedule.open:
@@ -184,7 +184,7 @@ def _resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
     if recipe.steps < done:
         raise UserError(f"steps={recipe.steps}, but {folder.path} has trained {done} already: give {done} or more.")
     check_settings(recipe)
-    from interlace.recipes.check import check_recipe
+    from interlace.run.recipe.check import check_recipe
 
     with rows_by_place(asked.sections.rows):
         check_recipe(recipe)
@@ -214,7 +214,7 @@ def _progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:
 
 
 def _trained(recipe: Recipe, run: RunFolder, options: _Options, progress: ProgressView) -> TrainedRun:
-    from interlace.jobs.train import train as train_recipe
+    from interlace.run.train import train as train_recipe
 
     resume = options.resume
     try:

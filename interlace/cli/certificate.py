@@ -14,16 +14,16 @@ from rich.text import Text
 from interlace.cli.preflight import hush_libraries
 
 if TYPE_CHECKING:
-    from interlace.jobs.equivalence import Trial
     from interlace.observe.stop import StopSignal
-    from interlace.recipes.config import Recipe
+    from interlace.run.equivalence import Trial
+    from interlace.run.recipe.config import Recipe
 
 
 def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
     """Trains a recipe at toy size under each schedule and prints what came of it. False where they do not agree."""
-    from interlace.jobs import equivalence
     from interlace.observe.stop import StopSignal
-    from interlace.recipes.load import load_recipe
+    from interlace.run import equivalence
+    from interlace.run.recipe.load import load_recipe
 
     hush_libraries()
     console = Console()
@@ -87,7 +87,7 @@ def _table(trials: Sequence["Trial"]) -> Table:
 
 
 def _verdict(trials: Sequence["Trial"]) -> Iterator[str]:
-    from interlace.jobs.equivalence import TOLERANCE
+    from interlace.run.equivalence import TOLERANCE
 
     moved, failed = trials[0].moved, [trial.schedule for trial in trials if not trial.holds]
     if moved == 0:

@@ -15,7 +15,7 @@ from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
-    from interlace.jobs.outcome import ScheduleOutcome
+    from interlace.run.outcome import ScheduleOutcome
 
 SHOWN_SHARE = 0.005
 """Goodput bins below this under every schedule are left out of the table."""
@@ -37,11 +37,11 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Train one recipe under several schedules in turn, on the same seeds, and show what each costs and brings."""
-    from interlace.jobs.compare import Comparison, load_variants, run_variants, write_comparison
     from interlace.observe.jsonl import to_line
     from interlace.observe.progress import open_progress
     from interlace.observe.run_folder import folder_name
     from interlace.observe.stop import StopSignal
+    from interlace.run.compare import Comparison, load_variants, run_variants, write_comparison
 
     hush_libraries()
     console, changes = Console(), [*(overrides or []), *([] if steps is None else [f"steps={steps}"])]
@@ -77,8 +77,8 @@ def compare(
 def _simulated(
     recipe: str, overrides: Sequence[str], schedules: str, devices: int, profile: str | None
 ) -> "list[ScheduleOutcome]":
-    from interlace.jobs.simulate import Simulation, simulate_into
-    from interlace.simulate.profiles import load_profile
+    from interlace.forecast.costs.profiles import load_profile
+    from interlace.forecast.simulate import Simulation, simulate_into
 
     simulation = Simulation(profile=load_profile(profile), num_devices=devices)
     return simulate_into(recipe, overrides, schedules, ROOT, simulation)

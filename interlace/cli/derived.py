@@ -7,8 +7,8 @@ from interlace.observe.step_line import short
 from interlace.observe.tables import DerivedNumber
 
 if TYPE_CHECKING:
-    from interlace.recipes.check import Derived
-    from interlace.recipes.config import Recipe
+    from interlace.run.recipe.check import Derived
+    from interlace.run.recipe.config import Recipe
 
 
 def derived_numbers(recipe: "Recipe", derived: "Derived") -> list[DerivedNumber]:

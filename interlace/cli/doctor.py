@@ -122,8 +122,8 @@ def _packages() -> Iterator[Finding]:
 
 
 def _devices() -> Finding:
-    from interlace.recipes.clusters.local import find_devices
-    from interlace.recipes.config import ClusterConfig
+    from interlace.run.clusters.local import find_devices
+    from interlace.run.recipe.config import ClusterConfig
 
     devices = find_devices(ClusterConfig())
     found = ", ".join(f"{device.name} ({device.memory_bytes / 2**30:.1f} GiB)" for device in devices)
@@ -133,8 +133,8 @@ def _devices() -> Finding:
 def _engines() -> Iterator[Finding]:
     """Says of each engine that a recipe's rollout.engine may name whether it runs here; an absent one is no fault."""
     from interlace.engines.rollout.kinds import create_kind, engine_kind, engine_names
-    from interlace.recipes.clusters.local import find_devices
-    from interlace.recipes.config import ClusterConfig
+    from interlace.run.clusters.local import find_devices
+    from interlace.run.recipe.config import ClusterConfig
 
     pools = {device.pool for device in find_devices(ClusterConfig())}
     for name in engine_names():
@@ -145,9 +145,8 @@ def _engines() -> Iterator[Finding]:
 
 
 def _compiler() -> Finding:
-    from interlace.engines.compiled import KernelsUnavailable
-    from interlace.engines.rollout import kernels
-    from interlace.engines.train import attention_kernel
+    from interlace.engines.cpu import attention_kernel, kernels
+    from interlace.engines.cpu.compiled import KernelsUnavailable
 
     try:
         kernels.load()
@@ -167,8 +166,8 @@ def _sandbox() -> Finding:
     """Says which guards a sandbox keeps here; only tools that run a model's code need any, so nothing fails."""
     import asyncio
 
-    from interlace.sandbox.client import Sandbox
-    from interlace.sandbox.config import SandboxConfig
+    from interlace.agents.sandbox.client import Sandbox
+    from interlace.agents.sandbox.config import SandboxConfig
 
     async def probe() -> str:
         sandbox = await Sandbox.start(SandboxConfig(sandbox="available"))
@@ -193,12 +192,12 @@ def _real_model() -> Finding:
 
 def _smoke_run() -> Finding:
     """Runs two steps of the quick start: warm-up, generation, scoring, training, checkpoint."""
-    from interlace.jobs.train import train
     from interlace.observe.progress import QuietProgress
     from interlace.observe.run_folder import RunFolder
     from interlace.observe.stop import StopSignal
-    from interlace.recipes.check import check_recipe
-    from interlace.recipes.load import load_recipe
+    from interlace.run.recipe.check import check_recipe
+    from interlace.run.recipe.load import load_recipe
+    from interlace.run.train import train
 
     with tempfile.TemporaryDirectory() as scratch:
         recipe = load_recipe("quickstart", [*SMOKE, f"model.cache_dir={scratch}"])

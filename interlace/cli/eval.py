@@ -14,7 +14,7 @@ from interlace.core.errors import UserError
 if TYPE_CHECKING:
     from interlace.models.config import ModelConfig
     from interlace.observe.run_folder import RunFolder
-    from interlace.recipes.config import Recipe
+    from interlace.run.recipe.config import Recipe
 
 
 def evaluate(
@@ -35,7 +35,7 @@ def evaluate(
 
     hush_libraries()
     settings = evaluated_recipe(run_or_model, recipe, overrides or [])
-    from interlace.jobs.evaluate_model import evaluate_model  # loads torch: a bad recipe has been refused
+    from interlace.run.evaluate_model import evaluate_model  # loads torch: a bad recipe has been refused
 
     console = Console()
     with open_progress(console, num_steps=0, quiet=quiet) as progress:
@@ -46,8 +46,8 @@ def evaluate(
 
 def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[str]) -> "Recipe":
     """Returns the recipe with the model that is asked about. Raises UserError where nothing can be evaluated."""
-    from interlace.recipes.check_settings import check_settings
-    from interlace.recipes.load import load_recipe
+    from interlace.run.recipe.check_settings import check_settings
+    from interlace.run.recipe.load import load_recipe
 
     run = find_run(run_or_model)
     if recipe is None and run is None:
@@ -59,7 +59,7 @@ def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[
     model = checkpoint_of(run, settings) if run else settings.model.model_copy(update={"path": run_or_model})
     settings = settings.model_copy(update={"model": model})
     check_settings(settings)
-    from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
+    from interlace.run.recipe.check import check_recipe  # loads torch: what is wrong without it has been refused
 
     derived = check_recipe(settings)
     if not derived.num_heldout_prompts:

@@ -68,7 +68,7 @@ class _WithSettings(typer.core.TyperCommand):
 
 def _setting(option: str) -> str:
     """Returns the setting with the name of an option; empty if none has it."""
-    from interlace.recipes.config import Recipe
+    from interlace.run.recipe.config import Recipe
 
     key = option.removeprefix("--").replace("-", "_")
     return key if key.partition(".")[0] in Recipe.model_fields else ""

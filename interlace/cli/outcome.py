@@ -9,10 +9,10 @@ from interlace.observe.step_line import printable
 from interlace.observe.tables import AccuracyRow, AnswerRow, accuracy_table, answers_table, verdict
 
 if TYPE_CHECKING:
-    from interlace.jobs.evaluation import Evaluation
-    from interlace.jobs.train import TrainReport
     from interlace.observe.run_folder import RunFolder
-    from interlace.recipes.config import Recipe
+    from interlace.run.evaluation import Evaluation
+    from interlace.run.recipe.config import Recipe
+    from interlace.run.train import TrainReport
 
 
 def outcome_tables(recipe: "Recipe", report: "TrainReport") -> list[Table]:

@@ -14,9 +14,9 @@ from interlace.cli.virtual import change_profiles, sheet_cluster, virtual_cluste
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
-    from interlace.jobs.plan import PlanSettings, RecipePlan
-    from interlace.profiling.probe import Probes
-    from interlace.schedule.plans import Planned
+    from interlace.forecast.plan import PlanSettings, RecipePlan
+    from interlace.forecast.profile.probe import Probes
+    from interlace.forecast.search.plans import Planned
 
 
 def plan(
@@ -47,9 +47,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Search placement, granularity, staleness and tail together; write the best schedule with its prediction."""
-    from interlace.jobs.plan import split_settings
+    from interlace.forecast.plan import split_settings
+    from interlace.forecast.search.plans import PlanBounds
     from interlace.observe.jsonl import to_line
-    from interlace.schedule.plans import PlanBounds
 
     settings, changes = split_settings(overrides or [], PlanBounds(max_staleness=max_staleness))
     found = plan_recipe(recipe, changes, settings, devices=devices, profile=profile, probe=probe, quiet=as_json)
@@ -120,8 +120,8 @@ def _virtual(
     recipe: str, changes: Sequence[str], profile: str | None, settings: "PlanSettings", devices: str
 ) -> "tuple[RecipePlan, str]":
     """Plans for a cluster that is not there. Returns the plan and what is to be said of the recipe's sizes."""
-    from interlace.jobs.plan import PlanRequest, make_plan, recipe_for
-    from interlace.simulate.sheets import parse_cluster
+    from interlace.forecast.costs.sheets import parse_cluster
+    from interlace.forecast.plan import PlanRequest, make_plan, recipe_for
 
     cluster = parse_cluster(devices)
     if cluster is None:
@@ -148,7 +148,7 @@ def _say(console: Console, text: str) -> None:
 def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
     """Returns the schedule's file: what differs from the defaults, its prediction as a comment."""
     from interlace.core.yaml_text import to_yaml
-    from interlace.schedule.plans import differing
+    from interlace.forecast.search.plans import differing
 
     sizes, score = made.request.workload, chosen.score
     ratio = made.found.ratio(chosen)
@@ -178,7 +178,7 @@ def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes |
 
 
 def _explain(console: Console, made: "RecipePlan") -> None:
-    from interlace.jobs.plan import sentence
+    from interlace.forecast.plan import sentence
 
     _say(console, "Why not:")
     for each in made.found.why_not:
@@ -186,8 +186,8 @@ def _explain(console: Console, made: "RecipePlan") -> None:
 
 
 def _page(made: "RecipePlan", recipe: str) -> str:
-    from interlace.jobs.plan import sentence
-    from interlace.observe.report.plan import PlanPoint, plan_page
+    from interlace.forecast.plan import sentence
+    from interlace.forecast.plan_report import PlanPoint, plan_page
 
     found = made.found
     plans = unique([*found.front, *found.ranked, *([found.baseline] if found.baseline else [])])

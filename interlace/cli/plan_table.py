@@ -11,8 +11,8 @@ from rich.text import Text
 from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
-    from interlace.jobs.plan import RecipePlan
-    from interlace.schedule.plans import Planned
+    from interlace.forecast.plan import RecipePlan
+    from interlace.forecast.search.plans import Planned
 
 SHOWN = 6
 """Plans in the table."""
@@ -39,7 +39,7 @@ def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
 
 def show_memory(console: Console, made: "RecipePlan") -> None:
     """Prints the memory that each role of the best plan takes on each of its devices, by part."""
-    from interlace.schedule.bounds import memory_by_part
+    from interlace.forecast.search.bounds import memory_by_part
 
     request = made.request
     table = Table(box=None, header_style="bold underline", padding=(0, 1, 0, 0))
@@ -82,6 +82,6 @@ def unique(plans: "Sequence[Planned]") -> "list[Planned]":
 def differences(plan: "Planned") -> str:
     """Returns the plan's fields that are not the defaults, on a line."""
     from interlace.core.yaml_text import to_yaml
-    from interlace.schedule.plans import differing
+    from interlace.forecast.search.plans import differing
 
     return to_yaml(differing(plan.schedule), flow=True, width=10**6).strip().removeprefix("{").removesuffix("}")

@@ -12,12 +12,12 @@ START_S = 15.0
 """Seconds of the search before a run starts."""
 
 if TYPE_CHECKING:
-    from interlace.core.profile import Profile
-    from interlace.jobs.online import OnlinePlanner
-    from interlace.jobs.plan import PlanSettings, RecipePlan
+    from interlace.forecast.online import OnlinePlanner
+    from interlace.forecast.plan import PlanSettings, RecipePlan
+    from interlace.forecast.profile.probe import Probes
+    from interlace.forecast.profile.types import Profile
     from interlace.observe.progress import ProgressView
-    from interlace.profiling.probe import Probes
-    from interlace.recipes.config import Recipe
+    from interlace.run.recipe.config import Recipe
 
 
 def plan_here(
@@ -32,14 +32,14 @@ def plan_here(
     """Plans a recipe on this machine. profile: None measures one, or takes the one that is kept. Raises UserError."""
     from interlace.cli.virtual import given_profile
     from interlace.observe.progress import open_progress
-    from interlace.recipes.check_settings import check_settings
-    from interlace.recipes.load import load_recipe
+    from interlace.run.recipe.check_settings import check_settings
+    from interlace.run.recipe.load import load_recipe
 
     recipe = without_schedule(load_recipe(spec, overrides))
     check_settings(recipe)
     given = given_profile(profile) if profile else None
-    from interlace.profiling.profile import PARTS
-    from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
+    from interlace.forecast.profile.profile import PARTS
+    from interlace.run.recipe.check import check_recipe  # loads torch: what is wrong without it has been refused
 
     if settings.deadline_h is not None:
         raise UserError("plan.deadline_h chooses a number of devices: give the most there may be as --devices.")
@@ -48,7 +48,7 @@ def plan_here(
         made = planned_for(recipe, given, settings, progress, longest_prompt=longest)
         measured = None
         if probe:
-            from interlace.profiling.probe import probe as run_probes
+            from interlace.forecast.profile.probe import probe as run_probes
 
             measured = run_probes(recipe, made.found.ranked, num_steps=settings.probe_steps, progress=progress)
     return made, measured
@@ -56,22 +56,21 @@ def plan_here(
 
 def without_schedule(recipe: "Recipe") -> "Recipe":
     """Returns the recipe under the plainest schedule, whatever its own, to be planned for."""
-    from interlace.jobs.plan import under
-    from interlace.recipes.config import DEFAULT_SCHEDULE
+    from interlace.run.recipe.config import DEFAULT_SCHEDULE, set_schedule
     from interlace.schedule.presets import load_schedule
 
-    return under(recipe, load_schedule(DEFAULT_SCHEDULE), DEFAULT_SCHEDULE)
+    return set_schedule(recipe, load_schedule(DEFAULT_SCHEDULE), DEFAULT_SCHEDULE)
 
 
 def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, OnlinePlanner]":
     """Chooses the schedule of a recipe with schedule=auto. Returns the recipe and the planner that goes on."""
-    from interlace.jobs.online import OnlinePlanner
-    from interlace.jobs.plan import PlanSettings, under
+    from interlace.forecast.online import OnlinePlanner
+    from interlace.forecast.plan import PlanSettings
+    from interlace.forecast.profile.profile import PARTS
+    from interlace.forecast.recipe_check import AcceptsHere
     from interlace.observe.progress import open_progress
-    from interlace.profiling.profile import PARTS
-    from interlace.recipes.check import check_recipe
-    from interlace.recipes.config import AUTO
-    from interlace.recipes.plan import AcceptsHere
+    from interlace.run.recipe.check import check_recipe
+    from interlace.run.recipe.config import AUTO, set_schedule
 
     plain, settings = (
         without_schedule(recipe),
@@ -90,7 +89,8 @@ def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, Onlin
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
     accepts = AcceptsHere(plain, made.request.simulation.devices, longest)
-    return under(recipe, best.schedule, AUTO), OnlinePlanner(made.request, best.schedule, best.score.step_s, accepts)
+    planner = OnlinePlanner(made.request, best.schedule, best.score.step_s, accepts)
+    return set_schedule(recipe, best.schedule, AUTO), planner
 
 
 def planned_for(
@@ -105,11 +105,11 @@ def planned_for(
 
     given: a profile, None for the one that is kept or measured now. longest_prompt: its tokens.
     """
-    from interlace.jobs.plan import PlanRequest, make_plan
-    from interlace.jobs.simulate import Simulation
-    from interlace.profiling.store import check_profile, profile_of
-    from interlace.recipes.clusters.base import back_end
-    from interlace.recipes.plan import AcceptsHere, spans_here
+    from interlace.forecast.plan import PlanRequest, make_plan
+    from interlace.forecast.profile.store import check_profile, profile_of
+    from interlace.forecast.recipe_check import AcceptsHere, spans_here
+    from interlace.forecast.simulate import Simulation
+    from interlace.run.clusters.base import back_end
 
     if given:
         check_profile(given, recipe)

@@ -12,7 +12,7 @@ from interlace.cli.preflight import hush_libraries, writable
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
-    from interlace.core.profile import Profile
+    from interlace.forecast.profile.types import Profile
     from interlace.observe.run_folder import RunFolder
 
 
@@ -52,19 +52,19 @@ def measured_profile(
 ) -> "Profile":
     """Measures a recipe's workers for about `budget` seconds, or computes a profile from a data sheet. UserError."""
     from interlace.observe.progress import open_progress
-    from interlace.recipes.check_settings import check_settings
-    from interlace.recipes.load import load_recipe
+    from interlace.run.recipe.check_settings import check_settings
+    from interlace.run.recipe.load import load_recipe
 
     if not 0 < budget < math.inf:
         raise UserError(f"--budget {budget:g}: give the seconds that measuring may take, such as 45.")
     hush_libraries()
     settings = load_recipe(recipe, overrides)
     check_settings(settings)
-    from interlace.profiling.profile import PARTS, profile_recipe  # loads torch: a bad recipe has been refused
-    from interlace.recipes.check import check_recipe
+    from interlace.forecast.profile.profile import PARTS, profile_recipe  # loads torch: a bad recipe has been refused
+    from interlace.run.recipe.check import check_recipe
 
     if roofline:
-        from interlace.profiling.roofline import roofline_of
+        from interlace.forecast.profile.roofline import roofline_of
 
         return roofline_of(settings, roofline)
     check_recipe(settings)
@@ -75,8 +75,8 @@ def measured_profile(
 
 def _of_run(run: "RunFolder", out: Path, console: Console, *, as_json: bool) -> None:
     """Writes the profile that a run's records give, and keeps it for plans of the same recipe on this machine."""
-    from interlace.profiling.from_run import profile_of_run
-    from interlace.profiling.store import keep_profile
+    from interlace.forecast.profile.from_run import profile_of_run
+    from interlace.forecast.profile.store import keep_profile
 
     recipe, found = profile_of_run(run)
     kept = keep_profile(recipe, found)
@@ -86,8 +86,8 @@ def _of_run(run: "RunFolder", out: Path, console: Console, *, as_json: bool) -> 
 
 
 def _written(profile: "Profile", out: Path, console: Console, *, as_json: bool) -> None:
+    from interlace.forecast.profile.tables import profile_tables
     from interlace.observe.atomic_file import write_atomic
-    from interlace.observe.profile_tables import profile_tables
 
     write_atomic(out, profile.model_dump_json(indent=1) + "\n")
     if as_json:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 def recipes() -> None:
     """List the shipped recipes. Your own is a YAML file: `interlace train path/to/recipe.yaml`."""
-    from interlace.recipes.load import recipe_names, recipe_path
+    from interlace.run.recipe.load import recipe_names, recipe_path
 
     Console().print(listing([recipe_path(name) for name in recipe_names()]))
 

@@ -14,8 +14,8 @@ from interlace.cli.report import find_run
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
-    from interlace.jobs.serve import Serving
-    from interlace.recipes.config import Recipe
+    from interlace.run.recipe.config import Recipe
+    from interlace.run.serve import Serving
 
 _NEVER_S = 1e12
 """Seconds: a server that has no client does not hang."""
@@ -43,8 +43,8 @@ def serve(
     recipe = served_recipe(model_or_run, overrides or [])
     if api_key is not None and api_key == admin_key:
         raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")
-    from interlace.jobs.serve import ServeOptions  # loads torch: a bad recipe has been refused
-    from interlace.jobs.serve import serve as serve_model
+    from interlace.run.serve import ServeOptions  # loads torch: a bad recipe has been refused
+    from interlace.run.serve import serve as serve_model
 
     stop = asyncio.Event()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's shell ignores it for what it starts with `&`
@@ -66,7 +66,7 @@ def _announce(serving: "Serving") -> None:
 
 def served_recipe(model_or_run: str, overrides: Sequence[str]) -> "Recipe":
     """Returns the settings: the run's, or those of a recipe of which nothing but the model and the engine counts."""
-    from interlace.recipes.load import load_recipe
+    from interlace.run.recipe.load import load_recipe
 
     run = find_run(model_or_run)
     if run:

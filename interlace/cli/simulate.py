@@ -37,8 +37,8 @@ def simulate(
     """Run a recipe on a virtual clock: the same flow and schedule, with workers that only cost time."""
     from interlace.cli.compare import show_comparison
     from interlace.cli.virtual import change_profiles, virtual_cluster
-    from interlace.jobs.elastic import parse_changes
-    from interlace.jobs.simulate import simulate_variants
+    from interlace.forecast.elastic import parse_changes
+    from interlace.forecast.simulate import simulate_variants
     from interlace.observe.jsonl import to_line
 
     if timeline:

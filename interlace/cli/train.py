@@ -13,10 +13,10 @@ from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_f
 from interlace.observe.run_identity import CHANGEABLE
 
 if TYPE_CHECKING:
-    from interlace.jobs.online import OnlinePlanner
-    from interlace.jobs.train import TrainReport
+    from interlace.forecast.online import OnlinePlanner
     from interlace.observe.run_folder import RunFolder
-    from interlace.recipes.config import Recipe
+    from interlace.run.recipe.config import Recipe
+    from interlace.run.train import TrainReport
 
 
 def train(
@@ -67,14 +67,14 @@ def _fresh(
     from interlace.observe.run_folder import RunFolder, default_name
     from interlace.observe.run_lock import open_run
     from interlace.observe.tables import derived_numbers_table
-    from interlace.recipes.check_settings import check_settings
-    from interlace.recipes.load import load_recipe
+    from interlace.run.recipe.check_settings import check_settings
+    from interlace.run.recipe.load import load_recipe
 
     settings, planner = load_recipe(spec, overrides), None
     check_settings(settings)
     name = default_name(ROOT, Path(spec).stem) if target.name is None else target.name
     RunFolder.named(ROOT, name)  # refuses an unusable name
-    from interlace.recipes.check import check_recipe  # loads torch, so the checks without torch come first
+    from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
     if settings.schedule.open:
         from interlace.cli.planning import planned_at_start
@@ -103,8 +103,8 @@ def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack)
     from interlace.observe.checkpoints import Checkpoints
     from interlace.observe.run_folder import RunFolder, latest_name
     from interlace.observe.run_lock import RunLock
-    from interlace.recipes.check_settings import check_settings
-    from interlace.recipes.load import load_recipe, override_key
+    from interlace.run.recipe.check_settings import check_settings
+    from interlace.run.recipe.load import load_recipe, override_key
 
     folder = RunFolder.resume(ROOT, latest_name(ROOT, Path(spec).stem) if name is None else name)
     held.enter_context(RunLock(folder))  # before anything is read that another process may write
@@ -122,7 +122,7 @@ def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack)
     if settings.steps < done:
         raise UserError(f"steps={settings.steps}, but {folder.path} has trained {done} already: give {done} or more.")
     check_settings(settings)
-    from interlace.recipes.check import check_recipe  # loads torch, so the checks without torch come first
+    from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
     check_recipe(settings)
     return settings, folder
@@ -137,9 +137,9 @@ def _run(
     quiet: bool,
     console: Console,
 ) -> "TrainReport":
-    from interlace.jobs.train import train as train_recipe
     from interlace.observe.progress import open_progress
     from interlace.observe.stop import PATIENCE_S, StopSignal
+    from interlace.run.train import train as train_recipe
 
     with open_progress(console, num_steps=recipe.steps, quiet=quiet) as progress:
 

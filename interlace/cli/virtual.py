@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
-    from interlace.core.profile import Profile
-    from interlace.jobs.simulate import Simulation
-    from interlace.recipes.config import Recipe
+    from interlace.forecast.profile.types import Profile
+    from interlace.forecast.simulate import Simulation
+    from interlace.run.recipe.config import Recipe
 
 
 def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 8192) -> "Simulation":
     """Reads numbers of devices and as many profiles, with commas between. Raises UserError."""
-    from interlace.jobs.simulate import Simulation
+    from interlace.forecast.simulate import Simulation
 
     counts = [_count(devices, part) for part in devices.split(",")]
     profiles = [given_profile(name.strip()) for name in profile.split(",")] if profile else [given_profile(None)]
@@ -47,7 +47,7 @@ PROFILE = "profile."
 
 def change_profiles(simulation: "Simulation", overrides: Sequence[str]) -> "tuple[Simulation, list[str]]":
     """Applies `profile.KEY=VALUE` to the profile of a cluster. Returns the other overrides too. Raises UserError."""
-    from interlace.simulate.profiles import change_profile
+    from interlace.forecast.costs.profiles import change_profile
 
     mine = [each.removeprefix(PROFILE) for each in overrides if each.startswith(PROFILE)]
     rest = [each for each in overrides if not each.startswith(PROFILE)]
@@ -59,9 +59,9 @@ def sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: str) ->
 
     Raises UserError for recipes whose costs a data sheet does not contain.
     """
-    from interlace.jobs.simulate import Simulation, check_profile_roles
-    from interlace.profiling.roofline import roofline_of
-    from interlace.recipes.load import load_recipe
+    from interlace.forecast.profile.roofline import roofline_of
+    from interlace.forecast.simulate import Simulation, check_profile_roles
+    from interlace.run.recipe.load import load_recipe
 
     recipe = load_recipe(spec, overrides)
     profile = roofline_of(recipe, kind)
@@ -72,12 +72,12 @@ def sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: str) ->
 def given_profile(spec: str | None) -> "Profile":
     """Returns the profile that --profile names: a shipped one, a file, or that of a run's records. Raises UserError."""
     from interlace.cli.report import find_run
-    from interlace.simulate.profiles import load_profile
+    from interlace.forecast.costs.profiles import load_profile
 
     run = find_run(spec) if spec else None
     if run is None:
         return load_profile(spec)
-    from interlace.profiling.from_run import profile_of_run
+    from interlace.forecast.profile.from_run import profile_of_run
 
     return profile_of_run(run)[1]
 

@@ -1,10 +1,19 @@
 """The time of a decode step, as dispatch policies use it."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
-from interlace.core.profile import read_curve
+
+def read_curve(points: Sequence[tuple[float, float]], place: float) -> float:
+    """Reads a curve given as rising (place, value): linear between its points and beyond the last, flat before."""
+    if place <= points[0][0] or len(points) == 1:
+        return points[0][1]
+    index = min(bisect_left(points, place, key=itemgetter(0)), len(points) - 1)
+    (low, low_value), (high, high_value) = points[index - 1], points[index]
+    return low_value + (high_value - low_value) * (place - low) / (high - low)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

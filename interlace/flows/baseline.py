@@ -11,13 +11,12 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
+from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.role_groups import RewardGroup
+from interlace.rollouts.stream import BASELINE, OnFailed, Stream
+from interlace.rollouts.turns import answered
 from interlace.runtime.cluster import Cluster
 from interlace.stages.admission import Admission
-from interlace.stages.map import OnFailed
-from interlace.stages.pool import EnginePool
-from interlace.stages.role_groups import RewardGroup
-from interlace.stages.stream import BASELINE, Stream
-from interlace.stages.turns import answered
 
 
 class GreedyBaseline:

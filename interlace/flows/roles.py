@@ -13,16 +13,16 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
-from interlace.episodes.base import Episode
 from interlace.rewards.shaping import ShapingConfig, group_shaped
+from interlace.rollouts.base import Episode
+from interlace.rollouts.role_groups import CriticGroup, RewardGroup, RolloutGroup
+from interlace.rollouts.session import SessionLimits
+from interlace.rollouts.stream import Columns, OnFailed, Stream
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
-from interlace.stages.map import Columns, Compute, Failure, G, OnFailed
-from interlace.stages.role_groups import CriticGroup, RewardGroup, RolloutGroup
-from interlace.stages.session import SessionLimits
-from interlace.stages.stream import Stream
+from interlace.stages.map import Compute, Failure, G
 
 
 class RolloutSettings(Protocol):

@@ -18,16 +18,20 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
-from interlace.episodes.base import Episode
-from interlace.episodes.single_turn import SingleTurn
 from interlace.flows.advantage_checks import check_advantages, check_shapes
 from interlace.flows.baseline import GreedyBaseline
-from interlace.flows.replay import ReplayRole
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
 from interlace.flows.step_metrics import StepMeter
 from interlace.observe.goodput import Ledger
 from interlace.observe.step_line import brief
 from interlace.rewards.shaping import ShapingConfig
+from interlace.robots.replay.learning import ReplayRole
+from interlace.rollouts.base import Episode
+from interlace.rollouts.episodes.single_turn import SingleTurn
+from interlace.rollouts.play import Player
+from interlace.rollouts.role_groups import ActorGroup, CriticGroup, EnvGroup, ReferenceGroup, RewardGroup, RolloutGroup
+from interlace.rollouts.session import NO_LIMITS, SessionLimits
+from interlace.rollouts.stream import ADVANTAGES_DONE, MARKS, SELECTED, Columns, Stream
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
@@ -35,11 +39,6 @@ from interlace.stages.admission import Admission
 from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
-from interlace.stages.map import Columns
-from interlace.stages.play import Player
-from interlace.stages.role_groups import ActorGroup, CriticGroup, EnvGroup, ReferenceGroup, RewardGroup, RolloutGroup
-from interlace.stages.session import NO_LIMITS, SessionLimits
-from interlace.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

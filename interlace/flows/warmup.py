@@ -9,7 +9,7 @@ import numpy as np
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import BoolArray, Sample
-from interlace.stages.role_groups import ActorGroup
+from interlace.rollouts.role_groups import ActorGroup
 
 FAILURES = 8
 """Failed updates in a row, at the end of a warm-up, that make it useless."""

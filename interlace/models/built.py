@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
+from interlace.core.plugins import load_callable
 from interlace.models.config import OPENVLA_TYPE, VLA_TYPE, ModelConfig, RobotShape
 from interlace.models.tiny import SHAPES, TINY, build_tiny, build_tokenizer, check_tiny
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 VLA = f"{TINY}vla"
+VLA_MODULE = "interlace.robots.models.vla"
+REGISTER = {VLA_TYPE: f"{VLA_MODULE}:register_vla", OPENVLA_TYPE: "interlace.robots.models.openvla:register_openvla"}
+"""Function that registers an architecture with transformers, by its model type; imported on first use."""
 
 
 def built_names() -> list[str]:
@@ -22,9 +26,8 @@ def built_names() -> list[str]:
 def build_model(config: ModelConfig) -> "PreTrainedModel":
     """Builds the model of a `tiny:` path. Raises UserError for an unknown name, and for sizes it has not or lacks."""
     if config.path == VLA:
-        from interlace.models.vla import build_tiny_vla
-
-        return build_tiny_vla(_robot(config), config.seed)[0]
+        build = load_callable("model", f"{VLA_MODULE}:build_tiny_vla")
+        return build(_robot(config), config.seed)[0]  # type: ignore[index]
     _check_no_robot(config)
     return build_tiny(config.path.removeprefix(TINY), config.seed)[0]
 
@@ -53,14 +56,8 @@ def register_own(folder: Path) -> None:
     except (OSError, ValueError):
         return  # what reads the folder next says what is wrong with it
     named = found.get("model_type") if isinstance(found, dict) else None
-    if named == VLA_TYPE:
-        from interlace.models.vla import register_vla
-
-        register_vla()
-    elif named == OPENVLA_TYPE:
-        from interlace.models.openvla import register_openvla
-
-        register_openvla()
+    if named in REGISTER:
+        load_callable("model", REGISTER[named])()
 
 
 def _robot(config: ModelConfig) -> RobotShape:

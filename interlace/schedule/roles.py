@@ -63,7 +63,7 @@ ROLES: tuple[Role, ...] = (
         one_instance=True,
         beside="actor",
         granule=None,
-        worker="interlace.workers.world_model:WorldModelWorker",
+        worker="interlace.robots.world_model.worker:WorldModelWorker",
     ),
 )
 """In the order of the flow: where several wait for one device, the one furthest downstream goes first."""

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from interlace.core.types import Prompt, PromptSource, Sample, SampleKey, TerminalEvent
+from interlace.rollouts.stream import ADMITTED, SampleChannel
 from interlace.runtime.channel import with_columns
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.batcher import Ticket
 from interlace.schedule.rounds import Launch, Rounds
 from interlace.schedule.steps import Steps, Taken
-from interlace.stages.stream import ADMITTED, SampleChannel
 
 
 class Admission:

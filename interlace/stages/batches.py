@@ -5,11 +5,11 @@ from functools import partial
 from typing import TypeAlias
 
 from interlace.core.types import Metrics, SampleGroup, TerminalEvent
+from interlace.rollouts.lending import Lending
+from interlace.rollouts.pool import EnginePool
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.schedule import Schedule
 from interlace.stages.admission import Admission
-from interlace.stages.lending import Lending
-from interlace.stages.pool import EnginePool
 
 Staleness: TypeAlias = list[int]
 

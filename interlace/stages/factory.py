@@ -4,7 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from interlace.core.types import PromptSource, Sample, SampleGroup, SamplingParams
-from interlace.episodes.base import Episode
+from interlace.rollouts.base import Episode
+from interlace.rollouts.generate import GenerateStage
+from interlace.rollouts.lending import Lending
+from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.role_groups import ActorGroup, RolloutGroup, TrainedGroup
+from interlace.rollouts.session import SessionLimits
+from interlace.rollouts.stream import Columns, OnFailed, SampleChannel
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.batcher import Batcher
 from interlace.schedule.gate import Gate
@@ -15,14 +21,8 @@ from interlace.schedule.steps import Steps
 from interlace.schedule.tail import Oversample, TailBatching
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batches
-from interlace.stages.generate import GenerateStage
-from interlace.stages.lending import Lending
-from interlace.stages.map import Columns, Compute, Failure, G, MapStage, OnFailed, R
-from interlace.stages.pool import EnginePool
+from interlace.stages.map import Compute, Failure, G, MapStage, R
 from interlace.stages.publish import Publisher
-from interlace.stages.role_groups import ActorGroup, RolloutGroup, TrainedGroup
-from interlace.stages.session import SessionLimits
-from interlace.stages.stream import SampleChannel
 from interlace.stages.train import TrainStage
 
 

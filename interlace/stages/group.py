@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from interlace.core.types import Sample, SampleGroup, TerminalEvent
+from interlace.rollouts.stream import Stream
 from interlace.stages.admission import Admission
-from interlace.stages.stream import Stream
 
 
 class GroupStage:

@@ -5,14 +5,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from interlace.core.types import Sample, SampleKey, TerminalEvent
+from interlace.core.types import Sample, TerminalEvent
+from interlace.rollouts.stream import Columns, OnFailed, Stream
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.handle import Handle
 from interlace.runtime.typed_group import TypedGroup
-from interlace.stages.stream import Stream
 
-Columns = dict[str, object]
-OnFailed = Callable[[SampleKey, str], None]
 G = TypeVar("G", bound=TypedGroup)
 R = TypeVar("R")
 Compute = Callable[[G, Sequence[Sample]], Handle[list[R]]]

@@ -3,11 +3,11 @@
 import numpy as np
 
 from interlace.core.types import NO_GROUP, Prompt, Sample, SampleKey, Segment
+from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.role_groups import ActorGroup
 from interlace.runtime.timeline import Timeline
 from interlace.schedule.gate import Gate
 from interlace.schedule.schedule import Schedule
-from interlace.stages.pool import EnginePool
-from interlace.stages.role_groups import ActorGroup
 from interlace.weights.ref import WeightProbe, WeightRef
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from interlace.core.random import permutation
 from interlace.core.row import RowName
 from interlace.core.types import Sample
+from interlace.rollouts.role_groups import ActorGroup, TrainedGroup
 from interlace.stages.batches import Batch
 from interlace.stages.minibatches import Minibatches, Part
-from interlace.stages.role_groups import ActorGroup, TrainedGroup
 
 
 class TrainStage:

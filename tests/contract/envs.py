@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from interlace.envs.base import Simulator, Step, VectorEnv
-from interlace.envs.load import create_envs
-from interlace.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
-from interlace.models.world_model import WorldModel, WorldModelConfig
+from interlace.robots.envs.base import Simulator, Step, VectorEnv
+from interlace.robots.envs.load import create_envs
+from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.world_model.model import WorldModel, WorldModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.envs.base import VectorEnv
-from interlace.envs.spec import Observation
+from interlace.robots.envs.base import VectorEnv
+from interlace.robots.envs.spec import Observation
 from tests.contract.envs import FAMILIES, Family
 
 N, K = 4, 5

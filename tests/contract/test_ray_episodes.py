@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from interlace.core.types import SampleKey
+from interlace.rollouts.episode_process import MakeEpisode
+from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.runtime.cluster import Cluster
-from interlace.stages.episode_process import MakeEpisode
-from interlace.stages.episode_workers import WorkerEpisodes
 from tests.support.episode_runs import PARAMS, samples_of
 from tests.support.worker_episodes import ThreeTurns, make_misbehaving, make_three_turns
-from tests.unit.stages.test_episode_workers import shown
+from tests.unit.rollouts.test_episode_workers import shown
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 

@@ -6,8 +6,8 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster as Nodes
 
-from interlace.recipes.clusters.ray import open_cluster
-from interlace.recipes.config import ClusterConfig
+from interlace.run.clusters.ray import open_cluster
+from interlace.run.recipe.config import ClusterConfig
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.worker import Worker, operation
 from interlace.schedule.schedule import Schedule

@@ -13,10 +13,10 @@ from datasets import Dataset
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
+from interlace.agents.server.app import SessionAddress, SessionServer, serving
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import Prompt
-from interlace.episodes.config import create_kind, parse_episode
-from interlace.episodes.server.app import SessionAddress, SessionServer, serving
+from interlace.rollouts.config import create_kind, parse_episode
 from tests.support.scripted_session import ScriptedSession
 
 CALL = Message(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from interlace.jobs.equivalence import certify, toy, variants
 from interlace.observe.stop import StopSignal
-from interlace.recipes.load import load_recipe
+from interlace.run.equivalence import certify, toy, variants
+from interlace.run.recipe.load import load_recipe
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
 
 SMALL = (

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from interlace.core.profile import Lengths, Profile, RolloutCosts, TrainCosts
 from interlace.core.types import Metrics
 from interlace.flows.run import StepResult
-from interlace.jobs.online import OnlinePlanner
-from interlace.jobs.plan import PlanRequest, PlanSettings, under
-from interlace.jobs.simulate import Simulation
-from interlace.jobs.train import train
+from interlace.forecast.online import OnlinePlanner
+from interlace.forecast.plan import PlanRequest, PlanSettings
+from interlace.forecast.profile.types import Lengths, Profile, RolloutCosts, TrainCosts
+from interlace.forecast.recipe_check import AcceptsHere
+from interlace.forecast.simulate import Simulation
 from interlace.observe.progress import ProgressView, QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
-from interlace.recipes.config import AUTO, Recipe
-from interlace.recipes.load import load_recipe
-from interlace.recipes.plan import AcceptsHere
+from interlace.run.recipe.config import AUTO, Recipe, set_schedule
+from interlace.run.recipe.load import load_recipe
+from interlace.run.train import train
 from interlace.schedule.presets import load_schedule
 from tests.support.training import SMALL, metrics, run, samples
 
@@ -94,7 +94,7 @@ def changed_run(root: Path, name: str, changes: Sequence[str] = ()) -> tuple[Rec
     )
     planner = Patient(request, schedule, 0.5, AcceptsHere(begun, simulation.devices, 16))
     folder, heard = RunFolder.create(root, name), Heard()
-    recipe = under(begun, schedule, AUTO)
+    recipe = set_schedule(begun, schedule, AUTO)
     folder.write_config(recipe)
     report = train(recipe, folder, resume=False, progress=heard, stop=StopSignal(lambda: None), planner=planner)
     planner.close()

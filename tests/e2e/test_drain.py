@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from interlace.agents.server.metrics import ServerMetrics
 from interlace.core.types import JSON, Sample
-from interlace.episodes.server.metrics import ServerMetrics
-from interlace.stages.driver import EngineDriver
-from interlace.stages.generate import GenerateStage
+from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.generate import GenerateStage
 from interlace.weights.ref import WeightRef
 from tests.support.training import metrics, run_recipe
 

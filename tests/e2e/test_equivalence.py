@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from interlace.cli.main import app
-from interlace.jobs.equivalence import Trial, certify, toy, variants
 from interlace.observe.stop import StopSignal
-from interlace.recipes.config import ClusterConfig, Recipe
-from interlace.recipes.load import load_recipe
+from interlace.run.equivalence import Trial, certify, toy, variants
+from interlace.run.recipe.config import ClusterConfig, Recipe
+from interlace.run.recipe.load import load_recipe
 from tests.support.training import SMALL
 
 # An untrained model's answers are all wrong, but not all of one length: something is learned.

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from interlace.recipes.clusters.base import run_flow
-from interlace.recipes.load import load_recipe
+from interlace.run.clusters.base import run_flow
+from interlace.run.recipe.load import load_recipe
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import Worker, operation

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from interlace.recipes.check import check_recipe
-from interlace.recipes.clusters import local
-from interlace.recipes.config import ClusterConfig
-from interlace.recipes.load import load_recipe
-from interlace.recipes.memory import working_bytes
+from interlace.run.clusters import local
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.config import ClusterConfig
+from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.memory import working_bytes
 from interlace.schedule.placement import Device
 from tests.support.training import SMALL, final_weights, run, samples
 

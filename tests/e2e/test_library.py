@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 
 import interlace
 from interlace.core.errors import UserError
-from interlace.jobs.library import Settings
 from interlace.models.tiny import build_tiny
-from interlace.recipes.config import Recipe
-from interlace.recipes.load import load_recipe
+from interlace.run.library import Settings
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.load import load_recipe
 from tests.support.reward_functions import size
 
 ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(6)]

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 from interlace.engines.train.export import ADAPTER_FOLDER
-from interlace.jobs.simulate import Simulation, simulate
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.simulate import Simulation, simulate
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
-from interlace.recipes.load import load_recipe
-from interlace.simulate.profiles import load_profile
+from interlace.run.recipe.load import load_recipe
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
 pytest.importorskip("peft")

@@ -10,9 +10,9 @@ import torch
 from interlace.core.state_parts import GRADIENTS, KV, OPTIMIZER, WEIGHTS
 from interlace.engines.rollout.engine import NativeEngine
 from interlace.models.residence import Residence
-from interlace.recipes.check import check_recipe
-from interlace.recipes.clusters import local
-from interlace.recipes.load import load_recipe
+from interlace.run.clusters import local
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.load import load_recipe
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.worker import Operation
 from interlace.schedule.placement import Device

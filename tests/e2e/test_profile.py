@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from interlace.cli.main import app
-from interlace.core.profile import Profile
-from interlace.jobs.simulate import Simulation, simulate
-from interlace.recipes.load import load_recipe
+from interlace.forecast.profile.types import Profile
+from interlace.forecast.simulate import Simulation, simulate
+from interlace.run.recipe.load import load_recipe
 from tests.support.training import SMALL
 
 

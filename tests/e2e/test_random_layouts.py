@@ -8,8 +8,8 @@ import pytest
 
 from interlace.algorithms import algorithm_names
 from interlace.core.errors import UserError
-from interlace.recipes.check import check_recipe
-from interlace.recipes.load import load_recipe
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import preset_names
 from tests.support.training import metrics, run_recipe
 

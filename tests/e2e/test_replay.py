@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.recipes.load import load_recipe
+from interlace.run.recipe.load import load_recipe
 from tests.support.robots import DOT, played, run
 from tests.support.training import equal_weights, final_weights, metrics, samples
 

@@ -10,13 +10,13 @@ import pytest
 
 from interlace.cli.eval import evaluated_recipe
 from interlace.core.errors import UserError
-from interlace.jobs.evaluate_model import evaluate_model
 from interlace.observe.films import read_films
 from interlace.observe.progress import QuietProgress
 from interlace.observe.report.page import write_report
 from interlace.observe.run_folder import RunFolder
-from interlace.recipes.check import check_recipe
-from interlace.recipes.load import load_recipe
+from interlace.run.evaluate_model import evaluate_model
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.load import load_recipe
 from tests.support.robots import DOT, SMALL, run
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from interlace.core.messages import Message, ToolSpec
-from interlace.data.rendering.config import RendererConfig
-from interlace.data.rendering.load import create_renderer
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
+from interlace.rollouts.rendering.config import RendererConfig
+from interlace.rollouts.rendering.load import create_renderer
 from tests.support.training import metrics, run_recipe
 
 pytestmark = [

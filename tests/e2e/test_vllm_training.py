@@ -8,8 +8,8 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
-from interlace.recipes.check import check_recipe
-from interlace.recipes.load import load_recipe
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule, preset_names
 from tests.support.ledgers import check_books
 from tests.support.training import run

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from interlace.jobs.train import train
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
-from interlace.recipes.load import load_recipe
+from interlace.run.recipe.load import load_recipe
+from interlace.run.train import train
 from tests.support.training import SMALL
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.models.published import newest_model
-from interlace.recipes.check_settings import check_settings
-from interlace.recipes.load import load_recipe
+from interlace.run.recipe.check_settings import check_settings
+from interlace.run.recipe.load import load_recipe
 from tests.support.robots import DOT, played, run
 from tests.support.training import equal_weights, final_weights, metrics, samples
 

@@ -9,7 +9,7 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.messages import Message
 from interlace.core.types import Prompt
-from interlace.episodes.config import create_kind, parse_episode
+from interlace.rollouts.config import create_kind, parse_episode
 from tests.support.scripted_session import ScriptedSession
 
 ENVIRONMENTS = Path(__file__).parents[1] / "support" / "environments"

@@ -116,7 +116,7 @@ def a_foreign_kernel(lab: Lab) -> None:
     cache = lab.folder / "cache" / "interlace"
     cache.mkdir(parents=True)
     cache.chmod(0o777)
-    code = "import interlace.engines.compiled as c; from pathlib import Path\n"
+    code = "import interlace.engines.cpu.compiled as c; from pathlib import Path\n"
     code += "try: c.load_library(sorted((Path(c.__file__).parent / 'rollout' / 'cpp').glob('*.cpp'))[0])\n"
     code += "except c.KernelsUnavailable as error: print(error)"
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent)}
@@ -175,7 +175,8 @@ def code_that_evaluates(lab: Lab) -> None:
 def sandboxed(code: str) -> str:
     """Output of code in a sandbox that keeps the guards of this machine."""
     program = (
-        "import asyncio, sys\nfrom interlace.sandbox.client import Sandbox\nfrom interlace.sandbox.config import *\n"
+        "import asyncio, sys\nfrom interlace.agents.sandbox.client import Sandbox\n"
+        "from interlace.agents.sandbox.config import *\n"
     )
     program += "async def main():\n box = await Sandbox.start(SandboxConfig(sandbox='available', timeout_s=5))\n"
     program += " print((await box.run(sys.argv[1])).stdout)\n box.close()\nasyncio.run(main())"

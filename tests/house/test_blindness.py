@@ -17,7 +17,9 @@ from tests.house.source import PACKAGE, package_files, place, tree
 FIELDS = frozenset(Schedule.model_fields)
 # A name of two words is the schedule's wherever it stands; one word (publish, dispatch) may be anyone's method.
 DISTINCT = frozenset(name for name in FIELDS if "_" in name)
-SEEING = ("schedule", "runtime", "stages")
+SEEING = ("schedule", "runtime", "stages", "rollouts", "forecast")
+ENV_STAGE = PACKAGE / "robots" / "env_stage.py"
+"""Stage of the role `env`: it reads the granule that the schedule sets."""
 # These choose and show a schedule, whole; what they may not do is read a field.
 CHOOSING = ("api", "cli", "recipes", "jobs", "profiling", "simulate")
 # Values that are words of their own elsewhere: how an engine treats its cache, what a batch is made of.
@@ -89,7 +91,8 @@ def findings(paths: list[Path], search: object) -> list[str]:
 
 
 def test_nothing_outside_reads_a_schedule_field() -> None:
-    assert not findings(package_files(outside=SEEING), schedule_reads)
+    files = [path for path in package_files(outside=SEEING) if path != ENV_STAGE]
+    assert not findings(files, schedule_reads)
 
 
 def test_nothing_outside_compares_with_a_mode() -> None:
@@ -97,7 +100,8 @@ def test_nothing_outside_compares_with_a_mode() -> None:
 
 
 def test_nothing_outside_imports_the_schedule() -> None:
-    assert not findings(package_files(outside=SEEING + CHOOSING), imports_schedule)
+    files = [path for path in package_files(outside=SEEING + CHOOSING) if path != ENV_STAGE]
+    assert not findings(files, imports_schedule)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ sys.meta_path.insert(0, Refusing())
 PARSING = {
     "recipes": """
 from interlace.algorithms import algorithm_names
-from interlace.recipes.check_settings import check_settings
-from interlace.recipes.load import load_recipe, recipe_names
+from interlace.run.recipe.check_settings import check_settings
+from interlace.run.recipe.load import load_recipe, recipe_names
 for name in recipe_names():
     check_settings(load_recipe(name))
 for name in algorithm_names():
@@ -81,7 +81,7 @@ SHARED = {
     "image_size": "what a simulator draws, and what a policy sees",
 }
 """Fields of one name in several sections, and what each is there."""
-MEASURED = ("interlace.core.profile",)
+MEASURED = ("interlace.forecast.profile.types",)
 """Modules whose classes hold measurements, which no recipe sets."""
 
 FOUND_BY_NAME = ("interlace.data.demonstrations.", "interlace.observe.loggers.")

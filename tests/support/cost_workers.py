@@ -8,17 +8,17 @@ from typing import Literal, cast
 import numpy as np
 
 from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Needs, rewards_of
-from interlace.core.profile import InferenceCosts, Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.core.random import keyed_random
 from interlace.core.row import RowName
 from interlace.core.training import LossInputs, LossOutputs
 from interlace.core.types import FloatArray, Progress, Prompt, Request, Sample, SampleGroup, SampleKey
-from interlace.jobs.virtual import SimulatedRole
+from interlace.forecast.costs.lengths import ResponseLengths
+from interlace.forecast.costs.pace import Pace
+from interlace.forecast.costs.rollout import SimulatedEngine
+from interlace.forecast.costs.workers import SimulatedInference, SimulatedReward, SimulatedTrainer
+from interlace.forecast.profile.types import InferenceCosts, Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
+from interlace.forecast.virtual import SimulatedRole
 from interlace.runtime.worker import WorkerContext
-from interlace.simulate.lengths import ResponseLengths
-from interlace.simulate.pace import Pace
-from interlace.simulate.rollout import SimulatedEngine
-from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedTrainer
 from interlace.weights.ref import WeightRef
 
 

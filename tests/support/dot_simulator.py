@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from interlace.envs.base import Simulator, Step
-from interlace.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.base import Simulator, Step
+from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
 
 SIDE = 42
 

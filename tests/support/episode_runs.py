@@ -9,17 +9,17 @@ import numpy as np
 
 from interlace.core.types import JSON, Prompt, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
-from interlace.episodes.base import Episode
 from interlace.models.tiny import build_tiny
-from interlace.recipes.clusters.base import ClusterConfig, run_on
+from interlace.rollouts.base import Episode
+from interlace.rollouts.generate import GenerateStage
+from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.session import NO_LIMITS, SessionLimits
+from interlace.rollouts.stream import ADMITTED, GENERATED
+from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.worker import WorkerContext
 from interlace.schedule.schedule import Schedule
-from interlace.stages.generate import GenerateStage
-from interlace.stages.pool import EnginePool
-from interlace.stages.session import NO_LIMITS, SessionLimits
-from interlace.stages.stream import ADMITTED, GENERATED
 from interlace.workers.rollout import RolloutBundle, RolloutWorker
 
 PARAMS = SamplingParams(max_new_tokens=12)

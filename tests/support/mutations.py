@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from interlace.core.types import Sample
+from interlace.forecast.costs.lengths import ResponseLengths
+from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.pool import EnginePool
 from interlace.runtime.channel import Cursor
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.arbiter import Arbiter, Claim, Decision
@@ -11,14 +14,11 @@ from interlace.schedule.batcher import Batcher, Ticket
 from interlace.schedule.gate import Gate
 from interlace.schedule.rounds import Rounds
 from interlace.schedule.steps import Steps, Taken
-from interlace.simulate.lengths import ResponseLengths
 from interlace.stages import train
 from interlace.stages.admission import Admission
-from interlace.stages.driver import EngineDriver
 from interlace.stages.factory import StageFactory
 from interlace.stages.map import AttachedMap
 from interlace.stages.minibatches import Minibatches
-from interlace.stages.pool import EnginePool
 from interlace.stages.publish import Publisher
 
 Mutation = Sequence[tuple[object, str, object]]

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from interlace.models.openvla import OpenVLAForCausalLM, register_openvla
-from interlace.models.openvla_config import OpenVLAConfig
 from interlace.models.words import build_word_tokenizer
+from interlace.robots.models.openvla import OpenVLAForCausalLM, register_openvla
+from interlace.robots.models.openvla_config import OpenVLAConfig
 
 SIDE = 42
 TEXT = {

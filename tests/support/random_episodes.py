@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from interlace.core.errors import EpisodeLostError
 from interlace.core.types import Prompt
-from interlace.episodes.base import Outcome, Session
+from interlace.rollouts.base import Outcome, Session
 
 
 class ToolBroke(Exception):

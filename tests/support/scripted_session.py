@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, SamplingParams
-from interlace.episodes.base import DEFAULT_OPTIONS, Context, OnTurnDraft, Tools, Turn, TurnDraft, TurnOptions
+from interlace.rollouts.base import DEFAULT_OPTIONS, Context, OnTurnDraft, Tools, Turn, TurnDraft, TurnOptions
 
 
 @dataclass

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 from interlace.algorithms.base import Needs
 from interlace.core.types import SampleKey, SamplingParams, TerminalEvent
-from interlace.episodes.base import Episode
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import SINGLE_TURN, Ended, LoopSettings, PolicyRun, StepResult
-from interlace.jobs.virtual import launch
+from interlace.forecast.virtual import launch
 from interlace.observe.goodput import Ledger
+from interlace.rollouts.base import Episode
+from interlace.rollouts.session import NO_LIMITS, SessionLimits
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.stages.factory import LoopSizes, StageFactory
-from interlace.stages.session import NO_LIMITS, SessionLimits
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor
 
 MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]

@@ -10,9 +10,9 @@ if __name__ == "__main__":
     roles.ROLES = (*roles.ROLES[:3], entry, *roles.ROLES[3:])
 
 from interlace.core.errors import UserError
-from interlace.jobs.launch import ModelSources, launch_roles
-from interlace.recipes.check_settings import check_placement
-from interlace.recipes.load import load_recipe
+from interlace.run.launch import ModelSources, launch_roles
+from interlace.run.recipe.check_settings import check_placement
+from interlace.run.recipe.load import load_recipe
 from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.placement import Device

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from interlace.jobs.train import TrainReport, train
 from interlace.observe.progress import ProgressView, QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
-from interlace.recipes.load import load_recipe
+from interlace.run.recipe.load import load_recipe
+from interlace.run.train import TrainReport, train
 
 SMALL = (
     "steps=4",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlace.core.types import Prompt
-from interlace.envs.spec import SimulatorError
-from interlace.episodes.base import Episode, Outcome, Session
-from interlace.stages.session import SessionLimits
+from interlace.robots.envs.spec import SimulatorError
+from interlace.rollouts.base import Episode, Outcome, Session
+from interlace.rollouts.session import SessionLimits
 
 HINT = [40, 41, 42]
 

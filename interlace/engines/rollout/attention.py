@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from interlace.engines.rollout import kernels
+from interlace.engines.cpu import kernels
 from interlace.engines.rollout.kv_store import Int64Array, KVPool, KVStore, LayerShape
 
 INTERFACE = "interlace_rollout"

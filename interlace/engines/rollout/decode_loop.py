@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from interlace.core.types import FinishReason
-from interlace.engines.rollout import kernels
+from interlace.engines.cpu import kernels
+from interlace.engines.cpu.decoder import DecoderRunner, StopRule
 from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.counters import Counters
-from interlace.engines.rollout.decoder import DecoderRunner, StopRule
 from interlace.engines.rollout.given_inputs import InputEmbedder
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.prepare_model import PreparedModel

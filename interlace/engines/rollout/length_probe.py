@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from interlace.engines.cpu.verify import SHORT, Probe, reference_logits
 from interlace.engines.rollout.kv_store import KVStore
 from interlace.engines.rollout.runner import Runner
-from interlace.engines.rollout.verify import SHORT, Probe, reference_logits
 from interlace.models.length_changes import MARGIN, LengthChange, find_length_changes, lowered, probe_ids
 
 _ROWS = 2

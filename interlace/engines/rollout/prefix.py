@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from interlace.core.kept_order import ReturnTimes, first_to_go
+from interlace.core.kv_eviction import ReturnTimes, first_to_go
 from interlace.core.types import SampleKey
 from interlace.engines.rollout.kv_store import Int64Array, KVStore
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable, marks_of

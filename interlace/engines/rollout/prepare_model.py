@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from interlace.engines.compiled import KernelsUnavailable
+from interlace.engines.cpu.compiled import KernelsUnavailable
+from interlace.engines.cpu.decoder import DecoderRunner, is_llama_shaped
+from interlace.engines.cpu.int8 import refuse_eight_bits
+from interlace.engines.cpu.verify import UNSURE, Probe, probe_prompts, reference_logits, routing_fault
 from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
 from interlace.engines.rollout.config import NativeConfig
-from interlace.engines.rollout.decoder import DecoderRunner, is_llama_shaped
-from interlace.engines.rollout.eight_bits import refuse_eight_bits
 from interlace.engines.rollout.fallback_runner import PlainRunner
 from interlace.engines.rollout.graph_runner import CudaCapture, GraphRunner
 from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
@@ -19,7 +20,6 @@ from interlace.engines.rollout.length_probe import LengthProbe, build_length_pro
 from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
 from interlace.engines.rollout.protocol import EngineReport
 from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
-from interlace.engines.rollout.verify import UNSURE, Probe, probe_prompts, reference_logits, routing_fault
 from interlace.models.length_changes import MODEL_ERRORS
 from interlace.models.tensor_parallel import gather_logits, share_layers
 

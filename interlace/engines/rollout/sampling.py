@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from interlace.core.errors import InterlaceError
-from interlace.engines.rollout import kernels
+from interlace.engines.cpu import kernels
 from interlace.engines.rollout.filters import draw_truncated, reshape_logits, reshapes_logits, truncates
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.sequence import SequenceTable

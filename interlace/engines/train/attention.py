@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from interlace.engines.train.attention_kernel import PackedSequences, attend, is_available
+from interlace.engines.cpu.attention_kernel import PackedSequences, attend, is_available
 from interlace.engines.train.prefetch import on_device
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """The table before a run holds the numbers that the settings come to."""
 
 from interlace.cli.derived import derived_numbers
-from interlace.recipes.check import Derived
-from interlace.recipes.config import Recipe
-from interlace.recipes.memory import WorkerMemory
+from interlace.run.recipe.check import Derived
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.memory import WorkerMemory
 from interlace.schedule.placement import Device
 
 

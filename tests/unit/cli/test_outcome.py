@@ -5,10 +5,10 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from interlace.cli.outcome import evaluation_tables, outcome_tables, written_paths
-from interlace.jobs.evaluation import Answer, Evaluation
-from interlace.jobs.train import TrainReport
 from interlace.observe.run_folder import RunFolder
-from interlace.recipes.config import Recipe
+from interlace.run.evaluation import Answer, Evaluation
+from interlace.run.recipe.config import Recipe
+from interlace.run.train import TrainReport
 
 RECIPE = Recipe.parse(
     {

@@ -5,13 +5,13 @@ import io
 from rich.console import Console
 
 from interlace.cli.plan_table import COLUMNS, show_plans
-from interlace.jobs.plan import PlanRequest, PlanSettings, RecipePlan
-from interlace.jobs.simulate import Simulation
-from interlace.recipes.load import load_recipe
-from interlace.schedule.candidates import Candidate
-from interlace.schedule.plans import Planned, Score, SearchResult
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
+from interlace.forecast.search.candidates import Candidate
+from interlace.forecast.search.plans import Planned, Score, SearchResult
+from interlace.forecast.simulate import Simulation
+from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule, preset_names
-from interlace.simulate.profiles import load_profile
 
 
 def planned(name: str, tokens_per_s: float) -> Planned:

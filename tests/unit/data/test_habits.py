@@ -4,8 +4,8 @@ from transformers import PreTrainedTokenizerBase
 
 from interlace.data.warmup import Demonstrations
 from interlace.models.loading import load_tokenizer
-from interlace.recipes.load import load_recipe
-from interlace.recipes.prompts import message_writer, recipe_prompts
+from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.prompts import message_writer, recipe_prompts
 
 
 def checked_text(name: str) -> tuple[str, str]:

@@ -15,8 +15,8 @@ from interlace.data.loading import load_prompts
 from interlace.data.warmup import DemonstrationConfig, Demonstrations
 from interlace.models.loading import load_tokenizer
 from interlace.models.tiny import build_tokenizer
-from interlace.recipes.load import load_recipe
-from interlace.recipes.prompts import message_writer, recipe_prompts
+from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.prompts import message_writer, recipe_prompts
 
 DIGITS = {"min_numbers": 3, "max_numbers": 6, "max_decimals": 0, "min_value": 0, "max_value": 9}
 HABITS = DemonstrationConfig(style="sorting_habits", settings={"work_share": 0.5})

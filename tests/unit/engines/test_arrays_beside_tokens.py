@@ -13,11 +13,11 @@ from interlace.core.types import NO_GROUP, Completion, Prompt, Request, Response
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import ActorConfig, OptimizerConfig, TrainConfig
-from interlace.episodes.base import Outcome, Turn
 from interlace.models.config import RobotShape
-from interlace.models.vla import build_tiny_vla
-from interlace.stages.session import _turn
-from interlace.stages.turns import turn_columns
+from interlace.robots.models.vla import build_tiny_vla
+from interlace.rollouts.base import Outcome, Turn
+from interlace.rollouts.session import _turn
+from interlace.rollouts.turns import turn_columns
 
 SHAPE = RobotShape(state_size=6, action_size=3, chunk=2, bins=32)
 NUM = 12

@@ -12,10 +12,10 @@ from interlace.core.types import Sample, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
-from interlace.models.actions import action_tokens
 from interlace.models.config import RobotShape
 from interlace.models.flow import FlowSchedule
-from interlace.models.vla import VLAForCausalLM, build_tiny_vla
+from interlace.robots.models.actions import action_tokens
+from interlace.robots.models.vla import VLAForCausalLM, build_tiny_vla
 from tests.unit.engines.test_arrays_beside_tokens import NUM, request, sample_of, serve
 
 STEPS, CHUNK, SIZE, PADDED = 3, 2, 3, 4

@@ -13,9 +13,9 @@ from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.models.action_head import GaussianHead, numbers_to_ids
-from interlace.models.actions import action_tokens
 from interlace.models.config import RobotShape
-from interlace.models.vla import build_tiny_vla
+from interlace.robots.models.actions import action_tokens
+from interlace.robots.models.vla import build_tiny_vla
 from tests.unit.engines.test_arrays_beside_tokens import NUM, request, sample_of, serve
 
 SHAPE = RobotShape(state_size=6, action_size=3, chunk=2, head="gaussian", low=(-2, -1, 0), high=(2, 1, 4))

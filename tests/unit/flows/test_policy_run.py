@@ -9,13 +9,13 @@ import pytest
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import NO_GROUP, Prompt, Request, Sample, SampleKey, SamplingParams, TerminalEvent
-from interlace.episodes.base import Session
 from interlace.flows.baseline import GreedyBaseline
-from interlace.jobs.virtual import SimulatedRole
+from interlace.forecast.costs.workers import zeros
+from interlace.forecast.virtual import SimulatedRole
+from interlace.rollouts.base import Session
 from interlace.runtime.timeline import KeepAll
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
-from interlace.simulate.workers import zeros
 from tests.support.cost_workers import CostAlgorithm, Costs
 from tests.support.sim_run import Record, Workload, simulate
 

@@ -5,8 +5,9 @@ import pkgutil
 
 import pytest
 
-from interlace import simulate, workers
+from interlace import workers
 from interlace.core.errors import UserError
+from interlace.forecast import costs as simulate
 from interlace.observe.goodput import BINS
 from interlace.runtime.worker import OPERATION_BINS, Operation, Worker, operation, operation_of
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.core.kept_order import FEW, ReturnTimes, first_to_go
+from interlace.core.kv_eviction import FEW, ReturnTimes, first_to_go
 from interlace.schedule.dispatch import Load, create_dispatch
 from interlace.schedule.routing import KeptContext, route
 

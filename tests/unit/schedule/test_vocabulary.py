@@ -8,8 +8,8 @@ from interlace.algorithms import algorithm_names, create_algorithm
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.engines.rollout.config import NativeConfig, VLLMConfig
-from interlace.episodes.robot import RobotConfig
-from interlace.recipes.config import Recipe, setting_keys
+from interlace.robots.episodes.robot import RobotConfig
+from interlace.run.recipe.config import Recipe, setting_keys
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import vocabulary

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from interlace.core.types import Prompt, Sample, SampleKey
-from interlace.stages.role_groups import TrainedGroup
+from interlace.rollouts.role_groups import TrainedGroup
 from interlace.stages.train import TrainStage
 
 

@@ -32,8 +32,8 @@ class NativeKind(EngineKind):
             return
         import torch
 
-        from interlace.engines.rollout.decoder import is_llama_shaped
-        from interlace.engines.rollout.eight_bits import check_processor, refuse_eight_bits
+        from interlace.engines.cpu.decoder import is_llama_shaped
+        from interlace.engines.cpu.int8 import check_processor, refuse_eight_bits
 
         is_compiled = self.config.compile_decoder and self.config.compile_kernels
         is_whole = pool == "cpu" and self.num_ranks == 1

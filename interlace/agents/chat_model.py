@@ -1,0 +1,117 @@
+"""The policy as a chat model of LangChain. Needs interlace[langgraph]."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
+from langchain_core.messages.tool import tool_call
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import PrivateAttr
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, ToolSpec, as_message, as_tool
+from interlace.rollouts.base import Session, Turn
+
+SESSION: ContextVar[tuple[Session, asyncio.AbstractEventLoop]] = ContextVar("session")
+"""Session of the episode that runs, and its event loop; a graph's nodes, in tasks or threads, see their episode's."""
+
+
+class PolicyChatModel(BaseChatModel):
+    """Chat model whose answers the policy draws, in the session of the episode that asks. It can bind tools."""
+
+    _bound: list[ToolSpec] = PrivateAttr(default_factory=list)
+
+    @property
+    def bound_tools(self) -> tuple[ToolSpec, ...]:
+        """Returns the tools that were bound last."""
+        return tuple(self._bound)
+
+    def bind_tools(  # house: the signature is LangChain's
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Returns the model with tools. UserError for a choice that forces a call."""
+        if tool_choice not in (None, "auto", "none"):
+            raise UserError(f"tool_choice = {tool_choice!r}: a call cannot be forced; write auto or none.")
+        specs = [as_tool(convert_to_openai_tool(tool)) for tool in tools]
+        self._bound[:] = specs
+        return self.bind(tools=specs if tool_choice != "none" else [], **kwargs)
+
+    @property
+    def _llm_type(self) -> str:
+        return "interlace-policy"
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - LangChain's
+        **kwargs: Any,
+    ) -> ChatResult:
+        """Answers on a thread: the session belongs to the episode's loop."""
+        _, loop = _current()
+        return asyncio.run_coroutine_threadsafe(self._agenerate(messages, stop, **kwargs), loop).result()
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - LangChain's
+        **kwargs: Any,
+    ) -> ChatResult:
+        session, _ = _current()
+        params = session.params
+        if stop:
+            params = params.model_copy(update={"stop": (*params.stop, *stop)})
+        given = [_message(each) for each in convert_to_openai_messages(messages)]
+        turn = await session.generate(given, tools=kwargs.get("tools", ()), params=params)
+        return ChatResult(generations=[ChatGeneration(message=_answer(turn))])
+
+
+def _current() -> tuple[Session, asyncio.AbstractEventLoop]:
+    try:
+        return SESSION.get()
+    except LookupError:
+        raise UserError("the policy's chat model answers within an episode alone, and none runs here.") from None
+
+
+def _message(value: Any) -> Message:
+    content = value.get("content")
+    if isinstance(content, list):
+        if any(not isinstance(part, str) and part.get("type") != "text" for part in content):
+            raise UserError("a message has a part that is no text: only text can be read.")
+        content = "".join(part if isinstance(part, str) else part["text"] for part in content)
+    return as_message({**value, "content": content})
+
+
+def _answer(turn: Turn) -> AIMessage:
+    calls = turn.message.tool_calls
+    invalid = [
+        {"type": "invalid_tool_call", "id": call.id, "name": call.name, "args": "", "error": call.error}
+        for call in calls
+        if call.error
+    ]
+    return AIMessage(
+        content=turn.message.content,
+        tool_calls=[
+            tool_call(name=call.name, args=dict(call.arguments), id=call.id) for call in calls if not call.error
+        ],
+        invalid_tool_calls=invalid,
+        response_metadata={"finish_reason": str(turn.finish_reason), "turn": turn.number},
+        usage_metadata={
+            "input_tokens": len(turn.prompt_ids),
+            "output_tokens": len(turn.token_ids),
+            "total_tokens": len(turn.prompt_ids) + len(turn.token_ids),
+        },
+    )

@@ -1,0 +1,1 @@
+"""Episodes of an agent, one file per kind; a recipe names the file."""

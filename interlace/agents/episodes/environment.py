@@ -1,0 +1,176 @@
+"""An environment of messages as an episode: a class with reset and step, or an environment package of `verifiers`."""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, cast
+
+from pydantic import Field, JsonValue, model_validator
+
+from interlace.agents.episodes.verifiers_tasks import VerifiersTaskEpisode
+from interlace.agents.server.host import SessionHost
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, as_message, as_tool, to_mapping
+from interlace.core.plugins import load_object
+from interlace.core.types import Prompt
+from interlace.rollouts.base import Episode, Outcome, Session
+from interlace.rollouts.config import EpisodeConfig, EpisodeKind
+
+
+class EnvironmentConfig(EpisodeConfig):
+    """Settings of `environment`: a class of your own, or a package of `verifiers`."""
+
+    environment: str | None = None
+    """Class of your own as package.module:Class, of which each episode gets an object. `reset(row)` returns the first
+    messages, or None for the prompt's; `step(message)` takes the model's message and returns (new messages, reward of
+    the turn, whether the episode is over). Both may be async. An attribute `tools` is shown to the model."""
+    verifiers: str | None = None
+    """Name of an installed environment package of `verifiers`, run through the server of sessions, unchanged."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Arguments of the class, or of the package: those of load_environment (0.3), or fields of the environment's
+    configuration, such as `taskset` and `agent` (0.4)."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.environment is None) == (self.verifiers is None):
+            raise ValueError("set one of `environment` and `verifiers`")
+        return self
+
+
+class EnvironmentKind(EpisodeKind):
+    """Kind of episodes in an environment of messages."""
+
+    Config = EnvironmentConfig
+    needs_chat = True
+    config: EnvironmentConfig
+
+    def check(self) -> None:
+        """Refuses a class without its two methods, and a package that is not there."""
+        self.create()
+
+    def create(self) -> Episode:
+        """Makes the object that runs episodes."""
+        if self.config.environment:
+            return EnvironmentEpisode(self.config.environment, self.config.options)
+        return create_verifiers_episode(self.config)
+
+
+def create_verifiers_episode(config: EnvironmentConfig) -> Episode:
+    """Makes the episode for the installed version of `verifiers`. Raises UserError for a version without either
+    interface."""
+    try:
+        verifiers = importlib.import_module("verifiers")
+    except ImportError:
+        raise UserError("environment packages need `verifiers`: pip install verifiers.") from None
+    if hasattr(verifiers, "load_environment"):  # 0.3
+        return VerifiersEpisode(config)
+    if importlib.util.find_spec("verifiers.v1"):
+        return VerifiersTaskEpisode(str(config.verifiers), config.options)
+    version = getattr(verifiers, "__version__", "of an unknown version")
+    raise UserError(
+        f"verifiers {version} is installed, and interlace runs environments of versions 0.3 and 0.4: "
+        "pip install verifiers==0.4.0."
+    )
+
+
+class EnvironmentEpisode:
+    """Lets a model and an object of the class speak in turn. The reward is the sum of the turns'."""
+
+    def __init__(self, spec: str, options: Mapping[str, JsonValue]) -> None:
+        found = load_object("environment", spec)
+        if not inspect.isclass(found):
+            raise UserError(f"environment {spec!r} is a {type(found).__name__}, not a class with `reset` and `step`.")
+        if missing := [name for name in ("reset", "step") if not callable(getattr(found, name, None))]:
+            raise UserError(f"environment {spec!r} has no method `{missing[0]}`.")
+        self._make: Callable[[], Any] = lambda: found(**options)
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome:
+        """Runs one episode to its end."""
+        environment = self._make()
+        tools = [as_tool(tool) for tool in getattr(environment, "tools", ())]
+        row = {**prompt.metadata, "uid": prompt.uid, "answer": prompt.answer}
+        async with session.waiting("the environment's reset"):
+            begun = await _called(environment.reset, row)
+        messages = list(prompt.messages) if begun is None else _messages(begun, "reset")
+        text, over = "", False
+        while not over:
+            turn = await session.generate(messages, tools=tools)
+            text = turn.message.content
+            async with session.waiting("the environment's step"):
+                said, reward, over = _stepped(await _called(environment.step, turn.message))
+            if reward:
+                session.reward(turn, reward)
+            messages += [turn.message, *said]
+        # The turns' rewards are added to this.
+        return Outcome(reward=0.0, text=text)
+
+
+async def _called(method: Callable[..., Any], argument: object) -> object:
+    """Calls a method; a sync one on a thread."""
+    if inspect.iscoroutinefunction(method):
+        return await method(argument)
+    return await asyncio.to_thread(method, argument)
+
+
+def _stepped(returned: object) -> tuple[list[Message], float, bool]:
+    if not isinstance(returned, tuple) or len(returned) != 3:
+        raise TypeError("step() returns (new messages, reward, whether the episode is over)")
+    said, reward, over = returned
+    messages = _messages(said or (), "step")
+    if not over and not messages:
+        raise ValueError("step() says that the episode goes on, and gives the model no new message")
+    return messages, float(reward), bool(over)
+
+
+def _messages(given: object, method: str) -> list[Message]:
+    if isinstance(given, str | Mapping | Message) or not isinstance(given, Sequence):
+        raise TypeError(f"{method}() returns a list of messages, it gave a {type(given).__name__}")
+    return [as_message(each, f"message {place} of {method}()") for place, each in enumerate(given)]
+
+
+class VerifiersEpisode:
+    """Runs rollouts of an environment of `verifiers` 0.3, whose client sends requests to the session's address."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        import verifiers
+
+        try:
+            self._environment = verifiers.load_environment(config.verifiers, **config.options)
+        except Exception as error:
+            raise UserError(f"verifiers has no environment {config.verifiers!r} to load: {error}") from error
+        self._host = SessionHost()
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome:
+        """Runs one rollout, and scores it by the environment's own rubric."""
+        from openai import AsyncOpenAI
+        from verifiers.clients import OpenAIChatCompletionsClient
+
+        async with self._host.serve(session) as (conversation, address):
+            theirs = AsyncOpenAI(base_url=address.base_url, api_key=address.api_key)
+            try:
+                state = await self._environment.run_rollout(
+                    input=_rollout_input(prompt),
+                    client=OpenAIChatCompletionsClient(theirs),
+                    model="policy",
+                    sampling_args={},
+                )
+            finally:
+                await theirs.close()
+            if conversation.num_turns == 0 and state.get("error"):
+                raise RuntimeError(f"the environment's rollout failed: {state['error']}")
+        metrics = {name: float(value) for name, value in (state.get("metrics") or {}).items()}
+        return Outcome(reward=float(state["reward"]), parts=metrics)
+
+
+def _rollout_input(prompt: Prompt) -> dict[str, Any]:
+    """Returns a row as an environment of `verifiers` reads it."""
+    metadata = cast(dict[str, Any], dict(prompt.metadata))
+    info = metadata.get("info", {})
+    return {
+        "prompt": [to_mapping(message) for message in prompt.messages],
+        "example_id": metadata.get("example_id", 0),
+        "answer": prompt.answer,
+        "info": info if isinstance(info, dict) else {},
+    }

@@ -1,0 +1,225 @@
+"""A program as an episode: a command, or a function, that gets the address and the key of its own session."""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Awaitable, Mapping
+from typing import Literal, Self, cast
+
+from pydantic import Field, JsonValue, model_validator
+
+from interlace.agents.server.app import SessionAddress
+from interlace.agents.server.conversation import Conversation
+from interlace.agents.server.host import PATIENCE_S, SessionHost
+from interlace.agents.tools.function import on_thread
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.messages import ToolSpec, as_tool, to_mapping
+from interlace.core.plugins import load_callable, load_object
+from interlace.core.types import JSON, Prompt
+from interlace.rollouts.base import Episode, Outcome, Session
+from interlace.rollouts.config import EpisodeConfig, EpisodeKind
+
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+_ERROR_CHARACTERS = 400
+
+
+class ProgramConfig(EpisodeConfig):
+    """Settings of `program`: `command` or `function`."""
+
+    command: tuple[str, ...] = ()
+    """A command and its arguments; `{column}` in an argument becomes the row's value, `{prompt}` the question's text.
+    `python` is the Python that runs interlace. The row comes on standard input, as JSON."""
+    function: str | None = None
+    """A function of your own as package.module:function, called as function(row, base_url, api_key): a mapping, two
+    texts. A sync one runs on a thread, which cannot be ended: at its time limit its requests are refused."""
+    result: Literal["text", "exit"] = "text"
+    """Reward of a command that gave none itself. text: its output is scored by the recipe's reward. exit: its exit
+    status is, 1 for 0 and 0 for any other."""
+    distribution: Literal["run", "client"] = "run"
+    """run: the recipe's temperature, top_p and the like hold, whatever the program asks for. client: the program's do;
+    it must ask for what the recipe trains with."""
+    drain_patience_s: float = Field(default=PATIENCE_S, ge=0)
+    """Seconds that a request waits where the schedule drains engines before they take new weights; one that would wait
+    for longer is answered 503 with Retry-After, and clients try again by themselves: OpenAI's do twice."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Further variables of a command's environment. It inherits the run's, but for names that look like secrets."""
+    shown_tools: tuple[str | dict[str, JsonValue], ...] = ()
+    """Tools that the program's requests carry, each package.module:Name of a mapping in OpenAI's form, or the mapping
+    itself. Warm-up examples are written with them, so that the model knows them when the program asks."""
+    stdout_bytes: int = Field(default=1 << 20, ge=1)
+    """Bytes kept of a command's output; the rest is read and dropped."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if bool(self.command) == bool(self.function):
+            raise ValueError("set one of `command` and `function`")
+        return self
+
+
+class ProgramKind(EpisodeKind):
+    """Programs that know an address and a key alone."""
+
+    Config = ProgramConfig
+    needs_chat = True
+    config: ProgramConfig
+
+    def check(self) -> None:
+        """Refuses a function, or a tool, that is not there."""
+        if self.config.function:
+            load_callable("function", self.config.function)
+        self.tools()
+
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Returns the tools that the recipe says its requests carry."""
+        return tuple(map(_tool, self.config.shown_tools))
+
+    def create(self) -> Episode:
+        """Makes the object that runs programs."""
+        return Program(self.config)
+
+
+class Program:
+    """Runs a program for each sample, beside a server of the sessions that are open."""
+
+    def __init__(self, config: ProgramConfig) -> None:
+        self._config = config
+        self._host = SessionHost()
+        self._function = load_callable("function", config.function) if config.function else None
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome:
+        """Runs the program to its end. Its reward: the reward route's, else what it returns, else the recipe's."""
+        keeps = self._config.distribution == "run"
+        patience_s = self._config.drain_patience_s
+        serving = self._host.serve(session, keeps_distribution=keeps, patience_s=patience_s)
+        async with serving as (conversation, endpoint):
+            if self._function:
+                outcome = await self._call(prompt, endpoint)
+            else:
+                outcome = await self._execute(prompt, endpoint, session.seed)
+        return _rewarded(outcome, conversation)
+
+    async def _call(self, prompt: Prompt, endpoint: SessionAddress) -> Outcome:
+        assert self._function is not None
+        call = functools.partial(self._function, row_of(prompt), endpoint.base_url, endpoint.api_key)
+        if inspect.iscoroutinefunction(self._function):
+            returned = await cast(Awaitable[object], call())
+        else:
+            returned = await on_thread(call)
+        if returned is None or isinstance(returned, Outcome):
+            return returned or Outcome()
+        if isinstance(returned, str):
+            return Outcome(text=returned)
+        if isinstance(returned, bool | int | float):
+            return Outcome(reward=float(returned))
+        kind = type(returned).__name__
+        raise TypeError(f"the program returned a {kind}; it returns its reward, its text, an Outcome or None")
+
+    async def _execute(self, prompt: Prompt, endpoint: SessionAddress, seed: int) -> Outcome:
+        row = row_of(prompt)
+        inherited = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+        process = await asyncio.create_subprocess_exec(
+            *_arguments(self._config.command, row),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**inherited, **endpoint.environment, "INTERLACE_SEED": str(seed), **self._config.variables},
+            start_new_session=True,
+        )
+        talk = asyncio.gather(
+            _read(process.stdout, self._config.stdout_bytes),
+            _read(process.stderr, self._config.stdout_bytes),
+            _write(process.stdin, json.dumps(row).encode()),
+        )
+        try:
+            await _exited(process)
+        finally:
+            _kill_group(process)  # what it left behind may hold its output open
+            output, errors, _ = await asyncio.shield(talk)
+            status = await process.wait()
+        return self._outcome(status, output.decode(errors="replace"), errors.decode(errors="replace"))
+
+    def _outcome(self, status: int, output: str, errors: str) -> Outcome:
+        text = output.strip() or None
+        if self._config.result == "exit":
+            return Outcome(reward=float(status == 0), text=text)
+        if status:
+            how = f"exit status {status}" if status > 0 else signal.Signals(-status).name
+            raise InterlaceError(f"the program ended with {how}: {errors.strip()[-_ERROR_CHARACTERS:]}")
+        return Outcome(text=text)
+
+
+def row_of(prompt: Prompt) -> dict[str, JSON]:
+    """Returns a row as a program gets it: the columns, the question's text and messages."""
+    messages: list[JSON] = [to_mapping(message) for message in prompt.messages]
+    return {**prompt.metadata, "uid": prompt.uid, "prompt": question_of(prompt), "messages": messages}
+
+
+def question_of(prompt: Prompt) -> str:
+    """Returns the text of the last message of a prompt, or its text where it has no messages."""
+    return prompt.messages[-1].content if prompt.messages else prompt.text
+
+
+def _tool(given: str | dict[str, JsonValue]) -> ToolSpec:
+    found = load_object("tool", given) if isinstance(given, str) else given
+    if not isinstance(found, Mapping):
+        raise UserError(f"tool {given!r} is a {type(found).__name__}, no mapping in OpenAI's form.")
+    return as_tool(found)
+
+
+def _rewarded(outcome: Outcome, conversation: Conversation) -> Outcome:
+    if conversation.reward is None:
+        return outcome
+    return Outcome(reward=conversation.reward, parts=outcome.parts, text=outcome.text)
+
+
+def _arguments(command: tuple[str, ...], row: Mapping[str, JSON]) -> list[str]:
+    def value(found: "re.Match[str]") -> str:
+        return str(row[found[1]]) if found[1] in row else found[0]
+
+    arguments = [re.sub(r"\{(\w+)\}", value, argument) for argument in command]
+    return [sys.executable, *arguments[1:]] if arguments[0] == "python" else arguments
+
+
+async def _read(stream: "asyncio.StreamReader | None", most: int) -> bytes:
+    """Reads a stream to its end and returns its first bytes."""
+    assert stream is not None
+    kept = bytearray()
+    while part := await stream.read(1 << 16):
+        kept += part[: max(0, most - len(kept))]
+    return bytes(kept)
+
+
+async def _write(stream: "asyncio.StreamWriter | None", content: bytes) -> None:
+    assert stream is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a program need not read its row
+        stream.write(content)
+        await stream.drain()
+        stream.close()
+        await stream.wait_closed()
+
+
+async def _exited(process: "asyncio.subprocess.Process") -> None:
+    """Waits for the end of a process alone: wait() waits for all that hold its output, too."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:  # it has ended
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(handle, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+
+
+def _kill_group(process: "asyncio.subprocess.Process") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,145 @@
+"""The model calls tools until it answers."""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from interlace.agents.tools.base import Tool, ToolError, Visit
+from interlace.agents.tools.config import ToolConfig, all_specs, tool_source
+from interlace.core.messages import Message, ToolCall, ToolSpec
+from interlace.core.types import Prompt
+from interlace.rollouts.base import Outcome, Session
+from interlace.rollouts.config import EpisodeConfig, EpisodeKind
+
+
+class ToolsConfig(EpisodeConfig):
+    """Settings of episodes with tools."""
+
+    tools: tuple[ToolConfig, ...] = Field(min_length=1)
+    """Tools of the model."""
+    max_turns: int = Field(default=8, ge=1)
+    """Turns of an episode; the last one is the answer, whether it calls or not."""
+    max_parallel_calls: int = Field(default=8, ge=1)
+    """Calls of one turn that are made, side by side; to each further one the answer is that it was not made."""
+    tool_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds after which a call fails. The model reads so; a thread cannot be ended and is left behind."""
+    max_answer_chars: int = Field(default=8192, ge=1)
+    """Characters of a tool's answer that the model reads."""
+    cut_at: Literal["start", "middle", "end"] = "end"
+    """Part of a longer answer that is left out."""
+
+
+class ToolsKind(EpisodeKind):
+    """Kind of the episodes with tools."""
+
+    Config = ToolsConfig
+    config: ToolsConfig
+    brings_reward = False
+    needs_chat = True
+
+    def check(self) -> None:
+        self.tools()
+
+    def tools(self) -> tuple[ToolSpec, ...]:
+        return all_specs([tool_source(entry) for entry in self.config.tools])
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(note for entry in self.config.tools for note in tool_source(entry).notes())
+
+    def create(self) -> "ToolsEpisode":
+        return ToolsEpisode(self.config)
+
+
+class ToolsEpisode:
+    """Loop of turns and the tools' answers. The recipe's reward scores the text of the last turn."""
+
+    def __init__(self, config: ToolsConfig) -> None:
+        self._config = config
+        self._sources = [tool_source(entry) for entry in config.tools]
+        self._specs = all_specs(self._sources)
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome | None:
+        """Lets the model call until it answers, or has no turn left."""
+        visit = Visit(prompt=prompt, seed=session.seed)
+        opened = [(source, source.open(visit)) for source in self._sources]
+        tools = {tool.spec.name: tool for _, some in opened for tool in some}
+        try:
+            return await self._converse(prompt, session, tools)
+        finally:
+            for source, some in opened:
+                source.close(some)
+
+    async def _converse(self, prompt: Prompt, session: Session, tools: dict[str, Tool]) -> Outcome | None:
+        messages = list(prompt.messages)
+        for turns_left in reversed(range(self._config.max_turns)):
+            turn = await session.generate(messages, tools=self._specs)
+            calls = turn.message.tool_calls
+            if not calls:
+                return Outcome(text=turn.message.content)
+            if turns_left:
+                messages += [turn.message, *await self._answers(calls, tools, session)]
+        return None  # what the last turn said, its call included, is what is scored
+
+    async def _answers(self, calls: Sequence[ToolCall], tools: dict[str, Tool], session: Session) -> list[Message]:
+        most = self._config.max_parallel_calls
+        made = [self._answer(call, tools, session) for call in calls[:most]]
+        async with session.waiting(", ".join(call.name or "an unreadable call" for call in calls[:most])):
+            found = await asyncio.gather(*made)
+        late = [_message(call, f"Error: not called, for a turn makes at most {most} calls.") for call in calls[most:]]
+        for call in calls[most:]:
+            session.tool_called(call.name, seconds=0.0, failed=True)
+        return [*found, *late]
+
+    async def _answer(self, call: ToolCall, tools: dict[str, Tool], session: Session) -> Message:
+        begun_s = time.perf_counter()
+        try:
+            text, failed = self._shortened(_written(await self._called(call, tools))), False
+        except ToolError as error:
+            text, failed = self._shortened(f"Error: {error}"), True
+        except Exception as error:  # noqa: BLE001 - the model reads what its call did, whatever that was
+            text, failed = self._shortened(f"Error: {type(error).__name__}: {error}"), True
+        name = call.name if call.name in tools else ""
+        session.tool_called(name, seconds=time.perf_counter() - begun_s, failed=failed)
+        return _message(call, text)
+
+    async def _called(self, call: ToolCall, tools: dict[str, Tool]) -> object:
+        if call.error:
+            raise ToolError(call.error)
+        if call.name not in tools:
+            raise ToolError(f"there is no tool {call.name!r}. Tools: {', '.join(tools)}.")
+        try:
+            async with asyncio.timeout(self._config.tool_timeout_s) as limit:
+                return await tools[call.name].call(call.arguments)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ToolError(f"{call.name} took longer than {self._config.tool_timeout_s:g} s.") from None
+
+    def _shortened(self, text: str) -> str:
+        most, cut = self._config.max_answer_chars, self._config.cut_at
+        if len(text) <= most:
+            return text
+        note = f"({len(text) - most} characters left out)"
+        match cut:
+            case "end":
+                return f"{text[:most]}... {note}"
+            case "start":
+                return f"{note} ...{text[-most:]}"
+            case "middle":
+                return f"{text[: most - most // 2]}... {note} ...{text[len(text) - most // 2 :]}"
+
+
+def _message(call: ToolCall, text: str) -> Message:
+    return Message(role="tool", content=text, tool_call_id=call.id, name=call.name or None)
+
+
+def _written(answer: object) -> str:
+    """Writes what a tool returned as text that a tokenizer takes."""
+    if answer is None:
+        return ""
+    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

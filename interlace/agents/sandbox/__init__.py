@@ -1,0 +1,1 @@
+"""Isolated execution of code that a model generated: a warm fork server, resource limits and namespaces."""

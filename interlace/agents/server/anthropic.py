@@ -1,0 +1,192 @@
+"""Anthropic's messages."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from interlace.agents.server.ask import (
+    Answers,
+    AnswerStream,
+    Ask,
+    Event,
+    TextCodec,
+    cached_tokens,
+    check_tools,
+    details_of,
+    finish_of,
+    shown,
+)
+from interlace.agents.server.body import Body
+from interlace.agents.server.errors import ApiError
+from interlace.agents.server.requests import AnthropicMessage, AnthropicTool, CountRequest, MessagesRequest
+from interlace.agents.server.stream import SentText
+from interlace.core.messages import Message, ToolCall, ToolSpec
+from interlace.core.types import JSON
+from interlace.rollouts.base import TurnDraft
+
+_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
+
+
+class AnthropicMessages:
+    """`/v1/messages`."""
+
+    def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - a chat template writes the tokens
+        """Reads a request."""
+        request = body.read(MessagesRequest)
+        return replace(
+            count_ask(request),
+            max_tokens=request.max_tokens,
+            stop=tuple(request.stop_sequences or ()),
+            stop_token_ids=tuple(request.stop_token_ids or ()),
+            ignore_eos=bool(request.ignore_eos),
+            sampling=request.sampling,
+            stream=bool(request.stream),
+            token_ids=bool(request.return_token_ids),
+        )
+
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
+        """Writes an answer."""
+        del codec
+        return {
+            **_head(answer),
+            "content": _blocks(answer),
+            "stop_reason": _reason(answer),
+            "stop_sequence": _stopped_by(answer),
+            "usage": _usage(answer),
+            **details_of(answer),
+        }
+
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins the events of a stream."""
+        del codec
+        return _MessageStream(head)
+
+    def error(self, error: ApiError) -> dict[str, JSON]:
+        """Writes an error."""
+        fields: dict[str, JSON] = {"type": error.kind, "message": str(error)}
+        return {"type": "error", "error": fields}
+
+
+class _MessageStream:
+    """Sends text while it is sampled, and a use of a tool when the answer is complete."""
+
+    def __init__(self, head: Answers) -> None:
+        self._answer, self._sent = head, SentText()
+        self._has_begun = self._is_text_open = False
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes the new part of a draft."""
+        del place  # a request has one answer
+        yield from self._begin(len(draft.prompt_ids))
+        if new := self._sent.more(draft.read().content, self._answer.ask.stop):
+            yield from self._text(new)
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes the rest of the answers."""
+        yield from self._begin(answer.num_prompt_tokens)
+        for place, block in enumerate(_blocks(answer)):
+            assert isinstance(block, dict)
+            if block["type"] == "text":
+                yield from self._text(self._sent.rest(str(block["text"])))
+            else:
+                yield _event("content_block_start", index=place, content_block={**block, "input": {}})
+                delta: dict[str, JSON] = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+                yield _event("content_block_delta", index=place, delta=delta)
+            yield _event("content_block_stop", index=place)
+        ended: dict[str, JSON] = {"stop_reason": _reason(answer), "stop_sequence": _stopped_by(answer)}
+        yield _event("message_delta", delta=ended, usage=_usage(answer))
+        yield _event("message_stop")
+
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Writes the error, which ends the stream."""
+        yield "error", AnthropicMessages().error(error)
+
+    def _begin(self, num_prompt_tokens: int) -> Iterator[Event]:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        usage: dict[str, JSON] = {
+            "input_tokens": num_prompt_tokens, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0,
+            "output_tokens": 0,
+        }  # fmt: skip
+        head = _head(self._answer)
+        yield _event(
+            "message_start",
+            message={**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage},
+        )
+
+    def _text(self, new: str) -> Iterator[Event]:
+        if not self._is_text_open:
+            self._is_text_open = True
+            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        if new:
+            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": new})
+
+
+def _event(kind: str, **fields: JSON) -> Event:
+    return kind, {"type": kind, **fields}
+
+
+def count_ask(request: CountRequest) -> Ask:
+    """Returns the conversation and the tools of a request."""
+    messages = [Message(role="system", content=request.system)] if request.system else []
+    for place, one in enumerate(request.messages):
+        messages += _messages(one, f"messages[{place}]")
+    choice = request.tool_choice.type if request.tool_choice else "auto"
+    tools = [] if choice == "none" else [_tool(tool) for tool in request.tools or ()]
+    one_call = bool(request.tool_choice and request.tool_choice.disable_parallel_tool_use)
+    return Ask(context=tuple(messages), tools=check_tools(tools), model=request.model or "", one_call=one_call)
+
+
+def _messages(given: AnthropicMessage, where: str) -> list[Message]:
+    """Reads one message. Its tool results come first, each as a separate message."""
+    results, texts, calls = [], [], []
+    for block in given.content:
+        if block.type == "text":
+            texts.append(block.text)
+        elif block.type == "tool_use":
+            calls.append(ToolCall(id=block.id, name=block.name, arguments=block.input))
+        elif block.type == "tool_result":
+            results.append(Message(role="tool", content=block.content or "", tool_call_id=block.tool_use_id))
+        elif block.type not in ("thinking", "redacted_thinking"):  # the model does not read its earlier thoughts again
+            raise ApiError(400, f"{where} has a block of type {block.type!r}: only text and tools can be read.")
+    if texts or calls or not results:
+        results.append(Message(role=given.role, content="".join(texts), tool_calls=tuple(calls)))
+    return results
+
+
+def _tool(tool: AnthropicTool) -> ToolSpec:
+    return ToolSpec(name=tool.name, description=tool.description or "", parameters=tool.input_schema)
+
+
+def _head(answer: Answers) -> dict[str, JSON]:
+    return {"id": answer.id, "type": "message", "role": "assistant", "model": answer.ask.model}
+
+
+def _blocks(answer: Answers) -> list[JSON]:
+    message = shown(answer.turns[0], answer.ask)
+    calls = [call for call in message.tool_calls if not call.error]
+    found: list[JSON] = []
+    if message.content or not calls:
+        found.append({"type": "text", "text": message.content})
+    found += [{"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)} for call in calls]
+    return found
+
+
+def _stopped_by(answer: Answers) -> str | None:
+    content = answer.turns[0].message.content
+    return next((stop for stop in answer.ask.stop if stop in content), None)
+
+
+def _reason(answer: Answers) -> str:
+    return "stop_sequence" if _stopped_by(answer) else _REASONS[finish_of(answer.turns[0])]
+
+
+def _usage(answer: Answers) -> dict[str, JSON]:
+    cached = cached_tokens(answer)
+    return {
+        "input_tokens": answer.num_prompt_tokens - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": answer.num_drawn_tokens,
+    }

@@ -1,0 +1,384 @@
+"""The server of sessions: routes, keys and errors. It runs on aiohttp, in the event loop of its process."""
+
+import asyncio
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+
+from interlace.agents.server.anthropic import AnthropicMessages, count_ask
+from interlace.agents.server.ask import Answers, Ask, Dialect, TextCodec
+from interlace.agents.server.body import Body
+from interlace.agents.server.chat import Chat, Completions, TokenGeneration
+from interlace.agents.server.conversation import Asked, Conversation, OnDraft, Retries, digest_of
+from interlace.agents.server.errors import ApiError, as_api_error, as_openai
+from interlace.agents.server.http import json_response, stream_response
+from interlace.agents.server.metrics import ServerMetrics
+from interlace.agents.server.requests import CountRequest, RewardRequest, SessionRequest
+from interlace.agents.server.responses import Responses
+from interlace.core.errors import UserError
+from interlace.core.types import JSON
+from interlace.rollouts.base import Session
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+LARGEST_BODY = 32 << 20
+"""Bytes of a request's body: a context of a million tokens, as ids, has about 8 MB."""
+LONG_BODY = 1 << 14
+"""Bytes of a body from which it is read on a thread: the event loop serves others meanwhile."""
+MODEL = "policy"
+"""Name of the model. A request may give any name, and its answer repeats the name."""
+_DIALECTS: Mapping[str, tuple[Dialect, str]] = {
+    "/v1/chat/completions": (Chat(), "chatcmpl-"),
+    "/v1/completions": (Completions(), "cmpl-"),
+    "/v1/responses": (Responses(), "resp_"),
+    "/v1/messages": (AnthropicMessages(), "msg_"),
+    "/inference/v1/generate": (TokenGeneration(), "gen-"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionAddress:
+    """Address and key of a session, for a program."""
+
+    base_url: str
+    """Address for OpenAI's clients, which ends in /v1."""
+    api_key: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Returns the variables by which clients find the session."""
+        root = self.base_url.removesuffix("/v1")
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": root,
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
+
+
+class Visitors(Protocol):
+    """Source of sessions for clients with the server's key."""
+
+    def session(self, seed: int | None) -> contextlib.AbstractAsyncContextManager[Session]:
+        """Opens a session. seed: seed of its sampling noise; None generates one."""
+        ...
+
+    def busy_s(self) -> float | None:
+        """Returns the seconds after which a client may try again, while no request is taken; else None."""
+        ...
+
+
+class Control(Protocol):
+    """Verbs of the administrator."""
+
+    async def command(self, verb: str) -> dict[str, JSON]:
+        """Executes a verb. ApiError for an unknown one."""
+        ...
+
+
+class SessionServer:
+    """A server of sessions, in this process's event loop; open from start() to close()."""
+
+    def __init__(
+        self,
+        *,
+        codec: TextCodec | None = None,
+        visitors: Visitors | None = None,
+        control: Control | None = None,
+        add_routes: "Callable[[web.Application, str], None] | None" = None,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+    ) -> None:
+        """visitors: None if only sessions that this process opens are served. A key that is None is generated.
+
+        add_routes: adds further routes, given the administrator's key.
+        """
+        self.api_key = api_key or f"sk-{secrets.token_urlsafe(24)}"
+        self.admin_key = admin_key or f"admin-{secrets.token_urlsafe(24)}"
+        self.metrics = ServerMetrics()
+        self._codec, self._visitors, self._control, self._add_routes = codec, visitors, control, add_routes
+        self._open: dict[str, Conversation] = {}
+        """Sessions by key; an ended session stays until its owner removes it."""
+        self._visits: dict[str, contextlib.AsyncExitStack] = {}
+        self._retries = Retries()
+        self._url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listens, and returns the address. port: 0 takes a free port. UserError if the server cannot listen."""
+        try:
+            from aiohttp import web
+        except ImportError:
+            raise UserError("the server of sessions needs aiohttp: pip install 'interlace[serve]'.") from None
+        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_middleware(self._guarded)])
+        for path in _DIALECTS:
+            app.router.add_post(path, self._ask)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/v1/models", self._list_models)
+        app.router.add_get("/v1/models/{name:.+}", self._show_model)
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
+        app.router.add_post("/v1/sessions", self._open_session)
+        app.router.add_post("/v1/session/reward", self._reward)
+        app.router.add_post("/v1/session/end", self._end_session)
+        app.router.add_post("/control/{verb}", self._command)
+        if self._add_routes:
+            self._add_routes(app, self.admin_key)
+        # A client that hangs up cancels its handler, and so withdraws its request.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port.") from error
+        bound = self._runner.addresses[0]
+        name = f"[{host}]" if ":" in host else host
+        self._url = f"http://{name}:{bound[1]}"
+        return self._url
+
+    async def close(self) -> None:
+        """Ends all sessions and stops listening."""
+        for conversation in self._open.values():
+            await conversation.end()
+        await self._retries.close()
+        for stack in self._visits.values():
+            await stack.aclose()
+        if self._runner:
+            await self._runner.cleanup()
+
+    def open(
+        self, session: Session, *, keeps_distribution: bool = True, patience_s: float = math.inf
+    ) -> tuple[Conversation, SessionAddress]:
+        """Opens a conversation with a new key. keeps_distribution, patience_s: see Conversation."""
+        conversation = Conversation(session, keeps_distribution, patience_s)
+        self._open[conversation.key] = conversation
+        self.metrics.sessions += 1
+        return conversation, SessionAddress(base_url=f"{self._url}/v1", api_key=conversation.key)
+
+    async def forget(self, conversation: Conversation) -> None:
+        """Ends a session and removes its key."""
+        await conversation.end()
+        self.metrics.sessions -= self._open.pop(conversation.key, None) is not None
+
+    async def _guarded(self, request: "web.Request", handler: "Handler") -> "web.StreamResponse":
+        """Answers a request. Any exception becomes an error in the form of the client."""
+        from aiohttp import web
+
+        route = request.match_info.route.resource
+        name, start_s = (route.canonical if route else "unknown"), time.perf_counter()
+        self.metrics.running += 1
+        try:
+            response = await handler(request)
+        except web.HTTPRequestEntityTooLarge:
+            too_large = f"the body is larger than {LARGEST_BODY >> 20} MiB."
+            response = _failed(request.path, ApiError(413, too_large))
+        except web.HTTPException as error:
+            what = f"{request.method} {request.path}: {error.reason}."
+            response = _failed(request.path, ApiError(error.status, what))
+        except Exception as error:  # noqa: BLE001 - the client gets the reason, and the server continues
+            response = _failed(request.path, as_api_error(error))
+        finally:
+            self.metrics.running -= 1
+        self.metrics.observe(name, response.status, time.perf_counter() - start_s)
+        return response
+
+    async def _ask(self, request: "web.Request") -> "web.StreamResponse":
+        dialect, prefix = _DIALECTS[request.path]
+        conversation = self._conversation(request)
+        if conversation:
+            conversation.check_open()
+        content = await request.read()
+        ask, digest = await _on_thread(content, self._read, request.path, content)
+        named = request.headers.get("Idempotency-Key")
+        retries = conversation.retries if conversation else self._retries
+        before = retries.num_retries
+
+        number = _turn_number(request)
+
+        async def make(head: Answers, on_draft: OnDraft) -> Answers:
+            if conversation:
+                return await self._answer(conversation, head, on_draft, number)
+            async with self._welcome().session(head.ask.seed) as session:
+                visit = Conversation(session, keeps_distribution=False)
+                return await self._answer(visit, head, on_draft, None)
+
+        def begin() -> Asked:
+            return Asked(digest, Answers(id=prefix + secrets.token_hex(12), created=int(time.time()), ask=ask), make)
+
+        if conversation:
+            conversation.check_open()
+        with retries.once(named, digest, begin) as asked:
+            self.metrics.retries += retries.num_retries - before
+            if asked.head.ask.stream:
+                return await stream_response(request, dialect.stream(asked.head, self._codec), asked)
+            answer = await asked.answer()
+            oldest, newest = answer.versions
+            headers = {"x-weight-versions": f"{oldest}-{newest}", "x-request-id": answer.id}
+            return json_response(dialect.write(answer, self._codec), headers=headers)
+
+    def _read(self, path: str, content: bytes) -> tuple[Ask, str]:
+        """Reads a request and computes its digest."""
+        return _DIALECTS[path][0].read(Body.parse(content), self._codec), digest_of(path, content)
+
+    async def _answer(
+        self, conversation: Conversation, head: Answers, on_draft: OnDraft, number: int | None
+    ) -> Answers:
+        answer = await conversation.answer(head, on_draft, number=number)
+        self.metrics.prompt_tokens += answer.num_prompt_tokens
+        self.metrics.drawn_tokens += answer.num_drawn_tokens
+        return answer
+
+    def _welcome(self) -> Visitors:
+        if self._visitors is None:
+            raise ApiError(401, "this server has no sessions but those of its run.", code="invalid_api_key")
+        if (busy_s := self._visitors.busy_s()) is not None:
+            raise ApiError(503, "no request is taken while weights change; try again.", retry_after_s=busy_s)
+        return self._visitors
+
+    def _conversation(self, request: "web.Request") -> Conversation | None:
+        """Returns the session that a request's key names; None for the server's own key. ApiError for a wrong one."""
+        key = _key(request)
+        if conversation := self._open.get(key):
+            return conversation
+        if self._visitors is None or not _same_key(key, self.api_key):
+            fault = "the key is wrong" if key else "the request has no key"
+            hint = "send it as `Authorization: Bearer KEY`, or as `x-api-key`"
+            raise ApiError(401, f"{fault}: {hint}.", code="invalid_api_key")
+        return None
+
+    async def _open_session(self, request: "web.Request") -> "web.StreamResponse":
+        if self._conversation(request) is not None:
+            raise ApiError(401, "a session's key opens no other session.", code="invalid_api_key")
+        seed = Body.parse(await request.read()).read(SessionRequest).seed
+        stack = contextlib.AsyncExitStack()
+        session = await stack.enter_async_context(self._welcome().session(seed))
+        conversation, endpoint = self.open(session, keeps_distribution=False)
+        self._visits[conversation.key] = stack
+        return json_response({"base_url": endpoint.base_url, "api_key": endpoint.api_key})
+
+    async def _reward(self, request: "web.Request") -> "web.StreamResponse":
+        conversation = self._of_session(request)
+        conversation.set_reward(Body.parse(await request.read()).read(RewardRequest).reward)
+        return json_response({"reward": conversation.reward})
+
+    async def _end_session(self, request: "web.Request") -> "web.StreamResponse":
+        conversation = self._of_session(request)
+        reward = Body.parse(await request.read()).read(RewardRequest).reward
+        if reward is not None:
+            conversation.set_reward(reward)
+        conversation.check_open()
+        await conversation.end()
+        if stack := self._visits.pop(conversation.key, None):
+            await stack.aclose()
+        return json_response({"turns": conversation.num_turns, "reward": conversation.reward})
+
+    def _of_session(self, request: "web.Request") -> Conversation:
+        if conversation := self._conversation(request):
+            return conversation
+        raise ApiError(400, "this is for a session: send the key of one, from POST /v1/sessions.")
+
+    async def _health(self, request: "web.Request") -> "web.StreamResponse":
+        del request
+        return json_response({"status": "ok"})
+
+    async def _show_metrics(self, request: "web.Request") -> "web.StreamResponse":
+        from aiohttp import web
+
+        if not _same_key(_key(request), self.admin_key):
+            self._conversation(request)
+        return web.Response(text=self.metrics.text(), content_type="text/plain")
+
+    async def _list_models(self, request: "web.Request") -> "web.StreamResponse":
+        self._conversation(request)
+        return json_response({"object": "list", "data": [_model(MODEL)]})
+
+    async def _show_model(self, request: "web.Request") -> "web.StreamResponse":
+        self._conversation(request)
+        return json_response(_model(request.match_info["name"]))
+
+    async def _count_tokens(self, request: "web.Request") -> "web.StreamResponse":
+        conversation = self._conversation(request)
+        content = await request.read()
+        ask = await _on_thread(content, lambda: count_ask(Body.parse(content).read(CountRequest)))
+        if conversation:
+            return json_response({"input_tokens": await conversation.count_tokens(ask)})
+        async with self._welcome().session(None) as session:
+            visit = Conversation(session, keeps_distribution=False)
+            return json_response({"input_tokens": await visit.count_tokens(ask)})
+
+    async def _command(self, request: "web.Request") -> "web.StreamResponse":
+        if not _same_key(_key(request), self.admin_key):
+            raise ApiError(401, "this needs the administrator's key.", code="invalid_api_key")
+        if self._control is None:
+            raise ApiError(404, "this server has no control verbs: its run controls it.")
+        return json_response(await self._control.command(request.match_info["verb"]))
+
+
+@asynccontextmanager
+async def serving(server: SessionServer, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Runs a server for the block, and gives its address."""
+    url = await server.start(host, port)
+    try:
+        yield url
+    finally:
+        await server.close()
+
+
+def _middleware(
+    guard: Callable[..., Awaitable["web.StreamResponse"]],
+) -> "Callable[..., Awaitable[web.StreamResponse]]":
+    from aiohttp import web
+
+    @web.middleware
+    async def guarded(request: "web.Request", handler: "Handler") -> "web.StreamResponse":
+        return await guard(request, handler)
+
+    return guarded
+
+
+def _key(request: "web.Request") -> str:
+    bearer = request.headers.get("Authorization", "")
+    return bearer.removeprefix("Bearer ").strip() or request.headers.get("x-api-key", "")
+
+
+def _same_key(given: str, key: str) -> bool:
+    """Compares keys in constant time. A header may have any bytes, which aiohttp decodes with surrogates."""
+    return secrets.compare_digest(given.encode(errors="surrogateescape"), key.encode())
+
+
+async def _on_thread(content: bytes, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls a function that reads a body, on a thread if the body is long."""
+    if len(content) < LONG_BODY:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+def _model(name: str) -> dict[str, JSON]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "interlace"}
+
+
+def _turn_number(request: "web.Request") -> int | None:
+    given = request.headers.get("X-Turn")
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) <= 9):
+        raise ApiError(400, f"the header X-Turn is {given[:20]!r}: it must be a turn's number, from 0 to 999999999.")
+    return int(given)
+
+
+def _failed(path: str, error: ApiError) -> "web.Response":
+    dialect, _ = _DIALECTS.get(path, (None, ""))
+    content = dialect.error(error) if dialect else as_openai(error)
+    return json_response(content, status=error.status, headers=error.headers)

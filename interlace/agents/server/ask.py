@@ -1,0 +1,238 @@
+"""A request and its answers, in a form that all routes share."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from interlace.agents.server.body import Body
+from interlace.agents.server.errors import ApiError, as_openai
+from interlace.core.messages import Message, ToolSpec
+from interlace.core.types import JSON, FinishReason, IntArray, SamplingParams
+from interlace.rollouts.base import Context, Turn, TurnDraft
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """A request for answers."""
+
+    context: Context
+    tools: tuple[ToolSpec, ...] = ()
+    model: str = ""
+    """Name that the client gave. The answer repeats it: the server has one model."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end an answer, in addition to the model's."""
+    ignore_eos: bool = False
+    """True if the model's own end tokens do not end an answer."""
+    one_call: bool = False
+    """True if an answer contains at most one call of a tool (`parallel_tool_calls: false`)."""
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Variables that the chat template reads."""
+    sampling: Mapping[str, JSON] = field(default_factory=dict)
+    """Further fields of SamplingParams that the client set."""
+    num_answers: int = 1
+    seed: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    """Flag: a stream ends with a chunk that counts tokens."""
+    logprobs: bool = False
+    token_ids: bool = False
+    """Flag: the answer carries token ids and versions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """Answers to a request."""
+
+    id: str
+    created: int
+    """Seconds since 1970."""
+    ask: Ask
+    turns: Sequence[Turn] = ()
+    """One turn for each answer; empty while the answers are sampled."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the context."""
+        return len(self.turns[0].prompt_ids)
+
+    @property
+    def num_drawn_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """Oldest and newest version that drew a token."""
+        found = [version for turn in self.turns for version in turn.versions.values]
+        return min(found, default=0), max(found, default=0)
+
+
+class TextCodec(Protocol):
+    """Text as tokens and back, without a chat template."""
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text, with the tokens that every text begins with. Called on a thread.
+
+        UserError for a text that is longer than a context can be.
+        """
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens, special ones included."""
+        ...
+
+
+Event = tuple[str, Mapping[str, JSON] | str]
+"""One event of a stream: its name, which may be empty, and its data."""
+
+
+class AnswerStream(Protocol):
+    """Writer of the events of one request's answers, while they are sampled."""
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes the new part of a draft. place: index of the answer."""
+        ...
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes the rest of the answers, and the end."""
+        ...
+
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Writes an error, which ends the stream."""
+        ...
+
+
+class Dialect(Protocol):
+    """A form in which clients write requests and read answers."""
+
+    def read(self, body: Body, codec: TextCodec | None) -> Ask:
+        """Reads a request. ApiError or UserError for a request that cannot be answered."""
+        ...
+
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
+        """Writes an answer whole."""
+        ...
+
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins to write answers as the events of a stream. head: the answers without turns."""
+        ...
+
+    def error(self, error: ApiError) -> dict[str, JSON]:
+        """Writes an error."""
+        ...
+
+
+class OpenAIErrors:
+    """Errors in OpenAI's form, for the dialects that share it."""
+
+    def error(self, error: ApiError) -> dict[str, JSON]:
+        """Writes an error."""
+        return as_openai(error)
+
+
+def merge_params(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) -> SamplingParams:
+    """Returns the sampling parameters of a request.
+
+    base: the run's parameters. keeps_distribution: the distribution of `base` holds for any request, because it is the
+    distribution that is trained; the client still sets the length of an answer and the tokens and texts that end it.
+    """
+    length = base.max_new_tokens if ask.max_tokens is None else ask.max_tokens
+    ends = () if ask.ignore_eos else base.stop_token_ids
+    changed: dict[str, object] = {
+        "max_new_tokens": min(length, base.max_new_tokens) if keeps_distribution else length,
+        "stop": tuple(dict.fromkeys((*base.stop, *ask.stop))),
+        "stop_token_ids": tuple(dict.fromkeys((*ends, *ask.stop_token_ids))),
+    }
+    if not keeps_distribution:
+        changed |= ask.sampling
+    if changed.items() <= base.model_dump().items():
+        return base
+    return SamplingParams.parse({**base.model_dump(), **changed}, where="sampling")
+
+
+def check_tools(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Returns tools. ApiError if two have the same name."""
+    names = [tool.name for tool in tools]
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise ApiError(400, f"two tools have the name {doubled[0]!r}.", param="tools")
+    return tuple(tools)
+
+
+def shown(turn: Turn, ask: Ask) -> Message:
+    """Returns an answer as its client gets it.
+
+    The answer is cut before the client's stop texts. If none of its calls could be read, the calls stay text. A client
+    that wants one call gets the first.
+    """
+    message = turn.message
+    if message.tool_calls and all(call.error for call in message.tool_calls):
+        content_at = max(0, turn.text.find(message.content))
+        return Message(role="assistant", content=turn.text[content_at:])
+    if ask.one_call:
+        message = replace(message, tool_calls=tuple(call for call in message.tool_calls if not call.error)[:1])
+    cuts = [place for stop in ask.stop if (place := message.content.find(stop)) >= 0]
+    return message if not cuts else Message(role="assistant", content=message.content[: min(cuts)])
+
+
+def finish_of(turn: Turn) -> str:
+    """Returns why an answer ended, in OpenAI's words."""
+    if any(not call.error for call in turn.message.tool_calls):
+        return "tool_calls"
+    return "length" if turn.finish_reason == FinishReason.LENGTH else "stop"
+
+
+def usage_of(answer: Answers) -> dict[str, JSON]:
+    """Counts tokens, in OpenAI's form."""
+    prompt, drawn = answer.num_prompt_tokens, answer.num_drawn_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": drawn,
+        "total_tokens": prompt + drawn,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens(answer)},
+    }
+
+
+def cached_tokens(answer: Answers) -> int:
+    """Returns how many tokens of the context were in an engine's cache."""
+    return max((turn.num_cached_tokens for turn in answer.turns), default=0)
+
+
+def runs_of(turn: Turn) -> list[JSON]:
+    """Returns the versions that sampled an answer's tokens, as a list of [version, number of tokens]."""
+    return [[version, count] for version, count in turn.versions.pieces]
+
+
+def prompt_of(answer: Answers, prompt_ids: IntArray) -> dict[str, JSON]:
+    """Returns the context's token ids, if the client requested them."""
+    return {"prompt_token_ids": prompt_ids.tolist()} if answer.ask.token_ids else {}
+
+
+def tokens_of(answer: Answers, turn: Turn) -> dict[str, JSON]:
+    """Returns an answer's token ids and versions, if the client requested them."""
+    if not answer.ask.token_ids:
+        return {}
+    return {"token_ids": turn.token_ids.tolist(), "weight_versions": runs_of(turn)}
+
+
+def details_of(answer: Answers) -> dict[str, JSON]:
+    """Returns token ids, versions and log-probs of the only answer, if the client requested them."""
+    turn = answer.turns[0]
+    if not answer.ask.token_ids:
+        return {}
+    return {**prompt_of(answer, turn.prompt_ids), **tokens_of(answer, turn), "logprobs": turn.logprobs.tolist()}
+
+
+def token_name(token: int, codec: TextCodec | None) -> str:
+    """Returns a token's text, or `token_id:N` without a tokenizer."""
+    return codec.decode([token]) if codec else f"token_id:{token}"
+
+
+def logprobs_of(turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
+    """Writes the log-probs of the distribution that was sampled from, in the chat form."""
+    content: list[JSON] = []
+    for token, logprob in zip(turn.token_ids.tolist(), turn.logprobs.tolist(), strict=True):
+        name = token_name(token, codec)
+        content.append({"token": name, "logprob": logprob, "bytes": list(name.encode()), "top_logprobs": []})
+    return {"content": content, "refusal": None}

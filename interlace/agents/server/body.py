@@ -1,0 +1,94 @@
+"""A request's JSON body, and its validation: each mistake becomes an error that names the field."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from interlace.agents.server.errors import ApiError
+from interlace.core.errors import nearest
+from interlace.core.types import JSON
+
+
+class RequestModel(BaseModel):
+    """Base of the request models. A field that no model lists is refused by name, never ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+M = TypeVar("M", bound=BaseModel)
+_WANTED = {
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "it must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "it must be a number"),
+    **dict.fromkeys(("model_type", "dict_type", "mapping_type", "model_attributes_type"), "it must be an object"),
+    "finite_number": "it must be a finite number",
+    "bool_type": "it must be true or false",
+    "string_type": "it must be text",
+    "list_type": "it must be a list",
+    "too_short": "it is empty",
+    "string_too_short": "it is empty",
+    "missing": "it is required",
+}
+"""Plain words for pydantic's messages, by the kind of mistake."""
+
+
+class Body:
+    """The fields of a request's body."""
+
+    def __init__(self, fields: Mapping[str, JSON]) -> None:
+        """Takes the fields of a JSON object."""
+        self._fields = fields
+
+    @classmethod
+    def parse(cls, content: bytes) -> "Body":
+        """Reads a body. An empty body has no fields. ApiError if it is not a JSON object in UTF-8."""
+        try:
+            fields = from_json(content or b"{}")
+        except ValueError as error:
+            raise ApiError(400, f"the body is not valid JSON: {error}.", code="invalid_json") from None
+        if not isinstance(fields, dict):
+            raise ApiError(400, f"the body is a JSON {type(fields).__name__}; it must be an object.")
+        return cls(fields)
+
+    def read(self, model: type[M]) -> M:
+        """Validates the fields. ApiError that names the first mistake."""
+        try:
+            return model.model_validate(self._fields)
+        except ValidationError as error:
+            raise _first_mistake(error, model) from None
+
+
+def _first_mistake(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    detail = error.errors(include_url=False)[0]
+    name = _field(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        options = model.model_fields if len(detail["loc"]) == 1 else ()
+        hint = nearest(name, options) if options else ""
+        return ApiError(400, f"the field {name!r} is not supported here: leave it out.{hint}", param=name)
+    if detail["type"] == "missing":
+        return ApiError(400, f"{name} is missing: it is required.", param=name)
+    return ApiError(400, f"{name} = {_shown(detail['input'])}: {_reason(detail)}.", param=name)
+
+
+def _field(place: Sequence[str | int]) -> str:
+    """Returns the path of a field, such as messages[0].content."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+
+
+def _shown(value: object) -> str:
+    """Writes a value for an error, at most 80 characters. A number of many digits is not written out."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, list | dict) and len(value) > 20:
+        return f"{type(value).__name__} of {len(value)}"
+    return json.dumps(value, default=str)[:80]
+
+
+def _reason(detail: ErrorDetails) -> str:
+    context = detail.get("ctx", {})
+    if detail["type"] in ("greater_than_equal", "less_than_equal"):
+        bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
+        return f"it must be {bound}"
+    return _WANTED.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")

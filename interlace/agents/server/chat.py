@@ -1,0 +1,311 @@
+"""OpenAI's chat completions."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from interlace.agents.server.ask import (
+    Answers,
+    AnswerStream,
+    Ask,
+    Event,
+    OpenAIErrors,
+    TextCodec,
+    check_tools,
+    finish_of,
+    logprobs_of,
+    prompt_of,
+    shown,
+    token_name,
+    tokens_of,
+    usage_of,
+)
+from interlace.agents.server.body import Body
+from interlace.agents.server.errors import ApiError, as_openai
+from interlace.agents.server.requests import (
+    ChatRequest,
+    CompletionFields,
+    CompletionRequest,
+    GenerateRequest,
+    Ids,
+    chat_tools,
+)
+from interlace.agents.server.stream import SentText
+from interlace.core.messages import Message
+from interlace.core.types import JSON, IntArray
+from interlace.rollouts.base import Context, Turn, TurnDraft
+
+
+class Chat(OpenAIErrors):
+    """`/v1/chat/completions`."""
+
+    def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - a chat template writes the tokens
+        """Reads a request."""
+        request = body.read(ChatRequest)
+        messages = tuple(one.message(f"messages[{place}]") for place, one in enumerate(request.messages))
+        ask = completion_ask(request, messages)
+        return replace(
+            ask,
+            tools=check_tools(chat_tools(request.tools, request.tool_choice)),
+            max_tokens=request.max_completion_tokens or ask.max_tokens,
+            logprobs=bool(request.logprobs),
+            one_call=request.parallel_tool_calls is False,
+            chat_template_kwargs=request.chat_template_kwargs or {},
+        )
+
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
+        """Writes an answer."""
+        choices: list[JSON] = []
+        for place, turn in enumerate(answer.turns):
+            message = shown(turn, answer.ask)
+            logprobs = logprobs_of(turn, codec) if answer.ask.logprobs else None
+            choices.append(
+                {
+                    "index": place,
+                    "message": chat_message(message),
+                    "finish_reason": finish_of(turn),
+                    "logprobs": logprobs,
+                    **tokens_of(answer, turn),
+                }
+            )
+        found: dict[str, JSON] = {**_head(answer, "chat.completion"), "choices": choices, "usage": usage_of(answer)}
+        return {**found, **prompt_of(answer, answer.turns[0].prompt_ids)}
+
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins the chunks of a stream."""
+        return _ChatStream(head, codec)
+
+
+class _Chunks:
+    """Chunks of OpenAI's streams."""
+
+    kind = ""
+
+    def __init__(self, head: Answers, codec: TextCodec | None) -> None:
+        self._answer, self._head, self._codec = head, _head(head, self.kind), codec
+        self._sent: dict[int, SentText] = {}
+        """Sent text of each answer, by its index."""
+
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Writes the error, which ends the stream."""
+        yield "", as_openai(error)
+
+    def _chunk(self, choice: dict[str, JSON], **more: JSON) -> Event:
+        return "", {**self._head, "choices": [choice], **more}
+
+    def _ended(self, answer: Answers) -> Iterator[Event]:
+        if answer.ask.include_usage:
+            yield "", {**self._head, "choices": [], "usage": usage_of(answer)}
+        yield "", "[DONE]"
+
+
+class _ChatStream(_Chunks):
+    """Sends content and reasoning while they are sampled, and calls, log-probs and token ids at the end."""
+
+    kind = "chat.completion.chunk"
+
+    def __init__(self, head: Answers, codec: TextCodec | None) -> None:
+        super().__init__(head, codec)
+        self._thought: dict[int, SentText] = {}
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes the new part of a draft."""
+        found = draft.read()
+        yield from self._begin(place, draft.prompt_ids)
+        yield from self._texts(
+            place, self._thought[place].more(found.reasoning or ""),
+            self._sent[place].more(found.content, self._answer.ask.stop),
+        )  # fmt: skip
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes the rest of the answers."""
+        for place, turn in enumerate(answer.turns):
+            found = shown(turn, answer.ask)
+            yield from self._begin(place, turn.prompt_ids)
+            thought = self._thought[place].rest(found.reasoning or "")
+            yield from self._texts(place, thought, self._sent[place].rest(found.content))
+            for number, call in enumerate(_calls(found)):
+                assert isinstance(call, dict)
+                yield self._chunk(_choice(place, {"tool_calls": [{"index": number, **call}]}))
+            last: dict[str, JSON] = {**_choice(place, {}), "finish_reason": finish_of(turn), **tokens_of(answer, turn)}
+            last["logprobs"] = logprobs_of(turn, self._codec) if answer.ask.logprobs else None
+            yield self._chunk(last)
+        yield from self._ended(answer)
+
+    def _begin(self, place: int, prompt_ids: IntArray) -> Iterator[Event]:
+        if place not in self._sent:
+            about = {} if self._sent else prompt_of(self._answer, prompt_ids)
+            self._sent[place], self._thought[place] = SentText(), SentText()
+            yield self._chunk(_choice(place, {"role": "assistant", "content": ""}), **about)
+
+    def _texts(self, place: int, thought: str, content: str) -> Iterator[Event]:
+        if thought:
+            yield self._chunk(_choice(place, {"reasoning_content": thought}))
+        if content:
+            yield self._chunk(_choice(place, {"content": content}))
+
+
+def completion_ask(request: CompletionFields, context: Context) -> Ask:
+    """Makes a request of the fields that chat and text completions share."""
+    return Ask(
+        context=context,
+        model=request.model or "",
+        max_tokens=request.max_tokens,
+        stop=tuple(request.stop or ()),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+        sampling=request.sampling,
+        num_answers=request.n or 1,
+        seed=request.seed,
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        token_ids=bool(request.return_token_ids),
+    )
+
+
+def chat_message(message: Message) -> dict[str, JSON]:
+    """Writes an answer's message."""
+    calls = _calls(message)
+    found: dict[str, JSON] = {
+        "role": "assistant",
+        "content": message.content or (None if calls else ""),
+        "refusal": None,
+    }
+    if message.reasoning is not None:
+        found["reasoning_content"] = message.reasoning
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def _calls(message: Message) -> list[JSON]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+        for call in message.tool_calls
+        if not call.error
+    ]
+
+
+def _head(answer: Answers, kind: str) -> dict[str, JSON]:
+    return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.ask.model}
+
+
+def _choice(place: int, delta: dict[str, JSON]) -> dict[str, JSON]:
+    return {"index": place, "delta": delta, "finish_reason": None, "logprobs": None}
+
+
+class Completions(OpenAIErrors):
+    """`/v1/completions`: a prompt of text or token ids, without a chat template."""
+
+    def read(self, body: Body, codec: TextCodec | None) -> Ask:
+        """Reads a request."""
+        request = body.read(CompletionRequest)
+        prompt = request.prompt
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        context = self._encode(prompt, codec) if isinstance(prompt, str) else Body({"prompt": prompt}).read(Ids).prompt
+        return replace(completion_ask(request, context), logprobs=request.logprobs is not None)
+
+    @staticmethod
+    def _encode(prompt: str, codec: TextCodec | None) -> list[int]:
+        if codec is None:
+            raise ApiError(400, "a prompt of text cannot be read here: give token ids, or messages.", param="prompt")
+        return codec.encode(prompt)
+
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
+        """Writes an answer."""
+        choices = [self._choice(answer, place, turn, codec) for place, turn in enumerate(answer.turns)]
+        found = {**_head(answer, "text_completion"), "choices": choices, "usage": usage_of(answer)}
+        return {**found, **prompt_of(answer, answer.turns[0].prompt_ids)}
+
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins the chunks of a stream."""
+        return _CompletionStream(head, codec)
+
+    def _choice(self, answer: Answers, place: int, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
+        return {"index": place, "text": _text_of(answer, turn), **_completion_end(answer, turn, codec)}
+
+
+class _CompletionStream(_Chunks):
+    """Sends text while it is sampled, and log-probs and token ids at the end."""
+
+    kind = "text_completion"
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes the new part of a draft."""
+        new = self._sent.setdefault(place, SentText()).more(draft.text, self._answer.ask.stop)
+        if new:
+            yield self._chunk({"index": place, "text": new, "logprobs": None, "finish_reason": None})
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes the rest of the answers."""
+        for place, turn in enumerate(answer.turns):
+            about = {} if place else prompt_of(answer, turn.prompt_ids)
+            rest = self._sent.setdefault(place, SentText()).rest(_text_of(answer, turn))
+            yield self._chunk({"index": place, "text": rest, **_completion_end(answer, turn, self._codec)}, **about)
+        yield from self._ended(answer)
+
+
+def _text_of(answer: Answers, turn: Turn) -> str:
+    return shown(replace(turn, message=Message(role="assistant", content=turn.text)), answer.ask).content
+
+
+def _completion_end(answer: Answers, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
+    found: dict[str, JSON] = {"logprobs": None, **tokens_of(answer, turn)}
+    if answer.ask.logprobs:
+        names: list[JSON] = [token_name(token, codec) for token in turn.token_ids.tolist()]
+        found["logprobs"] = {"tokens": names, "token_logprobs": turn.logprobs.tolist(), "top_logprobs": None}
+    return {**found, "finish_reason": "length" if finish_of(turn) == "length" else "stop"}
+
+
+class TokenGeneration(OpenAIErrors):
+    """`/inference/v1/generate`: token ids in, token ids out, with vLLM's names."""
+
+    def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - its prompt is tokens
+        """Reads a request."""
+        request = body.read(GenerateRequest)
+        ask = completion_ask(request.sampling_params, request.token_ids)
+        return replace(ask, model=request.model or "", stream=bool(request.stream), logprobs=True, token_ids=True)
+
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
+        """Writes an answer."""
+        del codec  # tokens are named by their ids
+        choices = [self.choice(answer, place) for place in range(len(answer.turns))]
+        return {"request_id": answer.id, "choices": choices, "usage": usage_of(answer), "prompt_logprobs": None}
+
+    @staticmethod
+    def choice(answer: Answers, place: int, first: int = 0) -> dict[str, JSON]:
+        """Writes one of the answers. first: index of the first token that is written."""
+        turn = answer.turns[place]
+        return {
+            "index": place,
+            "finish_reason": "length" if finish_of(turn) == "length" else "stop",
+            "logprobs": logprobs_of(turn, None),
+            **tokens_of(answer, turn),
+            "token_ids": turn.token_ids[first:].tolist(),
+        }
+
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins the chunks of a stream."""
+        return _TokenStream(head, codec)
+
+
+class _TokenStream(_Chunks):
+    """Sends token ids while they are sampled, and log-probs and versions at the end."""
+
+    def __init__(self, head: Answers, codec: TextCodec | None) -> None:
+        super().__init__(head, codec)
+        self._num_sent: dict[int, int] = {}
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes the new part of a draft."""
+        new, self._num_sent[place] = draft.token_ids[self._num_sent.get(place, 0) :], len(draft.token_ids)
+        choice: dict[str, JSON] = {"index": place, "token_ids": list(map(int, new)), "finish_reason": None}
+        yield "", {"request_id": self._answer.id, "choices": [choice]}
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes the rest of the answers."""
+        places = range(len(answer.turns))
+        choices = [TokenGeneration.choice(answer, place, self._num_sent.get(place, 0)) for place in places]
+        yield "", {"request_id": answer.id, "choices": choices, "usage": usage_of(answer), "prompt_logprobs": None}
+        yield "", "[DONE]"

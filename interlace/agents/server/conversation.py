@@ -1,0 +1,201 @@
+"""A session of the server: each request is answered once, and the session ends once."""
+
+import asyncio
+import hashlib
+import math
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+from interlace.agents.server.ask import Answers, Ask, merge_params, shown
+from interlace.agents.server.errors import ApiError
+from interlace.core.messages import Message, same_message
+from interlace.rollouts.base import Session, TurnDraft, TurnOptions
+
+_KEPT_ANSWERS = 256
+"""Number of answers that are kept for retries."""
+
+
+OnDraft: TypeAlias = Callable[[int, TurnDraft], None]
+"""Receiver of drafts, each with the index of its answer."""
+
+
+class Asked:
+    """A request and the task that answers it, for all clients that wait for the answer."""
+
+    def __init__(self, digest: str, head: Answers, make: Callable[[Answers, OnDraft], Awaitable[Answers]]) -> None:
+        self.digest, self.head, self.num_waiting = digest, head, 0
+        self._drafts: dict[int, TurnDraft] = {}
+        self._listeners: list[asyncio.Event] = []
+        self.task = asyncio.ensure_future(make(head, self._drafted))
+        self.task.add_done_callback(lambda _: self._tell())
+
+    async def answer(self) -> Answers:
+        """Waits for the answers. A cancellation leaves other waiting clients alone."""
+        return await asyncio.shield(self.task)
+
+    async def drafts(self) -> AsyncGenerator[tuple[int, TurnDraft], None]:
+        """Yields the newest draft of each answer, with its index, until the answers are complete."""
+        news, seen = asyncio.Event(), dict[int, TurnDraft]()
+        self._listeners.append(news)
+        while not self.task.done():
+            news.clear()
+            new = {place: draft for place, draft in self._drafts.items() if seen.get(place) is not draft}
+            seen |= new
+            for place, draft in new.items():
+                yield place, draft
+            await news.wait()
+
+    def _drafted(self, place: int, draft: TurnDraft) -> None:
+        self._drafts[place] = draft
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener.set()
+
+
+class Retries:
+    """Requests of one client. A request that is sent again after a time-out gets the answer of the first one."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Asked] = {}
+        self.num_retries = 0
+
+    @contextmanager
+    def once(self, name: str | None, digest: str, begin: Callable[[], Asked]) -> Iterator[Asked]:
+        """Begins a request, or returns the same request if it was begun before.
+
+        name: the client's name of the request. Without a name, a request with the same body in flight is the same
+        request. If the block ends before the answer, the request is withdrawn, unless another client waits for it.
+        """
+        key = name or f"body {digest}"
+        asked = self._asked.get(key)
+        if asked is None:
+            asked = self._asked[key] = begin()
+            self._forget_old()
+        elif asked.digest != digest:
+            raise ApiError(400, f"Idempotency-Key {key!r} was given with another body before.", code="idempotency_key")
+        else:
+            self.num_retries += 1
+        asked.num_waiting += 1
+        try:
+            yield asked
+        finally:
+            asked.num_waiting -= 1
+            self._left(key, asked, is_named=name is not None)
+
+    def _left(self, key: str, asked: Asked, *, is_named: bool) -> None:
+        task = asked.task
+        if not task.done() and not asked.num_waiting:
+            task.cancel()
+        is_kept = is_named and task.done() and not task.cancelled() and task.exception() is None
+        if not is_kept and not asked.num_waiting and self._asked.get(key) is asked:
+            del self._asked[key]
+
+    def _forget_old(self) -> None:
+        done = [key for key, asked in self._asked.items() if asked.task.done()]
+        for key in done[: max(0, len(done) - _KEPT_ANSWERS)]:
+            del self._asked[key]
+
+    async def close(self) -> None:
+        """Withdraws the requests in flight."""
+        tasks = [asked.task for asked in self._asked.values() if not asked.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def digest_of(path: str, body: bytes) -> str:
+    """Returns a hash of a request: its route and its body."""
+    return hashlib.sha256(path.encode() + b"\0" + body).hexdigest()
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """An open session, and the messages that its client got."""
+
+    session: Session
+    keeps_distribution: bool
+    """True if the run's distribution holds and a client's temperature is ignored."""
+    patience_s: float = math.inf
+    """Seconds that a request waits while engines drain for new weights, before it is answered 503."""
+    key: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
+    reward: float | None = None
+    """Reward that the client gave; the last one counts."""
+    ended: bool = False
+    retries: Retries = field(default_factory=Retries)
+    num_turns: int = 0
+    _shown: list[tuple[Message, Message]] = field(default_factory=list)
+    """Pairs of a message that a client got and the sampled message, if they differ."""
+
+    async def answer(self, head: Answers, on_draft: OnDraft, *, number: int | None = None) -> Answers:
+        """Samples the answers to a request. number: number of the first turn. ApiError if the session has ended."""
+        self.check_open()
+        ask = head.ask
+        messages = [self._drawn(message) for message in ask.context if isinstance(message, Message)]
+        context = messages or ask.context
+        params = merge_params(self.session.params, ask, keeps_distribution=self.keeps_distribution)
+        numbers = [None if number is None else number + place for place in range(ask.num_answers)]
+        drawn = [
+            asyncio.ensure_future(
+                self.session.generate(
+                    context,
+                    tools=ask.tools,
+                    params=params,
+                    number=each,
+                    options=TurnOptions(
+                        on_draft=partial(on_draft, place) if ask.stream else None,
+                        patience_s=self.patience_s,
+                        chat_template_kwargs=ask.chat_template_kwargs,
+                    ),
+                )
+            )
+            for place, each in enumerate(numbers)
+        ]
+        try:
+            turns = await asyncio.gather(*drawn)
+        except asyncio.CancelledError:
+            if self.ended:
+                raise ApiError(409, "the session has ended.", code="session_ended") from None
+            raise
+        finally:
+            for task in drawn:
+                task.cancel()
+        self.num_turns += len(turns)
+        for turn in turns:
+            seen = shown(turn, ask)
+            if not same_message(seen, turn.message):
+                self._shown.append((seen, turn.message))
+        return replace(head, turns=turns)
+
+    def _drawn(self, message: Message) -> Message:
+        """Returns the message that was sampled, if a client sends back the version of it that it got."""
+        if message.role != "assistant":
+            return message
+        return next((drawn for seen, drawn in reversed(self._shown) if same_message(message, seen)), message)
+
+    def check_open(self) -> None:
+        """Raises ApiError if the session has ended."""
+        if self.ended:
+            raise ApiError(409, "the session has ended: it takes no more requests.", code="session_ended")
+
+    async def count_tokens(self, ask: Ask) -> int:
+        """Returns the number of tokens of a request's context. ApiError if the session has ended."""
+        self.check_open()
+        return await self.session.count_tokens(ask.context, tools=ask.tools)
+
+    def set_reward(self, value: float | None) -> None:
+        """Takes the reward that a client gives. ApiError if it is missing."""
+        self.check_open()
+        if value is None:
+            raise ApiError(400, "reward is missing: it must be a finite number.", param="reward")
+        self.reward = value
+
+    async def end(self) -> None:
+        """Ends the session; requests in flight are withdrawn."""
+        self.ended = True
+        await self.retries.close()

@@ -1,0 +1,45 @@
+"""The server of the sessions of one process. It runs while a session is open."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from interlace.agents.server.app import SessionAddress, SessionServer
+from interlace.agents.server.conversation import Conversation
+from interlace.rollouts.base import Session
+
+PATIENCE_S = 30.0
+"""Seconds that a request waits for new weights. Clients retry only a few times, so a request waits here first."""
+
+
+class SessionHost:
+    """Server of sessions for programs, which need only an address and a key. All open sessions share one server."""
+
+    def __init__(self) -> None:
+        self._server: SessionServer | None = None
+        self._num_open = 0
+        self._starting = asyncio.Lock()
+
+    @asynccontextmanager
+    async def serve(
+        self, session: Session, *, keeps_distribution: bool = True, patience_s: float = PATIENCE_S
+    ) -> AsyncIterator[tuple[Conversation, SessionAddress]]:
+        """Serves a session for the block; then its key is unknown. keeps_distribution, patience_s: see Conversation."""
+        self._num_open += 1
+        try:
+            async with self._starting:
+                if self._server is None:
+                    server = SessionServer()
+                    await server.start()
+                    self._server = server
+            server = self._server
+            conversation, endpoint = server.open(session, keeps_distribution=keeps_distribution, patience_s=patience_s)
+            try:
+                yield conversation, endpoint
+            finally:
+                await server.forget(conversation)
+        finally:
+            self._num_open -= 1
+            if not self._num_open and self._server:
+                last, self._server = self._server, None
+                await last.close()

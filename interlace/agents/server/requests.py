@@ -1,0 +1,352 @@
+"""The request of each route: every field that a client may send, its type and its bounds.
+
+A field is used, or it may only have a value that changes nothing, or it changes no answer (`Unused`). Any other field,
+and any other value, is answered by 400 with the field's name.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from interlace.agents.server.body import RequestModel
+from interlace.core.messages import Message, ToolCall, ToolSpec, as_message, as_tool, read_arguments
+from interlace.core.sampling import LARGEST, LARGEST_INT32
+from interlace.core.types import JSON
+
+MOST_ANSWERS = 128
+"""Largest `n`, as at OpenAI."""
+
+Unused: TypeAlias = Any
+"""A field that changes no answer: names of the client, storage, billing, caches."""
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
+TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]
+Seed: TypeAlias = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_INT32)]
+
+
+def only(*allowed: JSON, why: str) -> AfterValidator:
+    """Makes the check of a field that may have only values that change nothing; None is one of them."""
+
+    def check(value: Any) -> Any:
+        # 1 == True in Python, so types are compared as well.
+        if value is not None and not any(value == one and type(value) is type(one) for one in allowed):
+            raise ValueError(why)
+        return value
+
+    return AfterValidator(check)
+
+
+def _join_parts(value: Any) -> Any:
+    """Returns the text of a content that may be written as a list of parts."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+        raise ValueError("it must be text, or a list of parts")
+    for part in value:
+        if part.get("type") not in ("text", "input_text", "output_text"):
+            raise ValueError(f"it has a part of type {part.get('type')!r}: only text can be read")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("it has a part without text")
+    return "".join(part["text"] for part in value)
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Text: TypeAlias = Annotated[str | None, BeforeValidator(_join_parts)]
+Stops: TypeAlias = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list)]
+NO_FORM = "the form of an answer cannot be forced"
+NO_PREFILL = "an answer begins a turn, and cannot continue the assistant's last message"
+NO_CALL = "a call cannot be forced; write auto or none"
+
+
+class StreamOptions(RequestModel):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Unused = None
+
+
+class SamplingFields(RequestModel):
+    """Fields that every route takes."""
+
+    temperature: Annotated[float, Field(ge=0, le=LARGEST)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST_INT32)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | None = None
+    frequency_penalty: Annotated[
+        Any, only(0, 0.0, why="it is not supported; set presence_penalty or repetition_penalty")
+    ] = None
+    logit_bias: dict[str, Annotated[float, Field(le=LARGEST, allow_inf_nan=True)]] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[Any, only(0, why="a least length is not supported")] = None
+    return_token_ids: bool | None = None
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_tokens(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        for token in biases or ():
+            if not (token.isascii() and token.isdigit() and len(token) <= 10):
+                raise ValueError(f"the key {token[:20]!r} is not a token id")
+        return biases
+
+    @property
+    def sampling(self) -> dict[str, JSON]:
+        """Returns the fields of SamplingParams that are set and change the distribution."""
+        names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+        found: dict[str, JSON] = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.top_k is not None:
+            found["top_k"] = max(0, self.top_k)  # serving engines write -1 for the whole vocabulary
+        if self.logit_bias:
+            found["logit_bias"] = [[int(token), value] for token, value in self.logit_bias.items()]
+        return found
+
+
+class OpenAIFields(SamplingFields):
+    """Fields of OpenAI's routes, and of vLLM's."""
+
+    model: str | None = None
+    stream: bool | None = None
+    seed: Seed | None = None
+    user: Unused = None
+    metadata: Unused = None
+    store: Unused = None
+    service_tier: Unused = None
+    safety_identifier: Unused = None
+    prompt_cache_key: Unused = None
+    prompt_cache_retention: Unused = None
+
+
+class CompletionFields(OpenAIFields):
+    """Fields that chat and text completions share."""
+
+    max_tokens: Count | None = None
+    stop: Stops | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    stream_options: StreamOptions | None = None
+
+
+class ChatMessage(BaseModel):
+    """A message in OpenAI's chat form. Fields of answers that clients send back, such as `refusal`, are not read."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    role: str
+    content: Text = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+
+    def message(self, where: str) -> Message:
+        """Returns the message. where: its place, for errors."""
+        role = "system" if self.role == "developer" else self.role
+        return as_message({**self.model_dump(exclude_none=True), "role": role, "content": self.content}, where)
+
+
+class ChatRequest(CompletionFields):
+    """`/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    tools: list[Any] | None = None
+    tool_choice: Annotated[Any, only("auto", "none", why=NO_CALL)] = None
+    parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Any, only(0, why="only the log-probs of sampled tokens are known")] = None
+    response_format: Annotated[Any, only({"type": "text"}, why=NO_FORM)] = None
+    modalities: Annotated[Any, only(["text"], why="an answer is text")] = None
+    add_generation_prompt: Annotated[Any, only(True, why="an answer always begins a turn")] = None
+    continue_final_message: Annotated[Any, only(False, why=NO_PREFILL)] = None
+    chat_template_kwargs: dict[str, bool | int | float | str] | None = None
+
+
+class CompletionRequest(CompletionFields):
+    """`/v1/completions`."""
+
+    prompt: Any
+    echo: Annotated[Any, only(False, why="the prompt is not repeated")] = None
+    suffix: Annotated[Any, only("", why="an answer cannot be inserted before a text")] = None
+    best_of: Annotated[Any, only(1, why="only `n` answers are sampled")] = None
+    logprobs: Annotated[Any, only(0, why="only the log-probs of sampled tokens are known; write 0")] = None
+
+
+class Ids(RequestModel):
+    """A prompt of token ids."""
+
+    prompt: TokenIds
+
+
+class GenerateSampling(CompletionFields):
+    """`sampling_params` of `/inference/v1/generate`. The answer is token ids and their log-probs in any case."""
+
+    logprobs: Annotated[Any, only(0, 1, why="only the log-probs of sampled tokens are known")] = None
+    detokenize: Unused = None
+    skip_special_tokens: Unused = None
+
+
+class GenerateRequest(RequestModel):
+    """`/inference/v1/generate`."""
+
+    token_ids: TokenIds
+    sampling_params: GenerateSampling = GenerateSampling()
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    request_id: Unused = None
+    cache_salt: Unused = None
+    priority: Unused = None
+
+
+class ResponseItem(BaseModel):
+    """An item of the input of a response: a message, a call of a function or its output."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Text = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: Text = None
+
+    def call(self, where: str) -> ToolCall:
+        """Returns the call of a function. where: its place, for errors."""
+        return ToolCall(id=self.call_id, name=self.name, arguments=read_arguments(self.arguments, where))
+
+
+class ResponseTool(BaseModel):
+    """A function in the form of the responses' API."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    type: Annotated[Any, only("function", why="only functions can be called")]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ResponsesRequest(OpenAIFields):
+    """`/v1/responses`."""
+
+    input: Annotated[
+        list[ResponseItem],
+        BeforeValidator(lambda given: [{"role": "user", "content": given}] if isinstance(given, str) else given),
+        Field(min_length=1),
+    ]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Annotated[Any, only("auto", "none", why=NO_CALL)] = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: Annotated[Any, only(why="responses are not stored: send the whole conversation as input")] = (
+        None
+    )
+    conversation: Annotated[Any, only(why="conversations are not stored: send the whole conversation as input")] = None
+    background: Annotated[Any, only(False, why="the client waits for a response")] = None
+    text: Annotated[Any, only({}, {"format": {"type": "text"}}, why=NO_FORM)] = None
+    top_logprobs: Annotated[Any, only(0, why="only the log-probs of sampled tokens are known")] = None
+    truncation: Annotated[Any, only("disabled", why="nothing is cut from a conversation")] = None
+    include: Annotated[Any, only([], ["reasoning.encrypted_content"], why="no such part of an answer exists")] = None
+    reasoning: Annotated[Any, only({}, why="the model decides how it reasons")] = None
+    stream_options: StreamOptions | None = None
+
+
+class AnthropicBlock(BaseModel):
+    """A block of an Anthropic message."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    type: str
+    text: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = Field(default_factory=dict)
+    tool_use_id: str = ""
+    content: Text = None
+
+
+class AnthropicMessage(BaseModel):
+    """A message in Anthropic's form."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    role: Literal["user", "assistant"]
+    content: Annotated[
+        list[AnthropicBlock],
+        BeforeValidator(lambda given: [{"type": "text", "text": given}] if isinstance(given, str) else given),
+    ]
+
+
+class AnthropicTool(BaseModel):
+    """A tool in Anthropic's form."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    type: Annotated[Any, only("custom", why="only a client's tools can be called")] = None
+
+
+class AnthropicChoice(RequestModel):
+    """Anthropic's tool_choice."""
+
+    type: Annotated[Any, only("auto", "none", why=NO_CALL)]
+    disable_parallel_tool_use: bool | None = None
+
+
+class CountRequest(RequestModel):
+    """`/v1/messages/count_tokens`."""
+
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
+    model: str | None = None
+    system: Text = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicChoice | None = None
+    thinking: Annotated[Any, only({"type": "disabled"}, why="the model decides how it reasons")] = None
+    output_config: Annotated[Any, only({}, why=NO_FORM)] = None
+    output_format: Annotated[Any, only(why=NO_FORM)] = None
+    cache_control: Unused = None
+
+    @field_validator("messages")
+    @classmethod
+    def _check_last(cls, messages: list[AnthropicMessage]) -> list[AnthropicMessage]:
+        if messages[-1].role == "assistant":
+            raise ValueError("the last message is the assistant's: an answer begins a turn, and cannot continue it")
+        return messages
+
+
+class MessagesRequest(CountRequest, SamplingFields):
+    """`/v1/messages`."""
+
+    max_tokens: Count | None = None
+    stop_sequences: Stops | None = None
+    stream: bool | None = None
+    metadata: Unused = None
+    service_tier: Unused = None
+
+
+class SessionRequest(RequestModel):
+    """`/v1/sessions`."""
+
+    seed: Seed | None = None
+
+
+class RewardRequest(RequestModel):
+    """`/v1/session/reward` and `/v1/session/end`."""
+
+    reward: float | None = None
+
+
+def chat_tools(tools: Sequence[Any] | None, choice: str | None) -> tuple[ToolSpec, ...]:
+    """Returns tools in OpenAI's chat form; none if the choice is `none`."""
+    if choice == "none":
+        return ()
+    return tuple(as_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools or ()))

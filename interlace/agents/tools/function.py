@@ -1,0 +1,122 @@
+"""Tools that are Python functions, and tools that are the methods of an object with state."""
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import cast
+
+from interlace.agents.tools.base import Tool, ToolSource, Visit
+from interlace.agents.tools.schema import Signature, signature_of
+from interlace.core.errors import UserError
+from interlace.core.messages import ToolSpec
+from interlace.core.types import JSON
+
+
+class FunctionTool:
+    """A function as a tool. An ordinary one runs on a thread of its own, so that it blocks nothing else."""
+
+    def __init__(self, function: Callable[..., object], signature: Signature) -> None:
+        self._function, self._signature = function, signature
+
+    @property
+    def spec(self) -> ToolSpec:
+        """Description for the model."""
+        return self._signature.spec
+
+    async def call(self, arguments: Mapping[str, JSON]) -> object:
+        """Calls it with arguments of the types that it names."""
+        call = partial(self._function, **self._signature.arguments(arguments))
+        if inspect.iscoroutinefunction(self._function):
+            return await cast(Awaitable[object], call())
+        return await on_thread(call)
+
+
+async def on_thread(call: Callable[[], object]) -> object:
+    """Awaits a call on a thread of its own; one that is awaited no more is left behind, for no thread can be ended."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[object] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(value: object, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = context.run(call)
+        except Exception as raised:  # noqa: BLE001 - it is the caller's to see
+            error = raised
+        except BaseException as raised:  # noqa: BLE001 - what exits, or raises Ctrl-C's, ends its call alone
+            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+        try:
+            loop.call_soon_threadsafe(settle, value, error)
+        except RuntimeError:  # the loop has ended meanwhile
+            return
+
+    threading.Thread(target=run, name="call", daemon=True).start()
+    return await future
+
+
+class FunctionSource(ToolSource):
+    """Source of one function's tool, the same for all episodes."""
+
+    def __init__(self, function: Callable[..., object], name: str) -> None:
+        self._tool = FunctionTool(function, signature_of(function, name))
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return (self._tool.spec,)
+
+    def open(self, visit: Visit) -> Sequence[Tool]:
+        del visit
+        return (self._tool,)
+
+
+class StatefulSource(ToolSource):
+    """Source of the public methods of a class, of which each episode gets an object of its own.
+
+    The class is called with `options`, and with the episode's `prompt` and `seed` where its parameters have these
+    names. Its method `close`, where there is one, ends the object and is no tool.
+    """
+
+    def __init__(self, cls: type, options: Mapping[str, JSON]) -> None:
+        self._cls, self._options = cls, dict(options)
+        methods = {
+            name: found for name, found in inspect.getmembers(cls, inspect.isfunction) if not name.startswith("_")
+        }
+        methods.pop("close", None)
+        if not methods:
+            raise UserError(f"tool class {cls.__name__!r} has no public method, and each public method is a tool.")
+        self._signatures = {name: signature_of(found, name, is_method=True) for name, found in methods.items()}
+        known = inspect.signature(cls).parameters
+        self._given = [name for name in ("prompt", "seed") if name in known and name not in self._options]
+        try:
+            inspect.signature(cls).bind(**self._options, **dict.fromkeys(self._given))
+        except TypeError as error:
+            raise UserError(
+                f"tool class {cls.__name__!r} cannot be made with options {self._options}: {error}."
+            ) from None
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return tuple(signature.spec for signature in self._signatures.values())
+
+    def open(self, visit: Visit) -> Sequence[Tool]:
+        made = self._cls(**self._options, **{name: getattr(visit, name) for name in self._given})
+        return tuple(FunctionTool(getattr(made, name), signature) for name, signature in self._signatures.items())
+
+    def close(self, tools: Sequence[Tool]) -> None:
+        owners = {id(owner): owner for owner in map(_owner, tools) if owner is not None}
+        for owner in owners.values():
+            if close := getattr(owner, "close", None):
+                close()
+
+
+def _owner(tool: Tool) -> object | None:
+    return getattr(tool._function, "__self__", None) if isinstance(tool, FunctionTool) else None

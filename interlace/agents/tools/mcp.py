@@ -1,0 +1,147 @@
+"""Tools of an MCP server, over its standard streams or HTTP. Needs `interlace[mcp]`."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from interlace.agents.tools.base import Tool, ToolError, ToolSource, Visit
+from interlace.core.errors import UserError
+from interlace.core.messages import ToolSpec
+from interlace.core.types import JSON
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+
+START_WITHIN_S = 30.0
+"""Seconds for a server to start and to list its tools."""
+
+
+class McpSource(ToolSource):
+    """Source of the tools of one server. A process holds one connection, which its first call opens."""
+
+    def __init__(self, server: str | Sequence[str], env: Mapping[str, str], only: Sequence[str] | None) -> None:
+        """server: the URL of one that runs, or the command that starts one. only: names to take; None takes all."""
+        self._server, self._env, self._only = server, dict(env), only
+        self._specs: tuple[ToolSpec, ...] | None = None
+        self._connection: _Connection | None = None
+
+    @property
+    def _name(self) -> str:
+        return self._server if isinstance(self._server, str) else " ".join(self._server)
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        if self._specs is None:
+            with ThreadPoolExecutor(1) as pool:  # there may be an event loop here already
+                self._specs = pool.submit(lambda: asyncio.run(self._list())).result()
+        return self._specs
+
+    def open(self, visit: Visit) -> Sequence[Tool]:
+        del visit
+        return tuple(_McpTool(self, spec) for spec in self.specs())
+
+    def client(self) -> "Client":
+        """Makes a client of the server. Raises UserError where the package is not there."""
+        try:
+            from mcp import Client, StdioServerParameters
+        except ImportError as error:
+            raise UserError(
+                f"MCP server {self._name!r} needs the package mcp: pip install 'interlace[mcp]'."
+            ) from error
+        if isinstance(self._server, str):
+            return Client(self._server)
+        command, *arguments = self._server
+        return Client(StdioServerParameters(command=command, args=arguments, env=self._env or None))
+
+    async def connected(self) -> "_Connection":
+        """Returns the connection of this event loop."""
+        loop = asyncio.get_running_loop()
+        if self._connection is None or self._connection.loop is not loop or self._connection.has_ended:
+            self._connection = _Connection(self.client(), loop)
+        await self._connection.ready()
+        return self._connection
+
+    async def _list(self) -> tuple[ToolSpec, ...]:
+        try:
+            async with asyncio.timeout(START_WITHIN_S), self.client() as client:
+                listed = (await client.list_tools()).tools
+        except UserError:
+            raise
+        except TimeoutError:
+            raise UserError(f"MCP server {self._name!r} did not list its tools within {START_WITHIN_S:g} s.") from None
+        except Exception as error:
+            raise UserError(f"MCP server {self._name!r} cannot be used: {_first(error)}.") from error
+        known = [tool.name for tool in listed]
+        if absent := [name for name in self._only or () if name not in known]:
+            raise UserError(f"MCP server {self._name!r} has no tool {absent[0]!r}. Known: {', '.join(sorted(known))}.")
+        return tuple(
+            ToolSpec(
+                name=tool.name,
+                description=tool.description or "",
+                parameters=cast(Mapping[str, JSON], tool.input_schema),
+            )
+            for tool in listed
+            if self._only is None or tool.name in self._only
+        )
+
+
+class _Connection:
+    """A client that is open for as long as the task that entered it, which anyio's scopes ask for."""
+
+    def __init__(self, client: "Client", loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._client = client
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._task = loop.create_task(self._hold(), name="mcp")
+
+    @property
+    def has_ended(self) -> bool:
+        """Says whether the connection is gone, so that the next call opens another."""
+        return self._task.done()
+
+    async def ready(self) -> None:
+        """Waits until the server answers."""
+        await asyncio.shield(self._opened)
+
+    async def _hold(self) -> None:
+        try:
+            async with self._client:
+                self._opened.set_result(None)
+                await asyncio.get_running_loop().create_future()  # until the loop ends
+        except Exception as error:  # noqa: BLE001 - the next call sees why
+            if not self._opened.done():
+                self._opened.set_exception(ToolError(f"the MCP server cannot be used: {_first(error)}"))
+                with suppress(ToolError):
+                    self._opened.result()
+
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> "CallToolResult":
+        """Calls a tool, unless the connection ends first."""
+        asked: asyncio.Task[Any] = asyncio.ensure_future(self._client.call_tool(name, dict(arguments)))
+        try:
+            await asyncio.wait({asked, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise ToolError("the MCP server has ended")
+            return cast("CallToolResult", asked.result())
+        finally:
+            asked.cancel()
+
+
+class _McpTool:
+    def __init__(self, source: McpSource, spec: ToolSpec) -> None:
+        self._source, self.spec = source, spec
+
+    async def call(self, arguments: Mapping[str, JSON]) -> str:
+        result = await (await self._source.connected()).call(self.spec.name, arguments)
+        text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
+        if result.is_error:
+            raise ToolError(text)
+        return text
+
+
+def _first(error: BaseException) -> str:
+    """Returns the first line of an error, of a group of errors of the first of them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

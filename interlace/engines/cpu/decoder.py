@@ -1,0 +1,362 @@
+"""The forward pass of decoders of the Llama shape in one C++ call, on the model's own weights.
+
+It is used only where it gives the logits of the transformers model on a probe. It reads the parameters where they lie,
+so an update in place reaches both; where parameters are replaced, rebind() follows.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from interlace.engines.cpu import kernels
+from interlace.engines.cpu.int8 import QuantizedWeights
+from interlace.engines.rollout.attention import AttentionTraits, KernelAttention
+from interlace.engines.rollout.kv_store import Int64Array
+from interlace.engines.rollout.model_setup import RoutedModel
+from interlace.engines.rollout.runner import Given, Logits, embedded
+from interlace.engines.rollout.sequence import SequenceTable
+
+_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
+_WEIGHTS = {
+    "input_norm": "input_layernorm.weight",
+    "query": "self_attn.q_proj.weight",
+    "key": "self_attn.k_proj.weight",
+    "value": "self_attn.v_proj.weight",
+    "out": "self_attn.o_proj.weight",
+    "post_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+"""The kernel's name of a weight, and the model's."""
+PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
+"""Matrices of a layer, in the kernel's order."""
+_OPTIONAL = {
+    "query_bias": "self_attn.q_proj.bias",
+    "key_bias": "self_attn.k_proj.bias",
+    "value_bias": "self_attn.v_proj.bias",
+    "query_norm": "self_attn.q_norm.weight",
+    "key_norm": "self_attn.k_norm.weight",
+}
+
+
+def is_llama_shaped(model: PreTrainedModel) -> bool:
+    """Says whether the C++ decoder knows the model's modules and parameters."""
+    decoder = dict(model.named_children()).get("model", model)
+    children = {name for name, _ in decoder.named_children()} - {"projector"}  # its vectors are given, not computed
+    if children != {"embed_tokens", "layers", "norm", "rotary_emb"}:
+        return False
+    head = dict(model.named_children()).get("lm_head")
+    rotation = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if head is None or [name for name, _ in head.named_parameters()] != ["weight"] or rotation not in _FIXED_ROTATIONS:
+        return False
+    layers = list(decoder.get_submodule("layers").children())
+    shapes = {tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters()) for layer in layers}
+    contiguous = all(parameter.is_contiguous() for parameter in model.parameters())
+    return len(shapes) == 1 and contiguous and all(_is_known(layer) for layer in layers)
+
+
+def _is_known(layer: nn.Module) -> bool:
+    names = {name for name, _ in layer.named_parameters()}
+    known = set(_WEIGHTS.values())
+    if not (names >= known and names <= known | set(_OPTIONAL.values())):
+        return False
+    biased = {f"self_attn.{name}_proj.bias" in names for name in "qkv"}
+    normed = {f"self_attn.{name}_norm.weight" in names for name in "qk"}
+    epsilons = {_epsilon(layer.get_submodule(f"{name}_layernorm")) for name in ("input", "post_attention")}
+    activation = type(getattr(layer.get_submodule("mlp"), "act_fn", None)).__name__
+    if len(biased) + len(normed) + len(epsilons) > 3 or activation not in ("SiLU", "SiLUActivation"):
+        return False
+    head_dim = getattr(layer.get_submodule("self_attn"), "head_dim", -1)
+    # A norm over all heads at once (OLMo 2) is not what the kernel does.
+    return normed == {False} or layer.get_parameter("self_attn.q_norm.weight").shape == (head_dim,)
+
+
+def _epsilon(norm: nn.Module) -> float:
+    return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0)))
+
+
+class StopRule(NamedTuple):
+    """How long decode steps follow one another."""
+
+    max_steps: int
+    max_s: float
+    """Seconds; the step that passes them is the last."""
+    past_ends: bool
+    """Flag: the other sequences go on when one has ended."""
+    interrupted: int
+    """Address of 64 bits that say, once another thread has set them, that the step that runs is the last."""
+
+
+class DecodeResult(NamedTuple):
+    """Result of decode steps, each from tokens to tokens."""
+
+    ended: list[tuple[int, int]]
+    """Places of the rows that ended, in that order, each with kernels.STOPPED (by a token), FULL or NOT_FINITE."""
+    forward_s: float
+    """Seconds in forward passes."""
+    num_steps: int
+    num_drawn: int
+    """Tokens."""
+
+
+class _Tokens(NamedTuple):
+    """Tokens of one thread's pass; see Runner.start."""
+
+    token_ids: Int64Array
+    rows: Int64Array
+    positions: Int64Array
+    wanted: Int64Array
+
+
+class _Buffers:
+    """Memory that one thread writes to."""
+
+    def __init__(self, rows: int, decoder: kernels.Decoder, longest: int) -> None:
+        heads, kv_heads, dim = decoder.heads, decoder.kv_heads, decoder.head_dim
+        group, scratch_row = heads // kv_heads, (longest + 15) // 8 * 8
+        deepest = max(decoder.hidden, heads * dim, decoder.inner)
+        self.rows = rows
+        self._held = {
+            "residual": torch.empty(rows, decoder.hidden),
+            "normed": torch.empty(rows, decoder.hidden),
+            "qkv": torch.empty(rows, (heads + 2 * kv_heads) * dim),
+            "attended": torch.empty(rows, heads * dim),
+            "gate_up": torch.empty(rows, 2 * decoder.inner),
+            "turned": torch.empty((rows + 15) // 16 * 16, (deepest + 7) // 8 * 8),
+            "scratch": torch.empty(group, scratch_row),
+            "inverse": torch.empty(group),
+            "codes": torch.empty(rows, deepest + 4, dtype=torch.uint8),
+            "code_scale": torch.empty(rows),
+        }
+        self.arguments = kernels.Buffers(
+            scratch_row=scratch_row, **{name: tensor.data_ptr() for name, tensor in self._held.items()}
+        )
+        self.tokens = kernels.Tokens()
+
+
+class DecoderRunner:
+    """Runs a step's tokens. With several threads each takes whole rows, so the number of threads changes no bit."""
+
+    invariance = "each sum is taken in one order, for any number of rows"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        routed: RoutedModel,
+        attention: KernelAttention,
+        longest: int,
+        num_threads: int,
+        *,
+        in_eight_bits: bool = False,
+    ) -> None:
+        """longest: tokens of a sequence. in_eight_bits: the products, by copies made of the weights at each rebind."""
+        self.name, self.dtype = "c++ decoder", model.dtype
+        self.in_eight_bits = in_eight_bits
+        if in_eight_bits:
+            self.name += " in eight bits"
+        self._model, self._routed, self._attention, self._longest = model, routed, attention, longest
+        self._num_drawn: int | None = None
+        with torch.no_grad():
+            rotary, table = model.get_submodule("model.rotary_emb"), model.get_parameter("model.embed_tokens.weight")
+            cos, sin = rotary(table[:1], torch.arange(longest)[None])
+        self._rotation = (cos[0].contiguous(), sin[0].contiguous())
+        self._logits = torch.empty(0)
+        self._table = kernels.Table()
+        self._bound: tuple[Int64Array, ...] = (np.zeros(0, np.int64),) * 2
+        self.rebind()
+        self._buffers = [_Buffers(64, self._decoder, longest) for _ in range(num_threads)]
+        self._threads = ThreadPoolExecutor(num_threads, "decode") if num_threads > 1 else None
+
+    def limit_drawn(self, num_ids: int) -> None:
+        """Samples ids below num_ids only; those beyond it have an embedding and no token of the tokenizer."""
+        self._num_drawn = num_ids
+        self._decoder.drawn_vocab = min(self._decoder.vocab, num_ids)
+
+    def rebind(self) -> None:
+        """See Runner."""
+        if not self._attention.pool.keys:  # released: there will be another call once it is back
+            return
+        layers = list(self._model.get_submodule("model.layers").children())
+        bound = zip(layers, self._routed.traits, self._attention.pool.keys, self._attention.pool.values, strict=True)
+        self._layers = (kernels.Layer * len(layers))(*(_layer(*one) for one in bound))
+        self._eight = [QuantizedWeights(each) for each in self._products(layers)] if self.in_eight_bits else []
+        for layer, eight in zip(self._layers, self._eight, strict=False):  # the head comes last
+            layer.eight = eight.address
+        shape, cos = self._routed.shapes[0], self._rotation[0]
+        norm, first = self._model.get_submodule("model.norm"), layers[0].get_parameter
+        embedding, head = (self._model.get_parameter(f"{name}.weight") for name in ("model.embed_tokens", "lm_head"))
+        self._decoder = kernels.Decoder(
+            num_layers=len(layers), hidden=embedding.shape[1], vocab=head.shape[0],
+            heads=first(_WEIGHTS["query"]).shape[0] // shape.key_dim, kv_heads=shape.kv_heads, head_dim=shape.key_dim,
+            inner=first(_WEIGHTS["gate"]).shape[0], rotary_dim=cos.shape[1],
+            layers=ctypes.addressof(self._layers), embedding=embedding.data_ptr(), head=head.data_ptr(),
+            norm=norm.get_parameter("weight").data_ptr(), epsilon=_epsilon(norm),
+            cos=cos.data_ptr(), sin=self._rotation[1].data_ptr(),
+            head8=self._eight[-1].address if self._eight else None,
+            drawn_vocab=min(head.shape[0], self._num_drawn or head.shape[0]),
+        )  # fmt: skip
+
+    @property
+    def binding(self) -> object:
+        """See Runner."""
+        return self._layers, self._eight, self._decoder
+
+    @binding.setter
+    def binding(self, bound: Any) -> None:
+        self._layers, self._eight, self._decoder = bound
+
+    def _products(self, layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+        """Yields the matrices of each layer, and the head."""
+        for layer in layers:
+            yield [layer.get_parameter(_WEIGHTS[name]) for name in PRODUCTS]
+        yield [self._model.get_parameter("lm_head.weight")]
+
+    def start(
+        self,
+        token_ids: Int64Array,
+        rows: Int64Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        given: Given | None = None,
+    ) -> Logits:
+        """See Runner. With one thread the pass is over when this returns."""
+        self._reserve_logits(len(wanted))
+        decoder, table = self._decoder, None
+        if given is not None:  # the pass's own table of embeddings, of which each token has a row
+            table = embedded(self._model, torch.from_numpy(token_ids), given)
+            decoder, token_ids = kernels.Decoder.from_buffer_copy(decoder), np.arange(len(token_ids))
+            decoder.embedding = table.data_ptr()
+        bounds = self._bounds(rows)
+        parts = [slice(start, end) for start, end in pairwise(bounds)]
+        firsts = np.searchsorted(wanted, bounds).tolist()
+
+        def run(number: int) -> None:
+            part, mine = parts[number], slice(firsts[number], firsts[number + 1])
+            logits = self._logits[mine.start :]
+            step = _Tokens(token_ids[part], rows[part], positions[part], wanted[mine] - part.start)
+            self._run(number, decoder, step, logits)
+
+        def finish(_: Tensor | None = table) -> Tensor:  # the table lives as long as the pass
+            for run_elsewhere in running:
+                run_elsewhere.result()
+            self._spent(len(parts))
+            return self._logits
+
+        running = [self._threads.submit(run, number) for number in range(len(parts))] if self._threads else []
+        if not running:
+            run(0)
+        return finish
+
+    def advance(self, rows: Int64Array, table: SequenceTable, version: int, until: StopRule) -> DecodeResult:
+        """Decodes `rows` [N], each of which runs its last token and draws from its logits as they are.
+
+        What is appended to the table are the bits that start() and sampling.draw() give.
+        """
+        self._reserve_logits(len(rows))
+        self._bind(table)
+        outcome, ended = np.empty(len(rows), np.int8), np.empty(len(rows), np.int64)
+        parts = [*pairwise(self._bounds(rows))]
+
+        def run(number: int) -> None:
+            """Runs one thread's rows, which end on their own."""
+            begin, end = parts[number]
+            buffers = self._buffers_for(number, end - begin, self._logits[begin:])
+            self._attention.describe(buffers.tokens, rows[begin:end])
+            call = kernels.AdvanceCall(version, *until, outcome[begin:].ctypes.data, ended[begin:].ctypes.data)
+            self._attention.library.advance(
+                ctypes.byref(self._decoder), ctypes.byref(buffers.tokens), ctypes.byref(self._table),
+                ctypes.byref(call), ctypes.byref(buffers.arguments),
+            )  # fmt: skip
+
+        self._on_threads(run, len(parts))
+        spent = self._spent(len(parts))
+        found = [
+            begin + place
+            for (begin, _), one in zip(parts, spent, strict=True)
+            for place in ended[begin : begin + one.num_ended].tolist()
+        ]
+        return DecodeResult(
+            [(place, int(outcome[place])) for place in found],
+            sum([one.forward_s for one in spent]) / len(spent),
+            max([one.num_steps for one in spent]),
+            sum([one.num_drawn for one in spent]),
+        )
+
+    def _on_threads(self, run: Callable[[int], None], count: int) -> None:
+        """Runs each number below `count` on a thread; without threads there is one."""
+        if self._threads is None:
+            run(0)
+            return
+        for running in [self._threads.submit(run, number) for number in range(count)]:
+            running.result()
+
+    def _spent(self, parts: int) -> list[kernels.Buffers]:
+        """Returns the buffers in which each of `parts` threads reported its last call.
+
+        Adds the threads' attention time as spent side by side.
+        """
+        spent = [buffers.arguments for buffers in self._buffers[:parts]]
+        self._attention.seconds += sum([one.attention_s for one in spent]) / parts
+        return spent
+
+    def _bind(self, table: SequenceTable) -> None:
+        """Points to the table's arrays, which lie elsewhere once it has grown."""
+        if table.token_ids is self._bound[0] and table.stop_ids is self._bound[1]:
+            return
+        self._bound = table.token_ids, table.stop_ids
+        arrays = {name: getattr(table, name).ctypes.data for name in kernels.TABLE_ARRAYS}
+        self._table = kernels.Table(columns=table.token_ids.shape[1], num_stops=table.stop_ids.shape[1], **arrays)
+
+    def _reserve_logits(self, rows: int) -> None:
+        if rows > len(self._logits):
+            self._logits = torch.empty(max(rows, 2 * len(self._logits)), self._decoder.vocab)
+
+    def _bounds(self, rows: Int64Array) -> list[int]:
+        """Returns where each thread's tokens begin, and the end: about equally many each, a row's all with one."""
+        count, threads = len(rows), len(self._buffers)
+        if threads == 1:
+            return [0, count]
+        starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]])
+        ideal = np.arange(1, threads) * count / threads
+        cuts = starts[np.abs(starts[:, None] - ideal).argmin(0)]
+        return np.unique(np.r_[0, cuts, count]).tolist()
+
+    def _run(self, number: int, decoder: kernels.Decoder, step: "_Tokens", logits: Tensor) -> None:
+        """Runs one thread's tokens."""
+        buffers = self._buffers_for(number, len(step.rows), logits)
+        buffers.tokens.position = step.positions.ctypes.data
+        self._attention.describe(buffers.tokens, step.rows)
+        self._attention.library.decode(
+            ctypes.byref(decoder), ctypes.byref(buffers.tokens), step.token_ids.ctypes.data, step.wanted.ctypes.data,
+            len(step.wanted), ctypes.byref(buffers.arguments),
+        )  # fmt: skip
+
+    def _buffers_for(self, number: int, rows: int, logits: Tensor) -> _Buffers:
+        """Returns a thread's buffers, large enough, with the place for its logits."""
+        held = self._buffers[number]
+        if rows > held.rows:
+            held = self._buffers[number] = _Buffers(max(rows, 2 * held.rows), self._decoder, self._longest)
+        held.arguments.logits = logits.data_ptr()
+        return held
+
+
+def _layer(module: nn.Module, traits: AttentionTraits, keys: Tensor, values: Tensor) -> kernels.Layer:
+    parameters = dict(module.named_parameters())
+    weights = {ours: parameters[theirs].data_ptr() for ours, theirs in _WEIGHTS.items()}
+    weights |= {ours: parameters[theirs].data_ptr() for ours, theirs in _OPTIONAL.items() if theirs in parameters}
+    normed = "query_norm" in weights
+    return kernels.Layer(
+        **weights, key_pool=keys.data_ptr(), value_pool=values.data_ptr(),
+        sinks=None if traits.sinks is None else traits.sinks.detach().data_ptr(),
+        window=traits.window, scale=traits.scale, softcap=traits.softcap,
+        epsilon=_epsilon(module.get_submodule("input_layernorm")),
+        norm_epsilon=_epsilon(module.get_submodule("self_attn.q_norm")) if normed else 0.0,
+    )  # fmt: skip

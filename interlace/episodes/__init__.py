@@ -1,1 +1,0 @@
-"""Episodes: how one sample comes to be. One file each; your own is a class with the same method."""

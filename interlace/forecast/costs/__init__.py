@@ -1,0 +1,1 @@
+"""Cost models that replace the workers on the virtual clock."""

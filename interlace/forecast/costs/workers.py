@@ -1,0 +1,222 @@
+"""Scoring, inference and training that only cost time."""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+
+from interlace.core.random import keyed_random
+from interlace.core.row import RowName
+from interlace.core.runs import endless
+from interlace.core.state_parts import OPTIMIZER, WEIGHTS
+from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
+from interlace.forecast.costs.lengths import KEPT, to_normal, uniforms
+from interlace.forecast.costs.pace import Pace
+from interlace.forecast.profile.types import InferenceCosts, RewardCosts, TrainCosts
+from interlace.runtime.sim.loop import virtual_loop
+from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.weights.ref import WeightPart
+
+RIGHT, WRONG = RewardResult(reward=1.0), RewardResult(reward=0.0)
+
+
+def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
+    """Returns zeros, [L] for each sample, that share their memory."""
+    zero = endless(0.0, np.dtype(np.float32))
+    return [zero[: sample.num_tokens] for sample in samples]
+
+
+class SimulatedReward(Worker):
+    """Pool of scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
+
+    def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
+        """controller_sample_s: seconds of the controller for each sample, added here because all samples pass here."""
+        super().__init__(context)
+        self._costs, self._controller_sample_s = costs, controller_sample_s
+        self._loop = virtual_loop()
+        self._controller_free_s = 0.0
+        self._free_s = [0.0] * costs.workers
+        self._verdict = _kept_verdicts(costs, seed)
+
+    @operation(bin="score", on_device=False)
+    async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
+        """Returns one result per sample after the last one is scored."""
+        now = end_s = self._loop.now_s
+        # One controller makes all calls and passes all samples on.
+        self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
+        results = []
+        for sample in samples:
+            prompt = sample.prompt
+            latency_s, result = self._verdict(prompt.uid, prompt.attempt, sample.key.index)
+            self._controller_free_s += self._controller_sample_s
+            begin_s = max(self._controller_free_s, self._free_s[0])
+            heapq.heapreplace(self._free_s, begin_s + latency_s)
+            end_s = max(end_s, begin_s + latency_s)
+            results.append(result)
+        await self._loop.alarm(end_s - now)
+        return results
+
+
+class _Judge:
+    """Verdicts, keyed by the sample."""
+
+    def __init__(self, costs: RewardCosts, seed: int) -> None:
+        self._costs, self._seed = costs, seed
+        self._solve_rate = lru_cache(maxsize=4096)(self._drawn_solve_rate)
+
+    def verdict(self, uid: str, attempt: int, index: int) -> tuple[float, RewardResult]:
+        """Returns the seconds that one scorer takes with a sample, and the result."""
+        costs, key = self._costs, (self._seed, uid, attempt, index)
+        luck, haste = uniforms("score", *key)
+        latency_s = costs.median_s * math.exp(costs.sigma * to_normal(haste))
+        chance = uniforms("failure", *key)[0] if costs.fail_share else 1.0
+        if chance < costs.fail_share:
+            return min(latency_s, costs.max_s), RewardResult(failure="a simulated failure")
+        return min(latency_s, costs.max_s), RIGHT if luck < self._solve_rate(uid) else WRONG
+
+    def _drawn_solve_rate(self, uid: str) -> float:
+        """Draws a prompt's beta-distributed solve rate. `solve_spread` is the share of the largest variance."""
+        mean, spread = self._costs.solve_rate, self._costs.solve_spread
+        if spread <= 0 or mean in (0.0, 1.0):
+            return mean
+        if spread >= 1:
+            return float(uniforms("solve", self._seed, uid)[0] < mean)
+        weight = 1 / spread - 1
+        return keyed_random("solve", self._seed, uid).betavariate(mean * weight, (1 - mean) * weight)
+
+
+@lru_cache(maxsize=4)
+def _kept_verdicts(costs: RewardCosts, seed: int) -> Callable[[str, int, int], tuple[float, RewardResult]]:
+    """Returns a judge's verdict(), which remembers; the same function again for the same arguments."""
+    return lru_cache(maxsize=KEPT)(_Judge(costs, seed).verdict)
+
+
+class SimulatedRewardModel(SimulatedReward):
+    """A model that scores on devices."""
+
+    async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
+        """Returns one result per sample after the last one is scored."""
+        return await super().score(samples)
+
+
+class SimulatedInference(Worker):
+    """Log-probs of a model that is not trained."""
+
+    def __init__(self, context: WorkerContext, costs: InferenceCosts, pace: Pace) -> None:
+        super().__init__(context)
+        self._costs, self._pace = costs, pace
+        self._role = context.group.partition("/")[0]
+        self._num_devices = max(1, len(context.devices))
+        self._speed = costs.speed(self._num_devices)
+
+    @operation(bin="inference", phase="reference")
+    async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns [L] of each sample."""
+        await self._compute(samples, self._costs.token_s)
+        return zeros(samples)
+
+    async def onload(self) -> None:
+        await self._work(self._costs.onload_s / self._num_devices)
+
+    async def offload(self) -> None:
+        await self._work(self._costs.offload_s / self._num_devices)
+
+    @operation(on_device=False)
+    def memory_bytes(self) -> int:
+        return self._costs.memory_bytes(self._num_devices)
+
+    async def _compute(self, samples: Sequence[Sample], token_s: float) -> None:
+        num_tokens = sum(sample.num_total_tokens for sample in samples)
+        await self._work(self._costs.call_s + num_tokens * token_s / self._speed)
+
+    async def _work(self, seconds: float) -> None:
+        await self._pace.work(self._role, seconds)
+
+
+class SimulatedTrainer(SimulatedInference):
+    """A trained model: actor, critic or process reward model."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        costs: TrainCosts,
+        pace: Pace,
+        controller_step_s: float = 0.0,
+        *,
+        sends_adapters: bool = False,
+    ) -> None:
+        """controller_step_s: seconds of the controller once per step, added at the end of training."""
+        super().__init__(context, costs, pace)
+        self._train_costs, self._controller_step_s = costs, controller_step_s
+        self._sends_adapters = sends_adapters
+        self._prepared: deque[Sequence[Sample]] = deque()
+
+    @operation(bin="inference", parts=(WEIGHTS,))
+    async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns [L] of each sample."""
+        await self._compute(samples, self._train_costs.inference_token_s)
+        return zeros(samples)
+
+    @operation(bin="inference", phase="values", parts=(WEIGHTS,))
+    async def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns [L] of each sample."""
+        return await self.logprobs(samples)
+
+    @operation(bin="inference", phase="values", parts=(WEIGHTS,))
+    async def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns [L] of each sample."""
+        return await self.logprobs(samples)
+
+    @operation(bin="train", parts=(WEIGHTS,))
+    async def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
+        """Takes the time of forward and backward."""
+        taken = self._prepared.popleft() if prepared else cast("Sequence[Sample]", samples)
+        await self._compute(taken, self._costs.token_s)
+
+    @operation(on_device=False)
+    async def prepare(self, samples: Sequence[Sample]) -> None:
+        """Takes samples in and no time."""
+        self._prepared.append(samples)
+
+    @operation(bin="train", makes_activations=False)
+    async def optimizer_step(self) -> None:
+        """Closes the minibatch."""
+        await self._work(self._train_costs.optimizer_s / self._speed)
+
+    @operation(on_device=False)
+    async def step_metrics(self) -> Metrics:
+        """Returns nothing: nothing is learned."""
+        if self._controller_step_s:
+            await virtual_loop().alarm(self._controller_step_s)
+        return {}
+
+    @operation(bin="weight_sync", collect="all", parts=(WEIGHTS,), makes_activations=False)
+    async def export_weights(self, version: int, *, copy: bool) -> WeightPart:
+        """Returns a part without content."""
+        del copy
+        await self._work(self._train_costs.export_s)
+        return WeightPart.simulated(version, is_adapter=self._sends_adapters)
+
+    async def onload(self, parts: Sequence[str] | None = None) -> None:
+        await self._work(self._costs.onload_s * self._share(parts) / self._num_devices)
+
+    async def offload(self, parts: Sequence[str] | None = None) -> None:
+        await self._work(self._costs.offload_s * self._share(parts) / self._num_devices)
+
+    def _share(self, parts: Sequence[str] | None) -> float:
+        """Returns the share of the state that parts of it are."""
+        if parts is None:
+            return 1.0
+        moments = self._costs.moment_bytes / self._costs.state_bytes
+        return sum(moments if part == OPTIMIZER else 1 - moments for part in parts)
+
+    @operation(on_device=False)
+    def memory_parts(self) -> Mapping[str, int]:
+        if not self._costs.moment_bytes:
+            return super().memory_parts()
+        moments = self._costs.moment_bytes // self._num_devices
+        return {OPTIMIZER: moments, WEIGHTS: self.memory_bytes() - moments}

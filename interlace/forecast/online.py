@@ -1,0 +1,165 @@
+"""`schedule=auto` in training: predicted against measured at each step, and a new plan where the run has drifted."""
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.pool import AsyncResult, Pool
+
+from interlace.core.errors import InterlaceError
+from interlace.core.types import Metrics
+from interlace.flows.run import StepResult
+from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
+from interlace.forecast.profile.types import Lengths, Profile
+from interlace.forecast.search.plans import Accepts, Planned, differing
+from interlace.forecast.search.replanner import Replanner
+from interlace.observe.progress import ProgressView
+from interlace.runtime.process.child import become_child
+from interlace.runtime.process.launch import spawn_context
+from interlace.schedule.schedule import Schedule
+
+LOWEST = 19
+"""Niceness of a search. Beside one that wants the cores as much as it does, training of several threads comes to a
+tenth of its speed, since its threads wait for one another.
+"""
+SEARCH_S = 6.0
+"""Seconds of a search beside training."""
+KEPT_STEPS = 4
+"""Steps whose responses say how long responses are now."""
+POINTS = 33
+"""Quantiles of a measured distribution."""
+
+
+class OnlinePlanner:
+    """Planner of one run. Plans beside training, in a process of its own that lets all others go first.
+
+    Changes are made at publications only. A change starts the run again from a checkpoint of that boundary, in the same
+    process: anything of a schedule may change, its places and instances too, and nothing that was trained on is lost.
+    What that took the last time is what the next change must pay back.
+    """
+
+    def __init__(self, request: PlanRequest, schedule: Schedule, predicted_s: float, accepts: Accepts) -> None:
+        """request: with the bounds that the user set. schedule: the one to start with. predicted_s: of its step.
+        accepts: travels to the process.
+        """
+        self._request, self._accepts = request, accepts
+        self._schedule, self._rule = schedule, Replanner(predicted_s)
+        self._lengths: deque[list[int]] = deque(maxlen=KEPT_STEPS)
+        self._version = -1
+        self._pool: Pool | None = None
+        self._search: AsyncResult[RecipePlan] | None = None
+        self._next: Planned | None = None
+
+    def started(self, seconds: float) -> None:
+        """Takes in how long the run took to start, from its checkpoint or from nothing: the cost of a change."""
+        self._rule.switch_s = seconds
+
+    def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
+        """Takes in a step and prints its prediction. Returns metrics; `change` says whether to start again."""
+        predicted_s, step_s = self._rule.predicted_s, result.metrics["timing_s/step"]
+        error = self._rule.observe(step_s)
+        self._lengths.append([ended.sample.num_tokens for ended in result.ended if ended.sample.num_tokens])
+        progress.say(f"step {result.step}: predicted {predicted_s:.3g} s, measured {step_s:.3g} ({error:+.0%})")
+        if result.version != self._version:
+            self._version = result.version
+            self._at_publication(self._request.recipe.steps - result.step, progress)
+        return {"plan/predicted_s": predicted_s, "plan/error": error}
+
+    @property
+    def change(self) -> Schedule | None:
+        """The schedule to go on with; None where the current one stays."""
+        return self._next.schedule if self._next else None
+
+    def take_change(self) -> Schedule | None:
+        """Returns the schedule to go on with, once."""
+        found, self._next = self._next, None
+        if found is None:
+            return None
+        self._schedule = found.schedule
+        self._rule.changed(found.score.step_s)
+        return found.schedule
+
+    def wait(self) -> None:
+        """Waits until the search that goes on has ended, for callers that want every run alike."""
+        if self._search:
+            self._search.wait()
+
+    def close(self) -> None:
+        """Ends the search that goes on."""
+        if self._pool:
+            self._pool.terminate()
+
+    @property
+    def _process(self) -> Pool:
+        """The process of searches, which starts with the first."""
+        if self._pool is None:
+            self._pool = spawn_context().Pool(1, _begin, (self._accepts,))
+        return self._pool
+
+    def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
+        if self._search is None:
+            if self._rule.is_due and steps_left > 1:
+                request = self._refitted()
+                self._search = self._process.apply_async(_plan, (request, self._schedule))
+            return
+        if not self._search.ready():
+            return
+        search, self._search = self._search, None
+        try:
+            made = search.get()
+        except InterlaceError as error:  # what was found at the start goes on
+            progress.say(f"planning again found nothing: {error}")
+            return
+        self._decide(made, steps_left, progress)
+
+    def _decide(self, made: RecipePlan, steps_left: int, progress: ProgressView) -> None:
+        best, current = made.found.best, made.found.current
+        current_s = current.score.step_s if current else self._rule.predicted_s
+        self._request = made.request
+        if self._rule.planned(current_s, best.score.step_s, steps_left=steps_left):
+            self._next = best
+            progress.say(
+                f"changing the schedule: {current_s:.3g} s a step predicted now, {best.score.step_s:.3g} with "
+                f"{differing(best.schedule)}; starting again from here takes about {self._rule.switch_s:.3g} s"
+            )
+
+    def _refitted(self) -> PlanRequest:
+        """Returns the request with responses as long as they are now."""
+        simulation = self._request.simulation
+        profile = with_lengths(simulation.profile, [length for step in self._lengths for length in step])
+        settings = self._request.settings.model_copy(
+            update={"search_s": min(SEARCH_S, self._request.settings.search_s), "search_processes": 1}
+        )
+        return replace(self._request, simulation=replace(simulation, profile=profile), settings=settings)
+
+
+_accepts: Accepts
+
+
+def _begin(accepts: Accepts) -> None:
+    """Begins the process of searches, at the lowest priority."""
+    global _accepts  # noqa: PLW0603 - all searches of the process share it
+    _accepts = accepts
+    become_child()
+    os.nice(LOWEST)
+
+
+def _plan(request: PlanRequest, current: Schedule) -> RecipePlan:
+    return make_plan(request, accepts=_accepts, current=current)
+
+
+def with_lengths(profile: Profile, lengths: Sequence[int]) -> Profile:
+    """Returns a profile with measured response lengths in place of its own; the share of prompts in them stays."""
+    if len(lengths) < POINTS:
+        return profile
+    ordered = sorted(lengths)
+    quantiles = [float(ordered[round(place / (POINTS - 1) * (len(ordered) - 1))]) for place in range(POINTS)]
+    own = profile.lengths
+    fitted = Lengths(
+        prompt_tokens=own.prompt_tokens,
+        quantiles=tuple(quantiles),
+        prompt_sigma=own.prompt_sigma,
+        response_sigma=own.response_sigma,
+        rank_correlation=own.rank_correlation,
+    )
+    return profile.model_copy(update={"lengths": fitted})

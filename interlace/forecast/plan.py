@@ -1,0 +1,262 @@
+"""The schedule for a recipe: searched by the planner, predicted by the simulator."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from pydantic import Field
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON
+from interlace.core.yaml_text import parse_yaml
+from interlace.forecast.profile.types import Profile
+from interlace.forecast.scoring import TimedEffort, Workplace, open_scorer
+from interlace.forecast.search.bounds import Workload
+from interlace.forecast.search.planner import search
+from interlace.forecast.search.plans import Accepts, PlanBounds, Planned, SearchResult, WhyNot, accept_all
+from interlace.forecast.simulate import Simulation, check_profile_roles
+from interlace.observe.goodput import GOVERNED_BY
+from interlace.rollouts.by_row import simulators_of
+from interlace.run.recipe.check_settings import check_placement, check_sizes
+from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
+from interlace.run.recipe.layout import needed_roles
+from interlace.run.recipe.load import load_recipe, override_key
+from interlace.schedule.schedule import Schedule
+
+SPANS = (1, 2, 4, 8)
+"""Devices of an engine that are tried on a virtual cluster: a node has eight."""
+
+
+class PlanSettings(PlanBounds):
+    """Bounds and effort of a search; on the command line `plan.KEY=VALUE`."""
+
+    deadline_h: float | None = Field(default=None, gt=0)
+    """Hours that all of the recipe's steps may take: of plans on all, half or a quarter of the devices, the one that
+    holds it for the fewest device-seconds."""
+    device_hour_cost: float | None = Field(default=None, ge=0)
+    """Price of one device for an hour; None takes the profile's."""
+    search_s: float = Field(default=60.0, gt=0)
+    """Seconds of real time that the search may take, with `search_processes` processes; the best plan so far counts."""
+    search_samples: int | None = Field(default=None, ge=1)
+    """Samples that the search may simulate; with enough `search_s`, the same settings then give the same plan."""
+    search_processes: int = Field(default=2, ge=1)
+    """Processes that simulate side by side."""
+    probe_steps: int = Field(default=4, ge=1)
+    """Steps of a plan that is really run."""
+    file: str = "plan.yaml"
+    """File of the schedule; a report is written beside it."""
+
+    @property
+    def out(self) -> Path:
+        """The schedule's file."""
+        return Path(self.file)
+
+    @property
+    def words(self) -> str:
+        """The bounds, for people."""
+        return f"{self.bounds}, in {self.deadline_h:g} h" if self.deadline_h else self.bounds
+
+
+def split_settings(overrides: Sequence[str], bounds: PlanBounds) -> tuple[PlanSettings, list[str]]:
+    """Splits the planner's own settings from the recipe's overrides. Raises UserError."""
+    mine = {override_key(each).removeprefix("plan."): each for each in overrides if each.startswith("plan.")}
+    values = {key: parse_yaml(each.partition("=")[2]) for key, each in mine.items()}
+    settings = PlanSettings.parse({**bounds.model_dump(), **values}, where="plan")
+    if not settings.file.endswith((".yaml", ".yml")):
+        raise UserError(f"plan.file = {settings.file!r}: a schedule's file ends in .yaml.")
+    return settings, [each for each in overrides if not each.startswith("plan.")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """Run that a schedule is planned for, and bounds."""
+
+    recipe: Recipe
+    simulation: Simulation
+    settings: PlanSettings = PlanSettings()
+    spans: tuple[int, ...] = SPANS
+
+    @property
+    def workload(self) -> Workload:
+        """Returns the recipe's sizes, as the planner sees them."""
+        recipe, num_devices = self.recipe, self.simulation.num_devices
+        is_model = recipe.reward is not None and recipe.reward.model is not None
+        simulators = simulators_of(recipe.episode)
+        turns = None if recipe.episode.is_single_turn else self.simulation.profile.turns
+        return Workload(
+            num_devices=num_devices,
+            prompts_per_step=recipe.prompts_per_step,
+            samples_per_prompt=recipe.samples_per_prompt,
+            max_new_tokens=recipe.sampling.max_new_tokens,
+            roles=tuple(
+                role.name
+                for role in needed_roles(algorithm_of(recipe).needs)
+                if (role.needs_device and not role.worker)
+                or (is_model and role.name == "reward")
+                or (simulators and role.name == "env")
+            ),
+            num_envs=simulators.num_envs if simulators else 0,
+            turns=fmean(turns.turns) if turns else 1.0,
+            spans=tuple(span for span in self.spans if span <= num_devices),
+            pools=self.simulation.pools,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipePlan:
+    """Outcome of planning."""
+
+    request: PlanRequest
+    found: SearchResult
+
+    def price(self, plan: Planned) -> float | None:
+        """Returns the price of a million trained tokens; None where no price of a device is stated."""
+        given = self.request.settings.device_hour_cost
+        return self.request.simulation.price(plan.score.tokens_per_s, device_hour_cost=given)
+
+    def row(self, plan: Planned) -> dict[str, JSON]:
+        """Returns a plan as JSON."""
+        score = plan.score
+        return {
+            "from": plan.name,
+            "schedule": plan.schedule.model_dump(mode="json"),
+            "step_s": score.step_s,
+            "step_s_interval": list(interval(plan)),
+            "ratio": self.found.ratio(plan),
+            "trained_tokens_per_s": score.tokens_per_s,
+            "goodput": score.goodput,
+            "staleness_mean": score.staleness_mean,
+            "staleness_max": score.staleness_max,
+            "staleness_bound": plan.staleness_bound,
+            "length_shift": score.length_shift,
+            "price_per_million_tokens": self.price(plan),
+        }
+
+    def json(self) -> dict[str, JSON]:
+        """Returns all as one JSON object."""
+        found, sizes = self.found, self.request.workload
+        return {
+            "devices": sizes.num_devices,
+            "prompts_per_step": sizes.prompts_per_step,
+            "samples_per_prompt": sizes.samples_per_prompt,
+            "max_new_tokens": sizes.max_new_tokens,
+            "best": self.row(found.best),
+            "ranked": [self.row(plan) for plan in found.ranked],
+            "unbiased": self.row(found.unbiased) if found.unbiased else None,
+            "baseline": self.row(found.baseline) if found.baseline else None,
+            "front": [self.row(plan) for plan in found.front],
+            "why_not": [{**asdict(each), "loses": [list(pair) for pair in each.loses]} for each in found.why_not],
+            "scored": found.num_scored,
+            "pruned": found.num_pruned,
+        }
+
+
+def interval(plan: Planned) -> tuple[float, float]:
+    """Returns bounds of the predicted seconds of a step: two standard errors of the mean over simulated steps."""
+    return max(0.0, plan.score.step_s - 2 * plan.score.error_s), plan.score.step_s + 2 * plan.score.error_s
+
+
+def sentence(why: WhyNot) -> str:
+    """Returns what a preset loses, and where, for people."""
+    if why.ratio is None:
+        return f"{why.preset}: {why.reason}"
+    lost = "; ".join(
+        f"{by:+.0%} of device time in {name} ({GOVERNED_BY.get(name, 'more work')})" for name, by in why.loses
+    )
+    bound = f"out of bounds: {why.reason}. " if why.reason else ""
+    return f"{why.preset}: {bound}{why.ratio:.2f} of the best plan's speed{': ' if lost else ''}{lost}"
+
+
+def recipe_for(spec: str, overrides: Sequence[str], profile: Profile) -> tuple[Recipe, str]:
+    """Loads a recipe to be planned on a virtual cluster. Returns it and what is to be said of its sizes.
+
+    A profile of another model is of another run: its sizes stand in for the recipe's, where no override gives them.
+    """
+    recipe = load_recipe(spec, overrides)
+    if profile.sizes is None or profile.model in ("", recipe.model.path):
+        return recipe, ""
+    sizes = profile.sizes
+    theirs = {
+        "prompts_per_step": sizes.prompts_per_step,
+        "samples_per_prompt": sizes.samples_per_prompt,
+        "sampling.max_new_tokens": sizes.max_new_tokens,
+        **({"episode.env.num_envs": sizes.num_envs} if sizes.num_envs else {}),
+    }
+    given = {override_key(each) for each in overrides}
+    taken = [f"{key}={value}" for key, value in theirs.items() if key not in given]
+    note = f"The profile is of {profile.model}, not of {recipe.model.path}: planned for its run, {' '.join(taken)}."
+    return load_recipe(spec, [*overrides, *taken]), note if taken else ""
+
+
+def make_plan(
+    request: PlanRequest,
+    *,
+    accepts: Accepts = accept_all,
+    current: Schedule | None = None,
+    say: Callable[[str], None] = lambda _text: None,
+) -> RecipePlan:
+    """Searches, on fewer devices too where there is a deadline to hold.
+
+    accepts: says why a schedule cannot run, beside what the profile and the settings say. current: the schedule that is
+    followed now, predicted as closely as the best. say: shows a line of progress. Ctrl-C ends the search with the best
+    plan so far. Raises UserError if no plan fits, or the limits contradict each other.
+    """
+    check_sizes(request.recipe, algorithm_of(request.recipe))
+    check_profile_roles(set_schedule(request.recipe, Schedule()), request.simulation.profile)
+    settings, num_devices = request.settings, request.simulation.num_devices
+    if settings.deadline_h is None:
+        return _searched(request, math.inf, settings.search_s, accepts, current, say=say)
+    if request.simulation.pools:
+        raise UserError("plan.deadline_h chooses a number of devices, of one kind: give one --profile.")
+    max_step_s = settings.deadline_h * 3600 / request.recipe.steps
+    sizes = [size for size in (num_devices, num_devices // 2, num_devices // 4) if size]
+    plans: list[RecipePlan] = []
+    for size in sizes:
+        smaller = replace(request, simulation=replace(request.simulation, num_devices=size))
+        try:
+            plans.append(_searched(smaller, max_step_s, settings.search_s / len(sizes), accepts, say=say))
+        except UserError:
+            if not plans:
+                raise
+            break
+    # A price is proportional to device-seconds.
+    return min(plans, key=lambda plan: plan.request.simulation.num_devices / plan.found.best.score.tokens_per_s)
+
+
+def _searched(
+    request: PlanRequest,
+    max_step_s: float,
+    search_s: float,
+    accepts: Accepts,
+    current: Schedule | None = None,
+    *,
+    say: Callable[[str], None],
+) -> RecipePlan:
+    recipe, simulation, settings = request.recipe, request.simulation, request.settings
+    limits = settings.limits(max_step_s)
+
+    def accepted(schedule: Schedule) -> str | None:
+        try:
+            check_placement(set_schedule(recipe, schedule), simulation.devices)
+            check_profile_roles(set_schedule(recipe, schedule), simulation.profile)
+        except UserError as error:
+            return str(error)
+        return accepts(schedule)
+
+    processes = settings.search_processes
+    effort = TimedEffort(search_s, processes=processes, num_samples=settings.search_samples, say=say)
+    place = Workplace(recipe=recipe, simulation=simulation)
+    with open_scorer(place, processes=processes, effort=effort) as score:
+        found = search(
+            simulation.profile,
+            request.workload,
+            simulation.devices,
+            limits,
+            score,
+            effort=effort,
+            accepts=accepted,
+            current=current,
+        )
+    return RecipePlan(request=request, found=found)

@@ -1,0 +1,1 @@
+"""Measured costs of each worker on this machine, and the profile that stores them."""

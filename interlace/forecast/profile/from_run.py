@@ -1,0 +1,218 @@
+"""A profile from a run's own records, while it goes on or afterwards: no worker is measured for it.
+
+Engines' calls, training and publication are in the trace, tokens in metrics and samples. What one call of each kind
+costs is fitted to these, and all of them then to the run's steps, as a measured profile's are.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.forecast.profile.fit import fit, intraclass_correlation
+from interlace.forecast.profile.profile import device_name
+from interlace.forecast.profile.rollout import rising
+from interlace.forecast.profile.samples import lengths_of
+from interlace.forecast.profile.steps import FEWEST, FILLING, StepTimes, fitted, waiting_s
+from interlace.forecast.profile.trace_slices import ReadTrace, Slice, read_trace
+from interlace.forecast.profile.types import (
+    InferenceCosts,
+    Lengths,
+    Profile,
+    RewardCosts,
+    RolloutCosts,
+    RunSizes,
+    StateCosts,
+    TrainCosts,
+)
+from interlace.models.loading import empty_model
+from interlace.models.size import model_size
+from interlace.observe.run_data import RunData, Transcript
+from interlace.observe.run_folder import RunFolder
+from interlace.run.clusters.base import back_end
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.load import load_recipe
+from interlace.workers.rollout import MIN_CALL_S
+
+OPTIMIZER_BYTES = 16
+"""Bytes of a trained parameter in float32: itself, its gradient and two moments."""
+
+
+def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
+    """Returns the run's recipe and what its workers cost on this machine, which the run has to be of.
+
+    Raises UserError where the run has too few steps or samples of several turns, whose tools no record has.
+    """
+    recipe, run = load_recipe(str(folder.config)), RunData.read(folder)
+    if not recipe.episode.is_single_turn:
+        raise UserError(
+            f"run {folder.path} has episodes of several turns, and its records do not say how long tools take. Measure "
+            f"them: interlace profile {folder.config}"
+        )
+    if len(run.rows) < FEWEST:
+        raise UserError(
+            f"run {folder.path} has logged {len(run.rows)} steps; a profile is fitted to {FEWEST} or more. Wait for "
+            "them, or measure the recipe: interlace profile RECIPE."
+        )
+    trace, devices = read_trace(folder.timeline), back_end(recipe.cluster).find_devices(recipe.cluster)
+    size = model_size(empty_model(recipe.model))
+    trained_bytes = OPTIMIZER_BYTES * size.num_parameters
+    state = {"state_bytes": trained_bytes, "moment_bytes": trained_bytes // 2}
+    actor = _training(trace, "actor", run).model_copy(update=state)
+    profile = Profile(
+        device=device_name(devices[0]),
+        model=recipe.model.path,
+        sizes=RunSizes(
+            prompts_per_step=recipe.prompts_per_step,
+            samples_per_prompt=recipe.samples_per_prompt,
+            max_new_tokens=recipe.sampling.max_new_tokens,
+        ),
+        source=f"records of run {folder.name}{f' ({trace.note})' if trace.note else ''}",
+        device_memory_bytes=devices[0].memory_bytes,
+        rollout=_rollout(trace, recipe).model_copy(
+            update={
+                "state_bytes": size.weight_bytes,
+                "device_bytes": recipe.rollout.max_tokens * size.kv_bytes_per_token,
+            }
+        ),
+        reward=_reward(trace, recipe, run),
+        lengths=_lengths(run),
+        reference=_reference(trace, run, size.weight_bytes),
+        critic=_training(trace, "critic", run).model_copy(update=state) if trace.of("critic", "accumulate") else None,
+        actor=actor,
+    )
+    spans = [each.span for each in trace.slices]
+    waiting = [waiting_s(step, spans) for step in trace.steps]
+    return recipe, fitted(profile, StepTimes.of(run.values, waiting), recipe, len(devices))
+
+
+def _rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
+    """Fits calls of the engines: prompts, cached tokens read and decode steps by batch."""
+    calls = [each for each in trace.of("rollout", "serve", after_step=1) if each.args.get("new_tokens")]
+    if not calls:
+        raise UserError("the run's trace does not say what its engines computed: it is of an older version. Measure.")
+    # A call ends soon after a sequence does, so most of its steps have the batch that it began with.
+    largest = max(each.args["batch"] for each in calls)
+    batches = [2**power for power in range(largest.bit_length()) if 2**power < largest] + [largest]
+    steps = np.asarray([each.args["new_tokens"] / each.args["batch"] for each in calls])
+    shares = np.stack([np.interp([each.args["batch"] for each in calls], batches, row) for row in np.eye(len(batches))])
+    seen = [place for place in range(len(batches)) if shares[place].any()]
+    capacity = recipe.rollout.max_tokens
+    rows = [
+        [1.0, _prompt_tokens(each), count * each.args["kv_use"] * capacity, *(count * shares[seen, place])]
+        for place, (each, count) in enumerate(zip(calls, steps, strict=True))
+    ]
+    speed = StateCosts().speed(_num_devices(calls))
+    found = fit(rows, [each.seconds * speed for each in calls])
+    call_s, prefill_token_s, context_token_s, *steps_s = map(float, found)
+    costs = RolloutCosts(
+        steps=rising([batches[place] for place in seen], steps_s),
+        call_s=call_s,
+        prefill_token_s=prefill_token_s,
+        context_token_s=context_token_s,
+        kv_tokens=capacity,
+        max_running=recipe.rollout.max_running,
+        min_call_s=MIN_CALL_S,
+        update_s=_median_s(trace.of("rollout", "update_weights")),
+    )
+    return costs.model_copy(update=_moves(trace, "rollout"))
+
+
+def _prompt_tokens(call: Slice) -> float:
+    """Returns the prompt tokens that an engine computed: once for the samples of a prompt that came together."""
+    names = call.args.get("samples", ())
+    return float(call.args["prompt_tokens"]) * (len(names) / _num_samples(call) if names else 1.0)
+
+
+def _training(trace: ReadTrace, role: str, run: RunData) -> TrainCosts:
+    training = trace.of(role, "accumulate", after_step=FILLING)
+    costs = TrainCosts(token_s=0.0)
+    speed = costs.speed(_num_devices(training))
+    inference = trace.of(role, "logprobs", "values", "process_rewards", after_step=FILLING)
+    return costs.model_copy(
+        update={
+            "token_s": _token_s(training, run) * speed,
+            "inference_token_s": _token_s(inference, run) * speed,
+            "optimizer_s": _median_s(trace.of(role, "optimizer_step")) * speed,
+            "export_s": _median_s(trace.of(role, "export_weights")),
+            **_moves(trace, role),
+        }
+    )
+
+
+def _reference(trace: ReadTrace, run: RunData, weight_bytes: int) -> InferenceCosts | None:
+    calls = trace.of("reference", "logprobs", after_step=FILLING)
+    if not calls:
+        return None
+    speed = StateCosts().speed(_num_devices(calls))
+    costs = InferenceCosts(token_s=_token_s(calls, run) * speed, state_bytes=weight_bytes)
+    return costs.model_copy(update=_moves(trace, "reference"))
+
+
+def _num_devices(calls: Sequence[Slice]) -> int:
+    """Returns the devices of an instance, all of its ranks'."""
+    ranks = {each.span.rank: len(each.span.devices) for each in calls}
+    return max(1, sum(ranks.values()))
+
+
+def _token_s(calls: Sequence[Slice], run: RunData) -> float:
+    """Returns seconds a token of a step's calls, whose tokens are those that the step trained on."""
+    tokens, seconds = dict(run.curve("perf/num_tokens")), dict.fromkeys((each.span.step for each in calls), 0.0)
+    for each in calls:
+        if each.span.rank == 0:
+            seconds[each.span.step] += each.seconds
+    return median([taken / tokens[step] for step, taken in seconds.items() if tokens.get(step)] or [0.0])
+
+
+def _reward(trace: ReadTrace, recipe: Recipe, run: RunData) -> RewardCosts:
+    if recipe.reward is None:
+        return RewardCosts()
+    calls = trace.of("reward", "score", after_step=FILLING)
+    workers, correct = max(1, recipe.reward.workers), recipe.reward.correct
+    right = [[(each.reward or 0.0) >= correct for each in group] for group in _groups(run) if group]
+    rows = [float(max(1, _num_samples(each)) / workers) for each in calls]
+    return RewardCosts(
+        median_s=median([each.seconds / max(1.0, waves) for each, waves in zip(calls, rows, strict=True)] or [0.0]),
+        max_s=recipe.reward.timeout_s,
+        workers=workers,
+        solve_rate=fmean(verdict for group in right for verdict in group) if right else 0.5,
+        solve_spread=intraclass_correlation(right) if right else 0.3,
+    )
+
+
+def _num_samples(call: Slice) -> int:
+    return sum(name.count(",") + 1 for name in call.args.get("samples", ()))
+
+
+def _lengths(run: RunData) -> Lengths:
+    groups = [[float(each.num_tokens) for each in group] for group in _groups(run)]
+    tokens, trained = run.values("perf/num_tokens"), run.values("samples/trained")
+    prompts = sum(tokens) / max(1.0, sum(trained)) - fmean(run.values("response_length/mean"))
+    # Only runs that dispatch by length report the quality of their predictions.
+    ranks = run.values("rollout/length_rank")
+    return lengths_of(
+        groups, prompt_tokens=max(1, round(prompts)), rank_correlation=max(0.0, ranks[-1]) if ranks else 0.0
+    )
+
+
+def _groups(run: RunData) -> list[list[Transcript]]:
+    """Returns the finished samples of each prompt in each step."""
+    found: dict[tuple[int, str], list[Transcript]] = {}
+    for each in run.transcripts:
+        if each.num_tokens and each.reward is not None:
+            found.setdefault((each.step, each.uid), []).append(each)
+    return list(found.values())
+
+
+def _moves(trace: ReadTrace, role: str) -> dict[str, float]:
+    """Returns seconds in which a role's state leaves the devices and comes back, over one device's link."""
+    found = {}
+    for name in ("onload", "offload"):
+        calls = trace.of(role, name, after_step=-1)
+        found[f"{name}_s"] = median([each.seconds * max(1, len(each.span.devices)) for each in calls] or [0.0])
+    return found
+
+
+def _median_s(calls: Sequence[Slice]) -> float:
+    return median([each.seconds for each in calls] or [0.0])

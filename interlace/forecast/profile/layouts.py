@@ -1,0 +1,102 @@
+"""Whole steps where roles share devices, and where training goes on beside generation: what a second device is worth to
+training, and what one worker costs another, are found in steps as they are, not in calls one after another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeAlias
+
+from interlace.forecast.profile.steps import StepTimes, halved, ratio, simulated
+from interlace.forecast.profile.types import Interference, Profile
+from interlace.run.recipe.config import Recipe
+from interlace.schedule.placement import Device
+from interlace.schedule.roles import ROLES
+from interlace.schedule.schedule import Schedule
+
+SLOWEST = 8.0
+"""Slowdown of work beside other work, at most."""
+HALVINGS, ROUNDS = 8, 2
+Refine: TypeAlias = Callable[[Profile, StepTimes, Recipe, int], Profile]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredLayout:
+    """A way of placing roles, and what its steps say of a profile."""
+
+    name: str
+    schedule: Callable[[int], Schedule]
+    """Makes the schedule for a number of devices, 2 or more."""
+    refined: Refine
+    """Makes costs with which a simulation of the layout takes as long as its real steps, of which this many devices."""
+
+
+def _placed(rollout: str, others: str, **fields: int) -> Schedule:
+    placement = {role.name: rollout if role.name == "rollout" else others for role in ROLES if role.is_common}
+    return Schedule.parse({"placement": placement, **fields}, where="the placement of a profile")
+
+
+def spread_placement(devices: Sequence[Device]) -> Schedule:
+    """Engines on every device, whatever else there is on the last: any two roles that may work at once can do so here.
+
+    The recipe's own schedule decides who shares what, but not what an instance costs.
+    """
+    return _placed("all", str(len(devices) - 1))
+
+
+def _shared(num_devices: int) -> Schedule:
+    del num_devices
+    return _placed("all", "all")
+
+
+def _apart(num_devices: int) -> Schedule:
+    half = num_devices // 2
+    return _placed(f"0-{half - 1}", f"{half}-{num_devices - 1}", max_staleness=1)
+
+
+def _efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
+    """Finds the speed that training keeps with each doubling of its devices."""
+
+    def tried(kept: float) -> Profile:
+        critic = profile.critic and profile.critic.model_copy(update={"efficiency": kept})
+        return profile.model_copy(
+            update={"actor": profile.actor.model_copy(update={"efficiency": kept}), "critic": critic}
+        )
+
+    def is_too_fast(kept: float) -> bool:
+        return ratio(real, real.trains_s, simulated(tried(kept), recipe, num_devices, real).trains_s) > 1
+
+    return tried(_searched(1.0, 0.5, is_too_fast))
+
+
+def _interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
+    """Finds what generation costs training that goes on meanwhile, and then training generation."""
+
+    def refined(so_far: Profile, role: str, beside: str, part: Callable[[StepTimes], Sequence[float]]) -> Profile:
+        others = [pair for pair in so_far.interference if (pair.role, pair.beside) != (role, beside)]
+
+        def tried(slowdown: float) -> Profile:
+            pair = Interference(role=role, beside=beside, slowdown=slowdown)
+            return so_far.model_copy(update={"interference": (*others, pair)})
+
+        def is_too_fast(slowdown: float) -> bool:
+            return ratio(real, part(real), part(simulated(tried(slowdown), recipe, num_devices, real))) > 1
+
+        # Where they hardly meet nothing is learned of what they cost each other.
+        return so_far if is_too_fast(SLOWEST) else tried(_searched(1.0, SLOWEST, is_too_fast))
+
+    for _ in range(ROUNDS):  # how long either takes decides how long they meet
+        profile = refined(profile, "actor", "rollout", lambda times: times.trains_s)
+        profile = refined(profile, "rollout", "actor", lambda times: times.rollouts_s)
+    return profile
+
+
+def _searched(fast: float, slow: float, is_too_fast: Callable[[float], bool]) -> float:
+    """Finds the value between which a simulation is too fast and too slow."""
+    return fmean(halved(fast, slow, is_too_fast, times=HALVINGS))
+
+
+LAYOUTS = (
+    MeasuredLayout(name="roles share all devices", schedule=_shared, refined=_efficiency),
+    MeasuredLayout(name="training beside generation", schedule=_apart, refined=_interference),
+)

@@ -1,0 +1,123 @@
+"""Costs of work beside work: threads of one process share its lock, processes share cores and memory."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from statistics import median
+
+from interlace.core.types import Request, Sample, SampleKey, SamplingParams
+from interlace.flows.run import RoleGroups
+from interlace.forecast.profile.fit import Call, timed
+from interlace.forecast.profile.rollout import serve_all
+from interlace.forecast.profile.training import train_call
+from interlace.forecast.profile.types import Interference
+from interlace.rollouts.role_groups import RolloutGroup
+from interlace.run.recipe.config import Recipe
+from interlace.runtime.typed_group import TypedGroup
+
+ROUNDS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BusyWorker:
+    """An instance and what it does over and over."""
+
+    role: str
+    group: TypedGroup
+    call: Call
+
+    def may_work_beside(self, other: "BusyWorker") -> bool:
+        """Returns whether both workers share no device."""
+        return not set(self.group.device_indices) & set(other.group.device_indices)
+
+
+async def measure_interference(
+    groups: RoleGroups, samples: Sequence[Sample], sampling: SamplingParams, recipe: Recipe, *, budget_s: float
+) -> tuple[Interference, ...]:
+    """Slowdowns of each role beside each other that can work at the same time on the cluster's devices.
+
+    samples: of a step. Where a role has many instances all of them work, and each is charged its share.
+    """
+    workers = list(_workers(groups, samples, sampling, recipe))
+    pairs = [
+        (worker, beside)
+        for worker in _one_a_role(workers)
+        for role in dict.fromkeys(other.role for other in workers)
+        if "rollout" in (worker.role, role)
+        and (beside := [other for other in workers if other.role == role and other.may_work_beside(worker)])
+    ]
+    found = []
+    for worker, beside in pairs:
+        ratio = await slowdown(worker.call, [other.call for other in beside], budget_s=budget_s / len(pairs))
+        each = 1 + max(0.0, ratio - 1) / len(beside)
+        found.append(Interference(role=worker.role, beside=beside[0].role, slowdown=each))
+    return tuple(found)
+
+
+async def slowdown(call: Call, others: Sequence[Call], *, budget_s: float) -> float:
+    """How many times as long a call takes while the others are made over and over; measured in turns with it alone."""
+    for each in (call, *others):
+        await each()  # the first time is slower
+    alone: list[float] = []
+    beside: list[float] = []
+    start_s = time.perf_counter()
+    while len(beside) < ROUNDS or time.perf_counter() - start_s < budget_s / 2:
+        alone.append(await timed(call))
+        async with _over_and_over(others):
+            beside.append(await timed(call))
+        if time.perf_counter() - start_s > budget_s:
+            break
+    return median(beside) / median(alone)
+
+
+@asynccontextmanager
+async def _over_and_over(calls: Sequence[Call]) -> AsyncIterator[None]:
+    is_over = False
+
+    async def repeat(call: Call) -> None:
+        while not is_over:
+            await call()
+
+    loops = [asyncio.ensure_future(repeat(call)) for call in calls]
+    await asyncio.sleep(0)  # they begin
+    try:
+        yield
+    finally:
+        is_over = True
+        await asyncio.gather(*loops)
+
+
+def _one_a_role(workers: Sequence[BusyWorker]) -> list[BusyWorker]:
+    return list({worker.role: worker for worker in reversed(workers)}.values())
+
+
+def _workers(
+    groups: RoleGroups, samples: Sequence[Sample], sampling: SamplingParams, recipe: Recipe
+) -> Iterator[BusyWorker]:
+    share = math.ceil(len(samples) / len(groups.rollout))
+    for place, engine in enumerate(groups.rollout):
+        mine = samples[place * share : (place + 1) * share] or samples[:share]
+        yield BusyWorker(role="rollout", group=engine, call=_generate(engine, mine, sampling))
+    if groups.reference:
+        reference = groups.reference[0]
+        yield BusyWorker(role="reference", group=reference, call=lambda: reference.logprobs(samples))
+    if groups.critic:
+        yield BusyWorker(role="critic", group=groups.critic, call=train_call(groups.critic, samples, recipe))
+    yield BusyWorker(role="actor", group=groups.actor, call=train_call(groups.actor, samples, recipe))
+
+
+def _generate(engine: RolloutGroup, samples: Sequence[Sample], sampling: SamplingParams) -> Call:
+    """Makes the call of an engine's share of a step, sampled as in the step."""
+    requests = [
+        Request(
+            uid=sample.prompt.uid,
+            owner=SampleKey(sample.key.gid, sample.key.index),
+            prompt_ids=sample.prompt.token_ids.tolist(),
+            params=sampling,
+        )
+        for sample in samples
+    ]
+    return lambda: serve_all(engine, requests)

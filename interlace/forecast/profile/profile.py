@@ -1,0 +1,247 @@
+"""A recipe's workers, measured on this machine through the same workers and calls that train them."""
+
+import asyncio
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from interlace.core.types import Prompt, Sample, SamplingParams
+from interlace.data.loading import PromptSet
+from interlace.data.stream import PromptStream
+from interlace.flows.run import RoleGroups
+from interlace.forecast.profile.envs import measure_envs
+from interlace.forecast.profile.episodes import draw_episodes
+from interlace.forecast.profile.layouts import LAYOUTS, spread_placement
+from interlace.forecast.profile.pairs import measure_interference
+from interlace.forecast.profile.rollout import measure_rollout
+from interlace.forecast.profile.samples import draw_samples, measure_lengths, measure_reward
+from interlace.forecast.profile.steps import StepTimes, fitted, measure_steps
+from interlace.forecast.profile.training import measure_export, measure_inference, measure_training
+from interlace.forecast.profile.types import (
+    EnvCosts,
+    InferenceCosts,
+    Interference,
+    Profile,
+    RewardCosts,
+    RunSizes,
+    TrainCosts,
+    Turns,
+)
+from interlace.forecast.recipe_check import AcceptsHere
+from interlace.observe.progress import ProgressView
+from interlace.rollouts.by_row import simulators_of
+from interlace.rollouts.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RolloutGroup
+from interlace.run.clusters.base import back_end, run_on
+from interlace.run.host import envs_of, sampling_of
+from interlace.run.launch import ModelSources, launch_roles
+from interlace.run.recipe.config import Recipe, ScheduleChoice, algorithm_of
+from interlace.run.recipe.prompts import recipe_prompts
+from interlace.run.warmup import warmed_model
+from interlace.run.weights import join_weights
+from interlace.runtime.cluster import Cluster
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+
+PARTS = ("samples", "simulators", "rollout", "reward", "reference", "critic", "actor", "side by side", "whole steps")
+"""Parts of the first cluster, in the order in which they are measured."""
+NO_STEP = 1e-12
+"""Learning rate."""
+SHARES = {"samples": 0.1, "rollout": 0.2, "reward": 0.05, "whole steps": 0.15}
+"""Share of the budget for each part; the others get a tenth. Parts that an algorithm does not need are not measured.
+"Whole steps" are run on three clusters, where there are several devices.
+"""
+
+
+def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", budget_s: float) -> Profile:
+    """Measures on the recipe's cluster. The recipe was checked before.
+
+    source: what the profile names as its origin. budget_s: seconds of measuring, about: rounds that were begun are
+    finished, and one of each is always made.
+    """
+    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
+    prompts, spread = recipe_prompts(recipe), with_zero_lr(recipe, spread_placement(devices))
+
+    async def measure(cluster: Cluster) -> tuple[Profile, StepTimes | None]:
+        groups = await _launched(cluster, spread, prompts, progress)
+        sampling = await sampling_of(spread, groups.rollout[0])
+        measurement = _Measurement(cluster, spread, groups, sampling, progress, budget_s)
+        return await measurement.measure(prompts.train, source)
+
+    profile, steps = asyncio.run(run_on(recipe.cluster, spread.schedule.resolved, measure))
+    if steps is None:
+        return profile
+    profile = fitted(profile, steps, spread, len(devices))
+    if len({device.pool for device in devices}) > 1 or len(devices) == 1:
+        return profile  # nothing to share work with
+    refusal_of = AcceptsHere(recipe, devices, len(prompts.longest.token_ids))
+    for layout in LAYOUTS:
+        schedule = layout.schedule(len(devices))
+        if refusal := refusal_of(schedule):
+            progress.say(f"left out, {layout.name}: {refusal}")
+            continue
+        progress.say(f"whole steps, {layout.name}")
+        laid_out = with_zero_lr(recipe, schedule)
+        whole = _whole_steps(profile, laid_out, prompts, progress, budget_s=SHARES["whole steps"] * budget_s)
+        profile = layout.refined(profile, whole, laid_out, len(devices)) if whole else profile
+    return profile
+
+
+async def _launched(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:
+    """Starts the recipe's workers."""
+    model = await warmed_model(cluster, recipe, prompts, progress)
+    longest = len(prompts.longest.token_ids)
+    sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)
+    groups = await launch_roles(cluster, sources)
+    await join_weights(groups, recipe)
+    return groups
+
+
+def _whole_steps(
+    profile: Profile, recipe: Recipe, prompts: PromptSet, progress: ProgressView, *, budget_s: float
+) -> StepTimes | None:
+    """Runs steps of a recipe under its schedule on a cluster of their own."""
+
+    async def measure(cluster: Cluster) -> StepTimes | None:
+        groups = await _launched(cluster, recipe, prompts, progress)
+        stream = PromptStream(prompts.train, recipe.seed)
+        return await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
+
+    return asyncio.run(run_on(recipe.cluster, recipe.schedule.resolved, measure))
+
+
+def with_zero_lr(recipe: Recipe, schedule: Schedule) -> Recipe:
+    """Returns the recipe under a schedule, its models trained at full cost to no effect: they stay as they are."""
+    still = {"lr": NO_STEP, "schedule": "constant"}
+    return recipe.model_copy(
+        update={
+            "schedule": ScheduleChoice(preset="a profile's", resolved=schedule),
+            "optimizer": recipe.optimizer.model_copy(update=still),
+            "critic": recipe.critic.model_copy(update={"optimizer": recipe.critic.optimizer.model_copy(update=still)}),
+        }
+    )
+
+
+class _Measurement:
+    def __init__(
+        self,
+        cluster: Cluster,
+        recipe: Recipe,
+        groups: RoleGroups,
+        sampling: SamplingParams,
+        progress: ProgressView,
+        budget_s: float,
+    ) -> None:
+        self._cluster, self._groups, self._sampling = cluster, groups, sampling
+        self._recipe, self._progress, self._budget_s = recipe, progress, budget_s
+        self._envs = envs_of(cluster, recipe, groups.env)
+
+    async def measure(self, prompts: Sequence[Prompt], source: str) -> tuple[Profile, StepTimes | None]:
+        recipe, cluster, groups = self._recipe, self._cluster, self._groups
+        engine = groups.rollout[0]
+        drawn, responses, turns = await self._draw(engine, prompts, self._begin("samples"))
+        rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=self._begin("rollout"))
+        reward = await self._reward(drawn)
+        samples = [*drawn][: recipe.prompts_per_step * recipe.samples_per_prompt]
+        profile = Profile(
+            device=device_name(cluster.devices[0]),
+            model=recipe.model.path,
+            sizes=RunSizes(
+                prompts_per_step=recipe.prompts_per_step,
+                samples_per_prompt=recipe.samples_per_prompt,
+                max_new_tokens=self._sampling.max_new_tokens,
+                num_envs=simulators.num_envs if (simulators := simulators_of(recipe.episode)) else 0,
+            ),
+            source=source,
+            device_memory_bytes=cluster.devices[0].memory_bytes,
+            rollout=rollout,
+            reward=reward,
+            lengths=measure_lengths(responses, wave=recipe.prompts_per_step * recipe.samples_per_prompt),
+            turns=turns,
+            env=await self._simulators(),
+            reference=await self._reference(samples),
+            critic=await self._critic(samples),
+            actor=await self._actor(samples),
+            interference=await self._interference(samples),
+        )
+        budget_s, stream = self._begin("whole steps"), PromptStream(prompts, recipe.seed)
+        return profile, await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
+
+    async def _draw(
+        self, engine: RolloutGroup, prompts: Sequence[Prompt], budget_s: float
+    ) -> tuple[Sequence[Sample], Sequence[Sample], Turns | None]:
+        """Draws samples. Returns each response as one too, and the turns where a sample has several."""
+        recipe, sampling = self._recipe, self._sampling
+        if recipe.episode.is_single_turn:
+            drawn = await draw_samples(engine, prompts, sampling, recipe, budget_s=budget_s)
+            return drawn, drawn, None
+        found = await draw_episodes(
+            self._cluster, engine, prompts, sampling, recipe, budget_s=budget_s, envs=self._envs
+        )
+        return found.samples, found.responses, found.turns
+
+    async def _simulators(self) -> EnvCosts | None:
+        config = simulators_of(self._recipe.episode)
+        if self._envs is None or config is None:
+            return None
+        robot = self._recipe.model.robot
+        return await measure_envs(
+            self._envs,
+            num_envs=config.num_envs,
+            processes=min(config.workers, config.num_envs),
+            chunk=robot.chunk if robot else 1,
+            budget_s=self._begin("simulators"),
+        )
+
+    async def _reward(self, drawn: Sequence[Sample]) -> RewardCosts:
+        group, settings = self._groups.reward, self._recipe.reward
+        if group is None or settings is None:
+            return RewardCosts()
+        return await measure_reward(group, drawn, settings, budget_s=self._begin("reward"))
+
+    async def _reference(self, samples: Sequence[Sample]) -> InferenceCosts | None:
+        if not self._groups.reference:
+            return None
+        budget_s = self._begin("reference")
+        return await measure_inference(self._groups.reference[0], ReferenceGroup.logprobs, samples, budget_s=budget_s)
+
+    async def _critic(self, samples: Sequence[Sample]) -> TrainCosts | None:
+        if not self._groups.critic:
+            return None
+        budget_s = self._begin("critic")
+        needs = algorithm_of(self._recipe).needs
+        operation = CriticGroup.process_rewards if needs.process_reward else CriticGroup.values
+        return await measure_training(self._groups.critic, operation, samples, self._recipe, budget_s=budget_s)
+
+    async def _actor(self, samples: Sequence[Sample]) -> TrainCosts:
+        budget_s = self._begin("actor")
+        actor = self._groups.actor
+        costs = await measure_training(actor, ActorGroup.logprobs, samples, self._recipe, budget_s=budget_s)
+        return costs.model_copy(update={"export_s": await measure_export(actor)})
+
+    async def _interference(self, samples: Sequence[Sample]) -> tuple[Interference, ...]:
+        budget_s = self._begin("side by side")
+        return await measure_interference(self._groups, samples, self._sampling, self._recipe, budget_s=budget_s)
+
+    def _begin(self, part: str) -> float:
+        """Says what comes. Returns its seconds."""
+        self._progress.stage("profile", PARTS.index(part), len(PARTS), part)
+        return SHARES.get(part, 0.1) * self._budget_s
+
+
+def device_name(device: Device) -> str:
+    """Returns the kind of device, as people call it: `cpu, one core of AMD EPYC 7B13`."""
+    if device.pool == "cpu":
+        return f"cpu, one core of {_processor()}"
+    import torch
+
+    return f"{device.pool}, {torch.cuda.get_device_name(device.pool_index)}"
+
+
+def _processor() -> str:
+    """Its model's name on Linux, elsewhere its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

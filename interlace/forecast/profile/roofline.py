@@ -1,0 +1,31 @@
+"""The roofline profile of a recipe: its model's shape on a device's data sheet."""
+
+from interlace.forecast.costs.roofline import ModelShape, roofline_profile
+from interlace.forecast.profile.types import Profile, RunSizes
+from interlace.models.loading import empty_model
+from interlace.models.size import model_size
+from interlace.run.recipe.config import Recipe
+
+BF16_BYTES = 2
+
+
+def roofline_of(recipe: Recipe, device: str) -> Profile:
+    """Returns what a recipe's workers would cost on a device that is not here. Raises UserError for an unknown one."""
+    model = empty_model(recipe.model)
+    size, text = model_size(model), model.config.get_text_config()
+    heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    shape = ModelShape(
+        name=recipe.model.path,
+        num_parameters=size.num_parameters,
+        num_layers=size.num_layers,
+        num_kv_heads=heads,
+        kv_bytes_per_token=size.kv_bytes_per_token * BF16_BYTES // model.dtype.itemsize,
+        logit_bytes_per_token=size.logit_bytes_per_token,
+        hidden_bytes_per_token=size.hidden_bytes_per_token // 2,
+    )
+    sizes = RunSizes(
+        prompts_per_step=recipe.prompts_per_step,
+        samples_per_prompt=recipe.samples_per_prompt,
+        max_new_tokens=recipe.sampling.max_new_tokens,
+    )
+    return roofline_profile(device, shape, sizes, micro_batch_tokens=recipe.tokens_per_microbatch)

@@ -1,0 +1,162 @@
+"""Samples of a recipe's policy and their rewards: lengths, latencies, the share of right answers."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from interlace.core.types import Prompt, Request, Sample, SampleKey, SamplingParams
+from interlace.forecast.profile.fit import Call, fit, intraclass_correlation, log_spread, medians, timed
+from interlace.forecast.profile.rollout import serve_all
+from interlace.forecast.profile.types import Lengths, RewardCosts
+from interlace.rewards.base import RewardConfig
+from interlace.rollouts.role_groups import RewardGroup, RolloutGroup
+from interlace.rollouts.turns import answered
+from interlace.run.recipe.config import Recipe
+from interlace.schedule.lengths import LengthRanker, rank_correlation
+
+Value = TypeVar("Value")
+ENOUGH_SAMPLES = 512
+"""Samples of the policy; more are not drawn."""
+NUM_QUANTILES = 33
+TIMED_ONE_BY_ONE = 48
+"""Samples that are scored each in a call of its own."""
+
+
+async def draw_samples(
+    engine: RolloutGroup, prompts: Sequence[Prompt], sampling: SamplingParams, recipe: Recipe, *, budget_s: float
+) -> list[Sample]:
+    """Draws samples of whole steps, each of new prompts, until there are enough or time is up; one step at least."""
+    found: list[Sample] = []
+    start_s, per_step = time.perf_counter(), recipe.prompts_per_step
+    for first in range(0, max(1, len(prompts) - per_step + 1), per_step):
+        found += await _draw_step(engine, prompts[first : first + per_step], first, sampling, recipe)
+        if len(found) >= ENOUGH_SAMPLES or time.perf_counter() - start_s > budget_s:
+            break
+    return found
+
+
+async def _draw_step(
+    engine: RolloutGroup, prompts: Sequence[Prompt], first: int, sampling: SamplingParams, recipe: Recipe
+) -> list[Sample]:
+    keys = [
+        SampleKey(first + place, index) for place in range(len(prompts)) for index in range(recipe.samples_per_prompt)
+    ]
+    by_id = {}
+    for key in keys:
+        prompt = prompts[key.gid - first]
+        request = Request(
+            uid=prompt.uid,
+            owner=SampleKey(key.gid, key.index),
+            prompt_ids=prompt.token_ids.tolist(),
+            params=sampling,
+        )
+        by_id[request.id] = (key, prompt, request)
+    responses, _ = await serve_all(engine, [request for _, _, request in by_id.values()])
+    samples = []
+    for response in responses:
+        key, prompt, _ = by_id[response.completion.request.id]
+        samples.append(answered(key, prompt, response))
+    return sorted(samples, key=lambda sample: sample.key)
+
+
+def measure_lengths(samples: Sequence[Sample], *, wave: int) -> Lengths:
+    """Returns the quantiles of response lengths, and the quality of predictions of them.
+
+    wave: samples that a step dispatches together.
+    """
+    groups = by_prompt(samples, [float(sample.num_tokens) for sample in samples])
+    prompt_tokens = max(1, round(float(np.mean([len(sample.prompt.token_ids) for sample in samples]))))
+    return lengths_of(groups, prompt_tokens=prompt_tokens, rank_correlation=measure_ranker(samples, wave=wave))
+
+
+def measure_ranker(samples: Sequence[Sample], *, wave: int) -> float:
+    """Returns the rank correlation between true lengths and the predictions of the ranker that runs use.
+
+    The ranker predicts each wave from the waves before, as in a run. 0 with fewer than two waves. wave: samples.
+    """
+    ranker, pairs = LengthRanker(1.0, learns=True), list[tuple[float, float]]()
+    for start in range(0, len(samples), wave):
+        requests = [
+            Request(
+                uid=each.prompt.uid,
+                owner=each.key,
+                prompt_ids=each.prompt.token_ids.tolist(),
+                params=SamplingParams(),
+            )
+            for each in samples[start : start + wave]
+        ]
+        predicted = [ranker.expect(request) for request in requests]
+        lengths = [each.num_tokens for each in samples[start : start + wave]]
+        if start:  # nothing is known of the first wave
+            pairs += zip(predicted, map(float, lengths), strict=True)
+        for request, length in zip(requests, lengths, strict=True):
+            ranker.observe(request, length)
+    if not pairs:
+        return 0.0
+    return max(0.0, rank_correlation([one for one, _ in pairs], [real for _, real in pairs]))
+
+
+def lengths_of(groups: Sequence[Sequence[float]], *, prompt_tokens: int, rank_correlation: float = 0.0) -> Lengths:
+    """Returns the distribution of response lengths. groups: the lengths of each prompt. prompt_tokens: mean."""
+    lengths = [length for group in groups for length in group]
+    spread = log_spread([[max(1.0, length) for length in group] for group in groups])
+    quantiles = np.quantile(lengths, np.linspace(0, 1, NUM_QUANTILES))
+    return Lengths(
+        prompt_tokens=prompt_tokens,
+        median=max(1.0, float(np.median(lengths))),
+        prompt_sigma=spread.between,
+        response_sigma=spread.within,
+        quantiles=tuple(float(value) for value in quantiles),
+        rank_correlation=rank_correlation,
+    )
+
+
+async def measure_reward(
+    group: RewardGroup, samples: Sequence[Sample], reward: RewardConfig, *, budget_s: float
+) -> RewardCosts:
+    """Latencies of scoring and what comes with a call; how many answers are right, and how that differs by prompt."""
+    results = await group.score(samples)
+    alone = [await timed(_score(group, samples[place : place + 1])) for place in _spread_out(len(samples))]
+    some, count = samples[: max(1, len(samples) // 4)], len(samples)
+    calls = [_score(group, some), _score(group, samples), lambda: _score_each(group, samples)]
+    times = await medians(calls, rounds=5, budget_s=budget_s)
+    call_s, answer_s = fit([[1.0, float(len(some))], [1.0, float(count)], [float(count), float(count)]], times)
+    workers = max(1, reward.workers)
+    right = [reward.is_right(result) for result in results]
+    failed = [result.failure is not None for result in results]
+    logs = np.log(np.maximum(alone, 1e-9))
+    return RewardCosts(
+        median_s=float(answer_s) * min(workers, len(samples)),
+        # Of single calls: a scorer that is quick hides in the call, and so does its spread.
+        sigma=float(np.std(logs)) if answer_s > call_s else 0.0,
+        call_s=float(call_s),
+        max_s=reward.timeout_s,
+        workers=workers,
+        solve_rate=sum(right) / len(right),
+        solve_spread=intraclass_correlation(by_prompt(samples, right)),
+        fail_share=sum(failed) / len(failed),
+    )
+
+
+def by_prompt(samples: Sequence[Sample], values: Sequence[Value]) -> list[list[Value]]:
+    """Sorts one value a sample into one list a prompt."""
+    found: dict[int, list[Value]] = {}
+    for sample, value in zip(samples, values, strict=True):
+        found.setdefault(sample.key.gid, []).append(value)
+    return list(found.values())
+
+
+async def _score_each(group: RewardGroup, samples: Sequence[Sample]) -> None:
+    """In calls that are under way at once, as a run makes them: what each takes of the way, not how long the way is."""
+    await asyncio.gather(*(group.score([sample]) for sample in samples))
+
+
+def _score(group: RewardGroup, samples: Sequence[Sample]) -> Call:
+    return lambda: group.score(samples)
+
+
+def _spread_out(count: int) -> range:
+    return range(0, count, max(1, count // TIMED_ONE_BY_ONE))

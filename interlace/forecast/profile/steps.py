@@ -1,0 +1,184 @@
+"""Whole steps beside what the costs of their parts say of them: what no single call shows is found here.
+
+Calls are measured one by one, at sizes of a grid. In a step they come as they come, with the controller between them.
+So the flow itself is run for some steps on the profile's own cluster, and the costs are scaled until a simulation of
+the same schedule spends as long generating, training and in all. The simulation's responses are as long as the real
+ones were: the longest of a step decides how long it takes, and of few steps no two draws of lengths say the same.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from interlace.core.types import Metrics, SampleKey
+from interlace.data.stream import PromptStream
+from interlace.flows.run import RoleGroups, StepResult
+from interlace.forecast.profile.types import Profile, RolloutCosts, TrainCosts
+from interlace.forecast.simulate import Simulation, simulate
+from interlace.run.host import host
+from interlace.run.recipe.config import Recipe
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.timeline import KeepAll, Span, StepRecord, busy_seconds
+
+FEWEST, MOST = 5, 16
+"""Steps: with fewer the costs stay as they are."""
+FILLING = 2
+"""Number of first steps, which are slower and left out."""
+BISECTIONS = 12
+MOST_CALLS = 2
+"""Calls of the reward that a sample takes of the controller's time, at most: it is a few such turns of its loop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """Seconds of steps behind the first few, and of the parts of each in which engines and trainer work."""
+
+    steps_s: Sequence[float]
+    rollouts_s: Sequence[float]
+    trains_s: Sequence[float]
+    waiting_s: float = 0.0
+    """In which engines and trainer wait for the controller, a step: see `waiting_s`."""
+    lengths: Mapping[SampleKey, int] = field(default_factory=dict)
+    """Tokens of the samples' responses; empty: not known."""
+
+    @property
+    def step_s(self) -> float:
+        """Returns the median of the steps."""
+        return median(self.steps_s)
+
+    @property
+    def rest_s(self) -> float:
+        """Returns the median of what a step takes beside generation and training."""
+        return median(
+            step_s - rollout_s - train_s
+            for step_s, rollout_s, train_s in zip(self.steps_s, self.rollouts_s, self.trains_s, strict=True)
+        )
+
+    @classmethod
+    def of(
+        cls,
+        values: Callable[[str], Sequence[float]],
+        waiting: Sequence[float] = (),
+        lengths: Mapping[SampleKey, int] | None = None,
+    ) -> "StepTimes":
+        """values: of a metric, step after step. waiting: seconds of each. lengths: see StepTimes."""
+        steps, rollouts, trains = (values(f"timing_s/{name}")[FILLING:] for name in ("step", "rollout", "train"))
+        waiting_s = median(waiting[FILLING:] or [0.0])
+        return cls(steps_s=steps, rollouts_s=rollouts, trains_s=trains, waiting_s=waiting_s, lengths=lengths or {})
+
+
+def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
+    """Seconds of a step in which nothing runs though no schedule says so: until the first request is served, and
+    between the calls of training and publication. What lies between generation and training is not among them, since
+    samples pass there while others are generated.
+    """
+    mine = [span for span in spans if span.devices and step.start_s <= span.start_s < step.end_s]
+    serving = [span for span in mine if span.bin == "generate"]
+    served_s = max((span.end_s for span in serving), default=0.0)
+    training = [span.start_s for span in mine if span.bin == "train" and span.start_s >= served_s]
+    if not serving or not training:
+        return 0.0
+    begin_s = min(training)
+    before_s = min(span.start_s for span in serving) - step.start_s
+    return before_s + step.end_s - begin_s - busy_seconds(mine, begin_s, step.end_s)
+
+
+async def measure_steps(
+    profile: Profile, cluster: Cluster, recipe: Recipe, groups: RoleGroups, prompts: PromptStream, *, budget_s: float
+) -> StepTimes | None:
+    """Measures steps of the flow under the cluster's schedule, which is the recipe's; the last work of this cluster.
+
+    None where budget_s seconds are not enough for some steps, by what the profile says of them.
+    """
+    with cluster.waits.operation(who="profile", what="a forecast"):
+        forecast = await asyncio.to_thread(simulated, profile, recipe, len(cluster.devices))
+    num_steps = min(MOST, int(budget_s / forecast.step_s))
+    if num_steps < FEWEST:
+        return None
+    shortened = recipe.model_copy(update={"steps": num_steps})
+    hosted = await host(cluster, shortened, groups, prompts)
+    recorder, collector = KeepAll(), _Collector()
+    with cluster.timeline.recorded_by(recorder):
+        await hosted.train(collector)
+        hosted.run.finish()
+    waiting = [waiting_s(step, recorder.spans) for step in recorder.steps]
+    lengths = collector.lengths if recipe.episode.is_single_turn else None
+    return StepTimes.of(lambda metric: [row[metric] for row in collector.rows], waiting, lengths)
+
+
+class _Collector:
+    def __init__(self) -> None:
+        self.rows: list[Metrics] = []
+        self.lengths: dict[SampleKey, int] = {}
+
+    async def on_step(self, result: StepResult) -> bool:
+        self.rows.append(result.metrics)
+        self.lengths |= {ended.sample.key: ended.sample.num_tokens for ended in result.ended}
+        return True
+
+
+def simulated(profile: Profile, recipe: Recipe, num_devices: int, like: StepTimes | None = None) -> StepTimes:
+    """Returns the times that a profile predicts for a recipe's steps.
+
+    like: steps that were run; where their responses' lengths are known, as many steps of just these.
+    """
+    lengths = like.lengths if like else {}
+    num_steps = FILLING + len(like.steps_s) if like and lengths else MOST
+    shortened = recipe.model_copy(update={"steps": num_steps})
+    simulation = Simulation(profile=profile, num_devices=num_devices, lengths=lengths)
+    return StepTimes.of(simulate(shortened, simulation).run.values)
+
+
+def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
+    """Costs with which a simulation generates and trains as long as the real steps did, and is as long in all.
+
+    What is left of a step beside engines and trainer is the controller's work: what they waited for it, once a step,
+    and of the rest a share for each sample.
+    """
+    said = simulated(profile, recipe, num_devices, real)
+    scaled = profile.model_copy(
+        update={
+            "rollout": _scaled_rollout(profile.rollout, ratio(real, real.rollouts_s, said.rollouts_s)),
+            "actor": _scaled_training(profile.actor, ratio(real, real.trains_s, said.trains_s)),
+            "controller_step_s": real.waiting_s,
+        }
+    )
+
+    def missing_s(sample_s: float) -> float:
+        tried = scaled.model_copy(update={"controller_sample_s": sample_s})
+        return real.rest_s - simulated(tried, recipe, num_devices, real).rest_s
+
+    # The controller's share hides behind generation where that takes longer, so it is searched for.
+    most = real.step_s / (recipe.prompts_per_step * recipe.samples_per_prompt)
+    most = min(most, MOST_CALLS * profile.reward.call_s or most)
+    sample_s, _ = halved(0.0, most, lambda tried_s: missing_s(tried_s) > 0, times=BISECTIONS)
+    # Few samples come last in a long tail: what these do not explain comes once a step.
+    step_s = real.waiting_s + max(0.0, missing_s(sample_s))
+    return scaled.model_copy(update={"controller_sample_s": sample_s, "controller_step_s": step_s})
+
+
+def halved(fast: float, slow: float, is_too_fast: Callable[[float], bool], *, times: int) -> tuple[float, float]:
+    """Halves the span between a value with which a simulation is too fast and one with which it is too slow."""
+    for _ in range(times):
+        middle = (fast + slow) / 2
+        fast, slow = (middle, slow) if is_too_fast(middle) else (fast, middle)
+    return fast, slow
+
+
+def ratio(real: StepTimes, measured_s: Sequence[float], said_s: Sequence[float]) -> float:
+    """Returns how many times as long a part takes as was said: step by step where they are the same steps."""
+    if real.lengths:
+        return median(each_s / its_s for each_s, its_s in zip(measured_s, said_s, strict=True) if its_s)
+    return median(measured_s) / median(said_s)
+
+
+def _scaled_rollout(costs: RolloutCosts, factor: float) -> RolloutCosts:
+    steps = tuple((batch, seconds * factor) for batch, seconds in costs.steps)
+    names = ("context_token_s", "call_s", "intake_s", "sequence_s", "prefill_token_s")
+    return costs.model_copy(update={"steps": steps, **{name: getattr(costs, name) * factor for name in names}})
+
+
+def _scaled_training(costs: TrainCosts, factor: float) -> TrainCosts:
+    names = ("token_s", "call_s", "optimizer_s", "inference_token_s")
+    return costs.model_copy(update={name: getattr(costs, name) * factor for name in names})

@@ -1,0 +1,141 @@
+"""Costs of training and inference, on samples of the recipe."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from interlace.core.state_parts import OPTIMIZER
+from interlace.core.types import FloatArray, Sample
+from interlace.forecast.profile.fit import Call, fit, medians
+from interlace.forecast.profile.types import InferenceCosts, TrainCosts
+from interlace.rollouts.role_groups import ActorGroup, TrainedGroup
+from interlace.run.recipe.config import Recipe
+from interlace.runtime.typed_group import TypedGroup
+from interlace.stages.map import Compute, G
+
+Trained = TypeVar("Trained", bound=TrainedGroup)
+SHARES = (0.25, 0.5, 1.0)
+"""Shares of a minibatch that are timed: they separate the cost of a call from the cost of a token."""
+
+
+def trainable(samples: Sequence[Sample]) -> list[Sample]:
+    """Returns samples with every column that some loss reads, filled with numbers of the usual size."""
+    random = np.random.default_rng(0)
+
+    def filled(sample: Sample) -> Sample:
+        noise = random.normal(size=sample.num_tokens).astype(np.float32)
+        return replace(
+            sample,
+            advantages=noise,
+            returns=noise,
+            values=np.zeros_like(noise),
+            ref_logprobs=sample.logprobs,
+            process_rewards=np.zeros_like(noise),
+        )
+
+    return [filled(sample) for sample in samples]
+
+
+async def measure_inference(
+    group: G, operation: Compute[G, FloatArray], samples: Sequence[Sample], *, budget_s: float
+) -> InferenceCosts:
+    """Measures an operation of a group that stays as it is. samples: of a step."""
+    call_s, token_s = await _by_tokens(group, operation, samples, budget_s)
+    onload_s, offload_s = await _switch(group)
+    return InferenceCosts(
+        state_bytes=group.loaded_bytes(), onload_s=onload_s, offload_s=offload_s, call_s=call_s, token_s=token_s
+    )
+
+
+async def measure_training(
+    group: Trained,
+    operation: Compute[Trained, FloatArray],
+    samples: Sequence[Sample],
+    recipe: Recipe,
+    *,
+    budget_s: float,
+) -> TrainCosts:
+    """Measures training, and an operation of inference. samples: of a step; a minibatch of them is trained on."""
+    ready = trainable(samples)
+    minibatch = ready[: max(1, len(ready) // recipe.minibatches)]
+    inference_call_s, inference_token_s = await _by_tokens(group, operation, ready, budget_s / 4)
+    calls = [_train(group, part) for part in _parts(minibatch)]
+    times = await medians(calls, rounds=7, budget_s=budget_s / 2)
+    optimizer_s = await _optimizer_s(group, minibatch)
+    rows = [[1.0, _num_tokens(part)] for part in _parts(minibatch)]
+    call_s, token_s = fit(rows, [max(1e-9, seconds - optimizer_s) for seconds in times])
+    onload_s, offload_s = await _switch(group)
+    await group.step_metrics()
+    return TrainCosts(
+        state_bytes=group.loaded_bytes(),
+        moment_bytes=group.part_bytes.get(OPTIMIZER, 0),
+        onload_s=onload_s,
+        offload_s=offload_s,
+        call_s=float(call_s),
+        token_s=float(token_s),
+        # The two kinds of call share one overhead in a profile: what inference has more or less goes into its tokens.
+        inference_token_s=max(0.0, inference_token_s + (inference_call_s - float(call_s)) / _num_tokens(ready)),
+        optimizer_s=optimizer_s,
+    )
+
+
+async def measure_export(group: ActorGroup) -> float:
+    """Measures the seconds in which an actor gives all its weights."""
+    [export_s] = await medians([lambda: group.export_weights(0, copy=True)], rounds=5, budget_s=5.0)
+    return export_s
+
+
+def train_call(group: TrainedGroup, samples: Sequence[Sample], recipe: Recipe) -> Call:
+    """Returns one minibatch, as a step of the recipe trains it."""
+    ready = trainable(samples)
+    return _train(group, ready[: max(1, len(ready) // recipe.minibatches)])
+
+
+def _train(group: TrainedGroup, samples: Sequence[Sample]) -> Call:
+    async def train() -> None:
+        async with group.hold("profile"):
+            await group.accumulate(samples)
+            await group.optimizer_step()
+
+    return train
+
+
+async def _optimizer_s(group: TrainedGroup, minibatch: Sequence[Sample]) -> float:
+    """Measures the update alone, on a gradient that is there."""
+    one = minibatch[:1]
+    async with group.hold("profile"):
+        calls: list[Call] = [lambda: group.accumulate(one), group.optimizer_step]
+        _, seconds = await medians(calls, rounds=7, budget_s=5.0)
+    return seconds
+
+
+async def _by_tokens(
+    group: G, operation: Compute[G, FloatArray], samples: Sequence[Sample], budget_s: float
+) -> tuple[float, float]:
+    """(seconds a call, seconds a token) of an operation on samples."""
+    parts = _parts(samples)
+
+    def call(part: Sequence[Sample]) -> Call:
+        return lambda: group.call(operation, part)
+
+    async with group.hold("profile"):
+        times = await medians([call(part) for part in parts], rounds=5, budget_s=budget_s)
+    call_s, token_s = fit([[1.0, _num_tokens(part)] for part in parts], times)
+    return float(call_s), float(token_s)
+
+
+async def _switch(group: TypedGroup) -> tuple[float, float]:
+    async with group.hold("profile"):
+        offload_s, onload_s = await medians([group.unload, group.load], rounds=3, budget_s=5.0)
+    return onload_s, offload_s
+
+
+def _parts(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
+    sizes = dict.fromkeys(max(1, round(share * len(samples))) for share in SHARES)
+    return [samples[:size] for size in sizes]
+
+
+def _num_tokens(samples: Sequence[Sample]) -> int:
+    return sum(sample.num_total_tokens for sample in samples)

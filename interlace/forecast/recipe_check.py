@@ -1,0 +1,47 @@
+"""Check of schedules that a planner proposes for a recipe on a real cluster: which can run there."""
+
+from interlace.core.errors import UserError
+from interlace.models.loading import empty_model
+from interlace.models.size import model_size
+from interlace.run.recipe.config import Recipe, ScheduleChoice, algorithm_of
+from interlace.run.recipe.engines import check_engine
+from interlace.run.recipe.layout import num_spanned
+from interlace.run.recipe.memory import MemoryLoads, check_memory, forecast_memory, largest_microbatch
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+
+MOST_SPANNED = 8
+
+
+def spans_here(recipe: Recipe, devices: tuple[Device, ...]) -> tuple[int, ...]:
+    """Returns the numbers of devices that an instance of the recipe's rollout engine may have here."""
+    spanned = num_spanned(recipe, "rollout", devices[0].pool)
+    if spanned is not None:
+        return (spanned,)
+    return tuple(size for size in (1, 2, 4, MOST_SPANNED) if size <= len(devices))
+
+
+class AcceptsHere:
+    """Check of schedules on a recipe's own cluster. Pickled, it is made again from the recipe in the other process."""
+
+    def __init__(self, recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> None:
+        """Reads the model's shape. longest_prompt: as in largest_microbatch()."""
+        self._made_of = recipe, devices, longest_prompt
+        self._needs = algorithm_of(recipe).needs
+        self._model = empty_model(recipe.model)
+        microbatch = largest_microbatch(recipe, longest_prompt)
+        self._loads = MemoryLoads(size=model_size(self._model), num_lora=None, microbatch_tokens=microbatch)
+
+    def __reduce__(self) -> tuple[type["AcceptsHere"], tuple[Recipe, tuple[Device, ...], int]]:
+        return AcceptsHere, self._made_of
+
+    def __call__(self, schedule: Schedule) -> str | None:
+        """Returns the reason why a schedule cannot run here; None if it can."""
+        recipe, devices, _ = self._made_of
+        candidate = recipe.model_copy(update={"schedule": ScheduleChoice(preset="planned", resolved=schedule)})
+        try:
+            check_engine(candidate, devices, self._model)
+            check_memory(forecast_memory(candidate, self._needs, self._loads, devices))
+        except UserError as error:
+            return str(error)
+        return None

@@ -1,0 +1,254 @@
+"""Predictions for the planner: a schedule simulated on the recipe's cluster, or on a model of it."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.pool import AsyncResult
+from statistics import fmean, stdev
+
+from interlace.core.errors import HangError, SimulationStoppedError, UserError
+from interlace.core.types import TerminalEvent
+from interlace.flows.run import StepResult
+from interlace.forecast.costs.scale import scale_model
+from interlace.forecast.search.bounds import response_lengths
+from interlace.forecast.search.candidates import leaves_out, selects_by_speed
+from interlace.forecast.search.plans import Fidelity, Refused, SampleEffort, Score, Scorer
+from interlace.forecast.simulate import Simulation
+from interlace.forecast.virtual import Simulated, no_search_for_cycles, run_virtually
+from interlace.observe.goodput import BINS, USEFUL, ledger_of
+from interlace.robots.envs.load import EnvConfig
+from interlace.rollouts.config import EpisodeConfig
+from interlace.run.recipe.config import Recipe, ScheduleChoice
+from interlace.runtime.process.child import become_child
+from interlace.runtime.process.launch import spawn_context
+from interlace.runtime.timeline import NoRecorder
+from interlace.schedule.schedule import Schedule
+
+FIRST_SAMPLE_S = 2.2e-4
+"""CPU seconds to simulate a sample, until the search has measured its own rate."""
+REPORT_EVERY_S = 3.0
+"""Seconds between two lines of progress."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workplace:
+    """Recipe and cluster that schedules are predicted for."""
+
+    recipe: Recipe
+    simulation: Simulation
+
+    def score(self, schedule: Schedule, fidelity: Fidelity, *, stop_at_s: float = math.inf) -> Score | Refused | None:
+        """Predicts a schedule; one that cannot run is refused with the reason.
+
+        stop_at_s: real time, by time.monotonic(), at which the simulation is given up; then None is returned.
+        """
+        counted = fidelity.counted_steps(schedule)
+        steps, prompts = fidelity.num_steps(schedule), self.recipe.prompts_per_step // fidelity.scale
+        recipe = self.recipe.model_copy(
+            update={
+                "episode": with_fewer_envs(self.recipe.episode, fidelity.scale),
+                "schedule": ScheduleChoice(preset="a plan's", resolved=schedule),
+                "prompts_per_step": prompts,
+                "minibatches": self.recipe.minibatches if prompts % self.recipe.minibatches == 0 else 1,
+                # The gate admits for steps that do not come: at a run's end nothing is generated ahead.
+                "steps": 4 * steps + 16,
+            }
+        )
+        simulation = self.simulation
+        here = replace(
+            simulation,
+            profile=scale_model(simulation.profile, fidelity.scale, simulation.num_devices),
+            num_devices=simulation.num_devices // fidelity.scale,
+            pools=tuple((pool, count // fidelity.scale) for pool, count in simulation.pools),
+        )
+        with no_search_for_cycles():  # until most of the run is gone without a search
+            try:
+                run = run_virtually(
+                    recipe,
+                    here,
+                    name="plan",
+                    recorder=NoRecorder,
+                    on_step=lambda result: result.step < steps,
+                    stop_at_s=stop_at_s,
+                )
+            except SimulationStoppedError:
+                return None
+            except (UserError, HangError) as error:
+                return Refused(reason=str(error))
+            score = score_of(run, counted, here, recipe)
+            del run
+        return score
+
+
+def with_fewer_envs(episode: EpisodeConfig, scale: int) -> EpisodeConfig:
+    """Returns the episode with a part of its environments, for a model of the cluster."""
+    env = getattr(episode, "env", None)
+    if scale == 1 or not isinstance(env, EnvConfig):
+        return episode
+    fewer = env.model_copy(update={"num_envs": max(1, env.num_envs // scale)})
+    others = {name: with_fewer_envs(each, scale) for name, each in episode.others.items()}
+    return episode.model_copy(update={"env": fewer, "others": others})
+
+
+def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recipe) -> Score:
+    """Returns the means over the last `counted` steps, of the whole cluster that the simulation stands for."""
+    results = run.results[-counted:]
+    rows = [result.metrics for result in results]
+    step_s = [row["timing_s/step"] for row in rows]
+    seconds = sum(step_s)
+    per_device = sum(row["goodput/trained_tokens_per_device_s"] * row["timing_s/step"] for row in rows) / seconds
+    ledger = ledger_of(rows)
+    shift = 0.0
+    if selects_by_speed(recipe.schedule.resolved):
+        shift = _length_shift(results, simulation, recipe)
+    return Score(
+        step_s=seconds / counted,
+        error_s=stdev(step_s) / math.sqrt(counted) if counted > 1 else 0.0,
+        tokens_per_s=per_device * simulation.num_devices,
+        goodput=sum(ledger.fraction(name) for name in USEFUL),
+        staleness_mean=fmean(row["sched/staleness_mean"] for row in rows),
+        staleness_max=max(row["sched/staleness_max"] for row in rows),
+        length_shift=shift,
+        bins={name: ledger.fraction(name) for name in BINS},
+    )
+
+
+def _length_shift(results: Sequence[StepResult], simulation: Simulation, recipe: Recipe) -> float:
+    """Returns the mean length trained on against the profile's, less 1.
+
+    Where all is trained on and only its order depends on speed, what two standard errors over groups explain is chance.
+    """
+    groups: dict[int, list[int]] = {}
+    for ended in (ended for result in results for ended in result.ended if ended.event == TerminalEvent.TRAINED):
+        groups.setdefault(ended.sample.key.gid, []).append(ended.sample.num_tokens)
+    means = [fmean(lengths) for lengths in groups.values()]
+    expected = fmean(response_lengths(simulation.profile.lengths, recipe.sampling.max_new_tokens))
+    if simulation.profile.turns and not recipe.episode.is_single_turn:
+        expected *= fmean(simulation.profile.turns.turns)
+    trained = fmean(length for lengths in groups.values() for length in lengths)
+    chance = 2 * stdev(means) / math.sqrt(len(means)) / expected if len(means) > 1 else math.inf
+    shift = trained / expected - 1
+    return shift if leaves_out(recipe.schedule.resolved) or abs(shift) > chance else 0.0
+
+
+class TimedEffort:
+    """Effort in seconds of real time, for the search and its processes together."""
+
+    def __init__(
+        self,
+        search_s: float,
+        *,
+        processes: int,
+        num_samples: int | None = None,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        """processes: that simulate at the same time. num_samples: limit of simulated samples in addition to the time;
+        if it ends the search, the plan does not depend on the machine. say: shows a line of progress.
+        """
+        self._samples = SampleEffort(num_samples) if num_samples else None
+        self._start_s = self._reported_s = time.monotonic()
+        self._search_s, self._say = search_s, say
+        self._sample_s = FIRST_SAMPLE_S / processes
+        self._num_samples = 0
+        self._is_stopped = False
+
+    @property
+    def stop_at_s(self) -> float:
+        """Real time, by time.monotonic(), at which the search ends."""
+        return -math.inf if self._is_stopped else self._start_s + self._search_s
+
+    def stop(self) -> None:
+        """Ends the search with the best plan so far."""
+        self._is_stopped = True
+
+    @property
+    def share_left(self) -> float:
+        """Share that is left of the time or of the samples, whichever is less."""
+        of_time = max(0.0, (self.stop_at_s - time.monotonic()) / self._search_s)
+        return min(of_time, self._samples.share_left) if self._samples else of_time
+
+    def spend(self, num_samples: int) -> None:
+        """Takes in samples that were simulated: the measured rate decides what is affordable."""
+        self._num_samples += num_samples
+        if self._samples:
+            self._samples.spend(num_samples)
+        elapsed_s = time.monotonic() - self._start_s
+        if self._num_samples and elapsed_s > 0:
+            self._sample_s = elapsed_s / self._num_samples
+
+    def affords(self, num_samples: int) -> bool:
+        """Returns whether simulating this number of samples ends in time, at the rate so far."""
+        if self._samples and not self._samples.affords(num_samples):
+            return False
+        return num_samples * self._sample_s <= self.stop_at_s - time.monotonic()
+
+    def report(self, text: str) -> None:
+        """Shows a line of progress, at most one in a few seconds."""
+        now_s = time.monotonic()
+        if now_s - self._reported_s >= REPORT_EVERY_S:
+            self._reported_s = now_s
+            self._say(f"planning, {now_s - self._start_s:.0f} of {self._search_s:g} s: {text}")
+
+
+_workplace: Workplace
+
+
+def _begin(workplace: Workplace) -> None:
+    global _workplace  # noqa: PLW0603 - all tasks of a pool's process share it
+    _workplace = workplace
+    become_child()
+
+
+def _score(task: tuple[Schedule, Fidelity, float]) -> Score | Refused | None:
+    schedule, fidelity, stop_at_s = task
+    return _workplace.score(schedule, fidelity, stop_at_s=stop_at_s)
+
+
+@contextmanager
+def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) -> Iterator[Scorer]:
+    """Opens a scorer that simulates in separate processes, or in this process if `processes` is 1.
+
+    It returns None for every schedule that the time of `effort` did not allow. Ctrl-C ends the time.
+    """
+    # Spawned, not forked: a run that plans has threads. This process simulates too, also while the others start.
+    pool = spawn_context().Pool(processes - 1, _begin, (workplace,)) if processes > 1 else None
+    room = 2 * (processes - 1)
+
+    def score(tasks: Sequence[tuple[Schedule, Fidelity]]) -> Sequence[Score | Refused | None]:
+        found: list[Score | Refused | None] = [None] * len(tasks)
+        # The longest first, so that none is left over at the end.
+        waiting = deque(sorted(range(len(tasks)), key=lambda place: -tasks[place][1].num_steps(tasks[place][0])))
+        running: dict[int, AsyncResult[Score | Refused | None]] = {}
+        try:
+            while (waiting or running) and time.monotonic() < effort.stop_at_s:
+                while pool and waiting and len(running) < room:
+                    place = waiting.popleft()
+                    running[place] = pool.apply_async(_score, ((*tasks[place], effort.stop_at_s),))
+                if waiting:
+                    place = waiting.popleft()
+                    found[place] = workplace.score(*tasks[place], stop_at_s=effort.stop_at_s)
+                else:
+                    # A simulation looks at the time itself, except while it starts its workers.
+                    next(iter(running.values())).wait(max(0.0, effort.stop_at_s - time.monotonic()))
+                for place in [place for place, result in running.items() if result.ready()]:
+                    found[place] = running.pop(place).get()
+        except KeyboardInterrupt:
+            effort.stop()
+        return [_scaled(each, task[1]) for each, task in zip(found, tasks, strict=True)]
+
+    try:
+        yield score
+    finally:
+        if pool:
+            pool.terminate()
+            pool.join()
+
+
+def _scaled(score: Score | Refused | None, fidelity: Fidelity) -> Score | Refused | None:
+    """Returns a score of the model as that of the whole cluster."""
+    if not isinstance(score, Score) or fidelity.scale == 1:
+        return score
+    return replace(score, tokens_per_s=score.tokens_per_s * fidelity.scale)

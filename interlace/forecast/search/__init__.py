@@ -1,0 +1,1 @@
+"""Search over schedules: candidates, bounds, and their scores on the virtual clock."""

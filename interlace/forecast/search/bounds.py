@@ -1,0 +1,247 @@
+"""Bounds of a schedule, of time and of memory: cheap enough to be computed for every candidate."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist, fmean
+
+from interlace.core.state_parts import peak_bytes
+from interlace.forecast.profile.types import InferenceCosts, Lengths, Profile, RolloutCosts
+from interlace.schedule.placement import Device, Pools
+from interlace.schedule.schedule import Schedule
+from interlace.schedule.tail import Oversample, TailBatching
+
+_NORMAL = NormalDist()
+POINTS = 400
+"""Points at which a distribution of lengths is read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """A run, as far as a schedule's speed depends on it."""
+
+    num_devices: int
+    prompts_per_step: int
+    samples_per_prompt: int
+    max_new_tokens: int
+    roles: tuple[str, ...] = ("rollout", "actor")
+    """Roles that compute on devices, in the order of the flow."""
+    spans: tuple[int, ...] = (1,)
+    """Devices that an instance of the rollout engine may have."""
+    pools: Pools = ()
+    """(kind, number) of a mixed cluster's devices, in their order."""
+    num_envs: int = 0
+    """Environments of the simulators; 0 for a recipe without."""
+    turns: float = 1.0
+    """Mean number of turns of an episode."""
+
+    def on_model(self, scale: int) -> tuple[int, Pools]:
+        """Returns the devices of a model of the cluster, and their kinds."""
+        return self.num_devices // scale, tuple((pool, count // scale) for pool, count in self.pools)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of a step."""
+        return self.prompts_per_step * self.samples_per_prompt
+
+    @property
+    def requests_per_step(self) -> int:
+        """Requests to engines in a step: what simulating it costs."""
+        return round(self.samples_per_step * self.turns)
+
+
+HELPS: Mapping[str, str] = {
+    "state": "more devices per instance, a smaller model, or actor.lora",
+    "moments": "more devices per instance, or actor.lora",
+    "cache": "a smaller rollout.max_tokens",
+    "working": "fewer tokens_per_microbatch",
+}
+"""Part of a role's memory -> settings that make it smaller."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleMemory:
+    """Memory of an instance of a role on each of its devices."""
+
+    role: str
+    parts: Mapping[str, int]
+    """Bytes by part: state (weights, gradients), moments, cache (key-value cache, buffers), working (activations)."""
+    device_bytes: int
+    """Bytes of the smallest of its devices."""
+    num_devices: int
+
+    @property
+    def largest(self) -> str:
+        """Name of the largest part."""
+        return max(self.parts, key=lambda part: self.parts[part])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Misfit:
+    """A role that is too large for its devices."""
+
+    memory: RoleMemory
+    needed_bytes: int
+
+    @property
+    def over_bytes(self) -> int:
+        """Bytes that each device lacks."""
+        return self.needed_bytes - self.memory.device_bytes
+
+    @property
+    def sentence(self) -> str:
+        """Returns the part that is largest, how much is missing, and the settings that help."""
+        memory, count = self.memory, self.memory.num_devices
+        part = memory.largest
+        where = f"{count} device{'s' if count > 1 else ''}"
+        return (
+            f"{memory.role} on {where} needs {self.needed_bytes / 2**30:.1f} GiB on each, "
+            f"which is {self.over_bytes / 2**30:.1f} GiB more than a device has. Its largest part is {part} with "
+            f"{memory.parts[part] / 2**30:.1f} GiB: use {HELPS[part]}"
+        )
+
+
+def memory_by_part(
+    schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
+) -> list[RoleMemory]:
+    """Returns the memory of one instance of each role, and of each kind of devices, computing alone."""
+    found = []
+    for role in workload.roles:
+        for instance in _one_a_kind(schedule.instances(role, devices)):
+            if not instance:  # simulators on the host
+                continue
+            costs, count = profile.on(role, _pools(instance)), len(instance)
+            parts = {
+                "state": (costs.state_bytes - costs.moment_bytes) // count,
+                "moments": costs.moment_bytes // count,
+                "cache": costs.device_bytes,
+                "working": costs.working_bytes,
+            }
+            smallest = min(device.memory_bytes for device in instance)
+            found.append(RoleMemory(role=role, parts=parts, device_bytes=smallest, num_devices=count))
+    return found
+
+
+def misfit(schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]) -> Misfit | None:
+    """Returns the role that is most too large for its devices, computing alone; None if every role fits.
+
+    Roles that share a device take turns on it: the role that computes may have all of it.
+    """
+    found = []
+    for memory in memory_by_part(schedule, profile, workload, devices):
+        parts = memory.parts
+        needed = peak_bytes(sum(parts.values()) - parts["working"], parts["moments"], parts["working"])
+        if needed > memory.device_bytes:
+            found.append(Misfit(memory=memory, needed_bytes=needed))
+    return max(found, key=lambda each: each.over_bytes, default=None)
+
+
+@lru_cache(maxsize=64)
+def response_lengths(lengths: Lengths, max_new_tokens: int) -> tuple[float, ...]:
+    """Returns response lengths at evenly spaced probabilities, rising, cut at `max_new_tokens`."""
+    places = [(place + 0.5) / POINTS for place in range(POINTS)]
+    if lengths.quantiles:
+        last = len(lengths.quantiles) - 1
+        found = [lengths.quantiles[min(last, round(place * last))] for place in places]
+    else:
+        spread = math.hypot(lengths.prompt_sigma, lengths.response_sigma)
+        found = [lengths.median * math.exp(spread * _NORMAL.inv_cdf(place)) for place in places]
+        num_capped = round(lengths.cap_share * POINTS)
+        found = sorted([*found[:: max(1, POINTS // max(1, POINTS - num_capped))], *[math.inf] * num_capped])
+    return tuple(min(length, float(max_new_tokens)) for length in found)
+
+
+def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]) -> float:
+    """Returns seconds that a step takes at least, however well all is overlapped: an expectation, not a proof.
+
+    Each device's work is counted at the best rate that its role reaches, and a synchronous step's longest response
+    alone on its engine.
+    """
+    lengths = response_lengths(profile.lengths, workload.max_new_tokens)
+    num_tokens = workload.samples_per_step * (fmean(lengths) + profile.lengths.prompt_tokens)
+    busy = [0.0] * len(devices)
+    _add_generation(busy, schedule, profile, workload, devices)
+    for role in workload.roles:
+        if role == "rollout":
+            continue
+        if role == "env":
+            _add_simulators(busy, schedule, profile, workload, devices)
+            continue
+        instances, rate = schedule.instances(role, devices), 0.0
+        for instance in instances:
+            costs = profile.on(role, _pools(instance))
+            rate += costs.speed(len(instance)) / costs.token_s if isinstance(costs, InferenceCosts) else math.inf
+        seconds = num_tokens / rate
+        for device in (device for instance in instances for device in instance):
+            busy[device.index] += seconds
+    slowest = max(busy)
+    if schedule.staleness_bound == 0 and not isinstance(schedule.tail, Oversample | TailBatching):
+        longest = _expected_longest(lengths, workload.samples_per_step) / schedule.sync_every
+        slowest = max(
+            slowest, longest * min(_alone_s(profile, each) for each in schedule.instances("rollout", devices))
+        )
+    return slowest
+
+
+def _add_simulators(
+    busy: list[float], schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
+) -> None:
+    """Adds the chunks of a step's episodes, at the best rate of the environments that move together."""
+    instances = [instance for instance in schedule.instances("env", devices) if instance]
+    if not instances or profile.env is None or profile.turns is None:
+        return
+    costs, together = profile.env, max(1, workload.num_envs // len(instances))
+    chunk_s = min(costs.chunk_s(count) / count for count in {1, together})
+    chunks = workload.samples_per_step * fmean(profile.turns.turns) / len(instances)
+    for device in (device for instance in instances for device in instance):
+        busy[device.index] += chunks * chunk_s
+
+
+def _add_generation(
+    busy: list[float], schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
+) -> None:
+    instances = schedule.instances("rollout", devices)
+    mean, rate = fmean(response_lengths(profile.lengths, workload.max_new_tokens)), 0.0
+    ahead = math.ceil(workload.samples_per_step * (1 + schedule.steps_ahead) / len(instances))
+    for kind in _one_a_kind(instances):
+        costs, span = profile.on("rollout", _pools(kind)), len(kind)
+        if not isinstance(costs, RolloutCosts):
+            continue
+        reading_s = costs.context_token_s * mean / 2 / costs.context_speed(span)
+        best_s = _best_token_s(costs, min(costs.max_running, ahead))
+        each = mean * (best_s / costs.speed(span) + reading_s) + costs.sequence_s
+        rate += sum(_pools(instance) == _pools(kind) for instance in instances) / each
+    for device in (device for instance in instances for device in instance):
+        busy[device.index] += workload.samples_per_step / rate
+
+
+def _pools(instance: Sequence[Device]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(device.pool for device in instance))
+
+
+def _one_a_kind(instances: Sequence[tuple[Device, ...]]) -> list[tuple[Device, ...]]:
+    return list({_pools(instance): instance for instance in reversed(instances)}.values())
+
+
+def _alone_s(profile: Profile, instance: Sequence[Device]) -> float:
+    """Returns seconds of a decode step of one sequence."""
+    costs = profile.on("rollout", _pools(instance))
+    return costs.steps[0][1] / costs.speed(len(instance)) if isinstance(costs, RolloutCosts) else 0.0
+
+
+def _best_token_s(costs: RolloutCosts, most: int) -> float:
+    """Returns seconds a token at the best batch of at most `most` sequences."""
+    batches = [min(batch, most) for batch, _ in costs.steps] + [most]
+    return min(costs.step_s(batch) / batch for batch in batches)
+
+
+def prefill_cost(profile: Profile) -> float:
+    """Returns the time to compute a token of a context again, as a share of decoding one in the best batch."""
+    costs = profile.rollout
+    return round(costs.prefill_token_s / _best_token_s(costs, costs.max_running), 3)
+
+
+def _expected_longest(lengths: Sequence[float], count: int) -> float:
+    """Returns about the length that the longest of `count` responses has."""
+    return lengths[min(len(lengths) - 1, math.floor((1 - 1 / (count + 1)) * len(lengths)))]

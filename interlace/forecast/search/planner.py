@@ -1,0 +1,397 @@
+"""The planner: searches schedules for a workload, scored by what is handed in, within limits that the user sets.
+
+Analytic bounds and memory prune candidates before any is simulated; a beam search at coarse fidelity finds what to
+look at, and successive halving spends more simulated steps on fewer of them. The effort that is left decides how many
+candidates are simulated, and how closely. Once it is spent, the search returns the best plan so far. The search has no
+clock: with a SampleEffort, the same arguments give the same plan.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from interlace.core.errors import UserError
+from interlace.forecast.profile.types import Profile
+from interlace.forecast.search.bounds import Misfit, Workload, least_step_s, misfit, prefill_cost
+from interlace.forecast.search.candidates import Candidate, by_kind, neighbours, plain
+from interlace.forecast.search.plans import (
+    Accepts,
+    Effort,
+    Fidelity,
+    PlanLimits,
+    Planned,
+    Refused,
+    Score,
+    Scorer,
+    SearchResult,
+    WhyNot,
+    differing,
+    pareto,
+)
+from interlace.schedule.placement import Device
+from interlace.schedule.presets import load_schedule, preset_names
+from interlace.schedule.schedule import Schedule
+
+BASELINE = "verl-colocated"
+CURRENT = "current"
+"""Name of the plan that a run follows now."""
+SURE, LAST = 2, 6
+"""Best plans that are looked at on the whole cluster in any case, and at most."""
+SEARCH_LEAVES = 0.5
+"""Share of the effort that the search leaves for a closer prediction of the best."""
+FRONT = 5
+"""Plans that are looked at closely for being less stale or less biased than faster ones."""
+BEAM = 3
+"""Candidates whose neighbours are tried in a round of the search."""
+SMALLEST = 8
+"""Devices of the smallest model of a cluster that is simulated in its place."""
+ROUNDS_WITHOUT_GAIN = 2
+ALIKE = 0.005
+"""Share of speed by which plans of the same length bias differ where they are taken for the same."""
+
+
+def search(
+    profile: Profile,
+    workload: Workload,
+    devices: tuple[Device, ...],
+    limits: PlanLimits,
+    score: Scorer,
+    *,
+    effort: Effort,
+    accepts: Accepts = lambda _schedule: None,
+    current: Schedule | None = None,
+) -> SearchResult:
+    """Finds schedules. current: the schedule that a run follows; it is predicted as closely as the best.
+
+    Raises UserError if nothing fits or the limits contradict each other.
+    """
+    found = _Search(profile, workload, devices, limits, score, accepts, effort)
+    return found.run(Candidate.of(current, CURRENT, devices) if current else None)
+
+
+class _Search:
+    def __init__(
+        self,
+        profile: Profile,
+        workload: Workload,
+        devices: tuple[Device, ...],
+        limits: PlanLimits,
+        score: Scorer,
+        accepts: Accepts,
+        effort: Effort,
+    ) -> None:
+        self._profile, self._workload, self._devices, self._limits = profile, workload, devices, limits
+        self._score, self._accepts = score, accepts
+        self._scales = coarser(workload)
+        requests = workload.requests_per_step
+        # Half of the effort is for the search, a fifth for the middle, the rest for the end.
+        self._coarse = Fidelity(scale=self._scales[0], steps=6 if requests < 512 else 4 if requests < 16_384 else 2)
+        self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2)
+        self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
+        self._effort = effort
+        self._seen: dict[Candidate, Score | Refused] = {}
+        self._schedules: dict[Candidate, Schedule] = {}
+        self._simulated: dict[tuple[Schedule, Fidelity], Score | Refused] = {}
+        """Scores by what was simulated: several candidates may come to the same schedule."""
+        self._misfits: list[Misfit] = []
+        self._reasons: list[str] = []
+        self._num_pruned = self._num_scored = 0
+
+    def run(self, current: Candidate | None) -> SearchResult:
+        """Searches coarsely, then halves."""
+        presets = {name: self._seed(Candidate.of(load_schedule(name), name)) for name in preset_names()}
+        seeds = [self._seed(each) for each in plain()]
+        mixed = [each for start in (*seeds, *presets.values()) for each in by_kind(start, self._workload.pools)]
+        self._try([*presets.values(), *self._respanned([*seeds, *mixed])])
+        self._climb()
+        chosen = self._promising()
+        if not chosen:
+            self._refuse()
+        middle = {**self._of(chosen), **self._scored(self._affordable(chosen, self._middle, 0.7), self._middle)}
+        inside = [candidate for candidate in _ranked(middle) if self._is_inside(candidate, middle[candidate])]
+        front = pareto([self._plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
+        # The plans that are compared come first, then the front and the next best, as far as the effort allows.
+        asked = [*inside[:SURE], *([current] if current else []), presets[BASELINE], *_unbiased(inside, middle)[:1]]
+        asked += [*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]]
+        self._fine = self._closest(asked[: SURE + 1])
+        fine = self._scored(self._affordable(asked, self._fine, 1.0), self._fine)
+        plans = {each: self._plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
+        ranked = [plans[each] for each in _ranked(fine) if self._is_inside(each, fine[each])]
+        seen = {each: score for each, score in middle.items() if each not in fine and self._is_inside(each, score)}
+        ranked += [self._plan(each, score) for each in _ranked(seen) if isinstance(score := seen[each], Score)]
+        if not ranked:
+            self._refuse()
+        return SearchResult(
+            ranked=ranked,
+            baseline=plans.get(presets[BASELINE]) or self._seen_plan(presets[BASELINE]),
+            current=(plans.get(current) or self._seen_plan(current)) if current else None,
+            front=pareto(ranked),
+            why_not=self._why_not(presets, ranked[0]),
+            num_scored=self._num_scored,
+            num_pruned=self._num_pruned,
+        )
+
+    def _seed(self, candidate: Candidate) -> Candidate:
+        """Returns a candidate with the fields that follow from the profile."""
+        if self._workload.turns <= 1:
+            return candidate
+        return candidate.changed({"prefill_cost": prefill_cost(self._profile)}) or candidate
+
+    def _of(self, candidates: Iterable[Candidate]) -> dict[Candidate, Score | Refused]:
+        """Returns the coarse scores of the candidates."""
+        return {each: self._seen[each] for each in candidates}
+
+    def _seen_plan(self, candidate: Candidate) -> Planned | None:
+        """Returns the plan of a candidate by its coarse score; None if it has none."""
+        score = self._seen.get(candidate)
+        return self._plan(candidate, score) if isinstance(score, Score) else None
+
+    def _closest(self, candidates: Sequence[Candidate]) -> Fidelity:
+        """Returns the fidelity for the end: the whole cluster, or a model as large as the effort allows."""
+        for scale in self._scales[2:]:
+            fidelity = replace(self._fine, scale=scale)
+            if self._effort.affords(sum(self._cost(each, fidelity) for each in candidates)):
+                return fidelity
+        return replace(self._fine, scale=self._scales[1])
+
+    def _affordable(self, candidates: Iterable[Candidate], fidelity: Fidelity, share: float) -> list[Candidate]:
+        """Returns the first of the candidates, as many as a share of the effort that is left allows simulating."""
+        found, num_samples = list[Candidate](), 0
+        for each in dict.fromkeys(candidates):
+            num_samples += self._cost(each, fidelity)
+            if not self._effort.affords(int(num_samples / share)):
+                break
+            found.append(each)
+        return found
+
+    def _promising(self) -> list[Candidate]:
+        """Returns the fastest candidates, and those of the coarse front that are less stale or less biased."""
+        inside = {each: score for each, score in self._seen.items() if self._is_inside(each, score)}
+        plans = [self._plan(each, score) for each, score in inside.items() if isinstance(score, Score)]
+        fastest, front = _unlike(inside), (plan.candidate for plan in pareto(plans)[:8])
+        return list(dict.fromkeys([*fastest[:8], *front, *_unbiased(fastest, inside)[:2]]))
+
+    def _climb(self) -> None:
+        """Tries the neighbours of the best until nothing better comes, or half of the effort is used."""
+        best, idle, expanded = 0.0, 0, set[Candidate]()
+        while idle < ROUNDS_WITHOUT_GAIN and self._effort.share_left > SEARCH_LEAVES:
+            beam = [each for each in self._best(4 * BEAM) if each not in expanded][:BEAM]
+            if not beam:
+                return
+            expanded.update(beam)
+            roles = self._workload.roles
+            around = [
+                replace(near, name=each.name or "planned")
+                for each in beam
+                for near in neighbours(
+                    each,
+                    spans=self._workload.spans,
+                    has_reference="reference" in roles,
+                    has_env="env" in roles,
+                    pools=self._workload.pools,
+                )
+            ]
+            self._try(around)
+            found = self._best(1)
+            now = self._rate(found[0]) if found else 0.0
+            idle, best = (0, now) if now > best * 1.005 else (idle + 1, max(now, best))
+
+    def _respanned(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Returns candidates with engines of several devices."""
+        return [
+            replace(each, layout=replace(each.layout, span=span))
+            for each in candidates
+            for span in self._workload.spans
+        ]
+
+    def _try(self, candidates: Iterable[Candidate]) -> None:
+        """Simulates coarsely the candidates that may be better than the best so far; the most promising first."""
+        fresh = []
+        for each in dict.fromkeys(candidates):
+            if each in self._seen:
+                continue
+            schedule = self._fitting(each)
+            if schedule is None or self._limits.refusal(schedule):
+                continue
+            fresh.append((least_step_s(schedule, self._profile, self._workload, self._devices), each))
+        fresh.sort(key=lambda pair: pair[0])
+        best = self._best(1)
+        top = self._seen[best[0]] if best else None
+        # Of a step that trains on all that is generated, whatever the best leaves out.
+        limit = top.step_s / (1 + min(0.0, top.length_shift)) if isinstance(top, Score) else math.inf
+        # A sixth more than the bound: it is an expectation.
+        promising = [each for least_s, each in fresh if least_s <= 1.17 * limit]
+        self._num_pruned += len(fresh) - len(promising)
+        for start in range(0, len(promising), 16):
+            if self._effort.share_left <= SEARCH_LEAVES and self._best(1):
+                return
+            self._seen.update(self._scored(promising[start : start + 16], self._coarse))
+            self._report()
+
+    def _report(self) -> None:
+        """Shows the best schedule so far."""
+        best = self._best(1)
+        score = self._seen[best[0]] if best else None
+        found = f", best so far {score.step_s:.4g} s per step" if isinstance(score, Score) else ""
+        self._effort.report(f"{self._num_scored} schedules simulated{found}")
+
+    def _scored(self, candidates: Iterable[Candidate], fidelity: Fidelity) -> dict[Candidate, Score | Refused]:
+        chosen = [each for each in dict.fromkeys(candidates) if self._fitting(each)]
+        count, pools = self._workload.on_model(fidelity.scale)
+        scaled = [(each, each.on(count, pools)) for each in chosen]
+        ready = {each: (schedule, fidelity) for each, schedule in scaled if schedule}
+        fresh = {task: each for each, task in ready.items() if task not in self._simulated}
+        found = {task: score for task, score in zip(fresh, self._score([*fresh]), strict=True) if score is not None}
+        self._effort.spend(sum(self._cost(fresh[task], fidelity) for task in found))
+        self._num_scored += len(found)
+        self._reasons += [each.reason for each in found.values() if isinstance(each, Refused)]
+        self._simulated.update(found)
+        return {each: self._simulated[task] for each, task in ready.items() if task in self._simulated}
+
+    def _cost(self, candidate: Candidate, fidelity: Fidelity) -> int:
+        """Returns the samples that are simulated."""
+        steps = fidelity.num_steps(candidate.rest)
+        return steps * self._workload.requests_per_step // fidelity.scale
+
+    def _fitting(self, candidate: Candidate) -> Schedule | None:
+        """Returns the candidate's schedule where it fits the cluster, its memory and whatever else is asked."""
+        if candidate in self._schedules:
+            return self._schedules[candidate]
+        schedule = candidate.on(len(self._devices), self._workload.pools)
+        if schedule is None:
+            return None
+        too_large = misfit(schedule, self._profile, self._workload, self._devices)
+        reason = None if too_large else self._accepts(schedule)
+        if too_large:
+            self._misfits.append(too_large)
+        if reason:
+            self._reasons.append(reason)
+        if too_large or reason:
+            self._num_pruned += 1
+            return None
+        self._schedules[candidate] = schedule
+        return schedule
+
+    def _is_inside(self, candidate: Candidate, score: Score | Refused) -> bool:
+        limits = self._limits
+        return (
+            isinstance(score, Score)
+            and limits.refusal(self._schedules[candidate]) is None
+            and -score.length_shift <= limits.max_length_shift
+            and score.step_s <= limits.max_step_s
+        )
+
+    def _best(self, count: int) -> list[Candidate]:
+        inside = {each: score for each, score in self._seen.items() if self._is_inside(each, score)}
+        return _unlike(inside)[:count]
+
+    def _rate(self, candidate: Candidate) -> float:
+        score = self._seen[candidate]
+        return score.tokens_per_s if isinstance(score, Score) else 0.0
+
+    def _plan(self, candidate: Candidate, score: Score) -> Planned:
+        schedule = self._schedules[candidate]
+        return Planned(
+            name=candidate.name,
+            schedule=schedule,
+            score=score,
+            staleness_bound=schedule.staleness_bound,
+            candidate=candidate,
+        )
+
+    def _why_not(self, presets: Mapping[str, Candidate], best: Planned) -> list[WhyNot]:
+        """Tells of each preset what it loses to the best, both looked at coarsely; of those out of bounds too."""
+        told = []
+        outside = [each for each in (*presets.values(), best.candidate) if each not in self._seen]
+        shorter = replace(self._coarse, steps=2)
+        self._seen.update(self._scored(self._affordable(outside, shorter, 1.0), shorter))
+        top = self._seen.get(best.candidate)
+        for name, candidate in presets.items():
+            if candidate == best.candidate:
+                continue
+            score = self._seen.get(candidate)
+            if not isinstance(score, Score) or not isinstance(top, Score):
+                fits = self._fitting(candidate) is not None
+                reason = "was not simulated: the time was over" if fits else "does not fit this cluster"
+                reason = score.reason if isinstance(score, Refused) else reason
+                told.append(WhyNot(preset=name, ratio=None, reason=reason))
+                continue
+            ratio = score.tokens_per_s / top.tokens_per_s
+            # Device-seconds a trained token, in those that the best plan spends on one.
+            more = {bin: share / ratio - top.bins.get(bin, 0.0) for bin, share in score.bins.items()}
+            loses = sorted(((bin, by) for bin, by in more.items() if by > 0.02), key=lambda pair: -pair[1])[:3]
+            reason = self._limits.refusal(self._schedules[candidate]) or ""
+            told.append(WhyNot(preset=name, ratio=ratio, loses=loses, reason=reason))
+        return told
+
+    def _refuse(self) -> None:
+        """Raises UserError: why there is no plan."""
+        if any(self._is_inside(each, score) for each, score in self._seen.items()):
+            return
+        limits = self._limits
+        steps = {each: score.step_s for each, score in self._seen.items() if isinstance(score, Score)}
+        if steps:
+            best = min(steps, key=lambda each: steps[each])
+            raise UserError(
+                f"no schedule holds a step to {limits.max_step_s:.4g} s with a staleness of at most "
+                f"{limits.max_staleness} versions and a length shift of at most {limits.max_length_shift:.0%}. "
+                f"The best plan found takes {steps[best]:.4g} s per step: {differing(self._schedules[best])}. "
+                "Allow more time or more staleness, or give more devices."
+            )
+        if self._misfits:
+            least = min(self._misfits, key=lambda each: each.over_bytes)
+            raise UserError(
+                f"no plan fits into memory. In the plan that lacks least, {least.sentence}, "
+                "or give more or larger devices."
+            )
+        if not self._reasons and self._schedules:
+            raise UserError(
+                "the search ended before it had simulated one schedule. Give it more time: plan.search_s=60."
+            )
+        first = self._reasons[0] if self._reasons else "no placement fits this number of devices"
+        raise UserError(f"no schedule can run this recipe here. The first that was tried: {first}")
+
+
+def _ranked(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+    rates = {each: score.tokens_per_s for each, score in scores.items() if isinstance(score, Score)}
+    return sorted(rates, key=lambda each: -rates[each])
+
+
+def _unbiased(candidates: Iterable[Candidate], scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+    """Returns those of the candidates that train on responses as long as were generated."""
+    return [each for each in candidates if isinstance(score := scores[each], Score) and score.is_unbiased]
+
+
+def _unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+    """Returns the fastest first, one of those that do the same: a change without effect is no step forward."""
+    found: list[Candidate] = []
+    last: Score | None = None
+    for each in _ranked(scores):
+        score = scores[each]
+        if not isinstance(score, Score):
+            continue
+        if (
+            last is None
+            or score.tokens_per_s < (1 - ALIKE) * last.tokens_per_s
+            or score.length_shift != last.length_shift
+        ):
+            found.append(each)
+            last = score
+    return found
+
+
+def coarser(workload: Workload) -> tuple[int, ...]:
+    """Returns the scales of the coarse and the middle fidelity, then those of the end, the closest first.
+
+    Scales are common divisors of devices and prompts.
+    """
+    kinds = [count for _, count in workload.pools] or [workload.num_devices]
+    common = math.gcd(workload.prompts_per_step, workload.num_envs, *kinds)
+    fitting = [
+        scale
+        for scale in range(1, common + 1)
+        if common % scale == 0 and workload.num_devices // scale >= min(SMALLEST, workload.num_devices)
+    ]
+    coarse = fitting[-1]
+    middle = min((scale for scale in fitting if scale * scale >= coarse), default=1)
+    return coarse, middle, *(scale for scale in fitting if scale <= middle)

@@ -1,0 +1,307 @@
+"""A recipe on devices that are not there: workers only cost what a profile says."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache, partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON, Prompt, Request, SampleKey
+from interlace.flows.run import SINGLE_TURN
+from interlace.forecast.costs.envs import SimulatedSimulators
+from interlace.forecast.costs.episodes import SimulatedEpisode
+from interlace.forecast.costs.lengths import kept_lengths
+from interlace.forecast.costs.links import Moves
+from interlace.forecast.costs.pace import Pace
+from interlace.forecast.costs.ranker import NoisyRanker
+from interlace.forecast.costs.rollout import SimulatedEngine
+from interlace.forecast.costs.workers import SimulatedInference, SimulatedReward, SimulatedRewardModel, SimulatedTrainer
+from interlace.forecast.elastic import EngineChange
+from interlace.forecast.profile.types import Profile
+from interlace.forecast.virtual import Simulated, SimulatedRole, run_virtually
+from interlace.observe.jsonl import to_line
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder, default_name
+from interlace.observe.transcripts import step_file
+from interlace.rollouts.base import Episode
+from interlace.rollouts.by_row import simulators_of
+from interlace.run.outcome import ScheduleOutcome, under_each
+from interlace.run.recipe.check_settings import check_placement, check_sizes
+from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.engines import spanning_roles
+from interlace.run.recipe.load import load_recipe
+from interlace.runtime.sim.cluster import RankWrapper
+from interlace.runtime.sim.faults import Faults, with_faults
+from interlace.runtime.timeline import NoRecorder
+from interlace.runtime.trace import TraceFile
+from interlace.runtime.worker import Worker, WorkerContext
+from interlace.schedule.lengths import LengthPredictor
+from interlace.schedule.placement import Device, Pools
+from interlace.schedule.roles import HOST
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """Profile and cluster that a recipe is run on."""
+
+    profile: Profile
+    num_devices: int
+    pools: Pools = ()
+    """(kind, number) of a mixed cluster's devices, in their order; empty: all are of the profile's own kind."""
+    num_prompts: int = 8192
+    """Number of prompts in the data set."""
+    faults: Faults = ()
+    engine_changes: tuple[EngineChange, ...] = ()
+    """Engines that leave and join on the way."""
+    lengths: Mapping[SampleKey, int] = field(default_factory=dict)
+    """Tokens of samples' only responses, where they are known; others are drawn by the profile."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Returns the devices of the virtual cluster."""
+        found: list[Device] = []
+        for pool, count in self.pools or (("sim", self.num_devices),):
+            memory = self.profile.kinds.get(pool, self.profile).device_memory_bytes
+            found += [
+                Device(index=len(found) + index, pool=pool, pool_index=index, memory_bytes=memory)
+                for index in range(count)
+            ]
+        return tuple(found)
+
+    @property
+    def hour_cost(self) -> float:
+        """Price of the cluster for an hour; 0 where a kind's is not stated."""
+        pools = self.pools or (("sim", self.num_devices),)
+        prices = [(self.profile.kinds.get(pool, self.profile).device_hour_cost, count) for pool, count in pools]
+        return sum(price * count for price, count in prices) if all(price for price, _ in prices) else 0.0
+
+    def price(self, tokens_per_s: float, *, device_hour_cost: float | None = None) -> float | None:
+        """Returns the price of a million trained tokens; None where no price of a device is stated.
+
+        device_hour_cost: of every device, in place of the profile's.
+        """
+        hour_cost = self.hour_cost if device_hour_cost is None else device_hour_cost * self.num_devices
+        return hour_cost / 3600 / tokens_per_s * 1e6 if hour_cost and tokens_per_s else None
+
+    @property
+    def device(self) -> str:
+        """The cluster's devices, for people."""
+        if not self.pools:
+            return f"{self.num_devices} x {self.profile.label}"
+        kinds = [(self.profile.kinds.get(pool, self.profile).label, count) for pool, count in self.pools]
+        return " + ".join(f"{count} x {device}" for device, count in kinds)
+
+    @property
+    def around(self) -> RankWrapper:
+        """The faults."""
+        return with_faults(self.faults)
+
+    def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
+        """Prompts of the profile's mean length, without text: the recipe's own need its tokenizer."""
+        del recipe
+        return _prompts(self.num_prompts, self.profile.lengths.prompt_tokens)
+
+    def episode(self, recipe: Recipe) -> Episode:
+        """Episodes of the profile's turns. UserError where it has none and the recipe's have several."""
+        if recipe.episode.is_single_turn:
+            return SINGLE_TURN
+        check_profile_roles(recipe, self.profile)
+        if self.profile.turns is None:
+            raise ValueError("check_profile_roles() requires turns")
+        has_envs = simulators_of(recipe.episode) is not None
+        return SimulatedEpisode(self.profile.turns, brings_reward=recipe.reward is None, has_envs=has_envs)
+
+    def _length(self, recipe: Recipe) -> Callable[[Request], float]:
+        """Returns the true length of the response to a request."""
+        lengths = kept_lengths(self.profile.lengths, recipe.seed)
+
+        def length(request: Request) -> float:
+            known = self.lengths.get(request.owner)
+            return known or lengths(request.uid, request.attempt, request.owner.index, request.turn)
+
+        return length
+
+    def predictor(self, recipe: Recipe) -> LengthPredictor:
+        """Returns a ranker whose predictions have the rank correlation of the profile."""
+        return NoisyRanker(self.profile.lengths, recipe.sampling.max_new_tokens, self._length(recipe), recipe.seed)
+
+    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
+        """Workers that only cost time."""
+        profile, pace = self.profile, Pace(self.profile)
+        length = self._length(recipe)
+        moves = Moves.of(profile, recipe.schedule.resolved, self.devices)
+
+        def costs(context: WorkerContext, role: str) -> Any:
+            alone = profile.on(role, [name.partition(":")[0] for name in context.devices])
+            return moves.added(role, alone, context.devices) if moves else alone
+
+        def engine(context: WorkerContext) -> Worker:
+            return SimulatedEngine(context, costs(context, "rollout"), length, pace)
+
+        def reference(context: WorkerContext) -> Worker:
+            return SimulatedInference(context, costs(context, "reference"), pace)
+
+        sends_adapters = recipe.weights.adapter == "alone"
+
+        def actor(context: WorkerContext) -> Worker:
+            of_actor, step_s = costs(context, "actor"), profile.controller_step_s
+            return SimulatedTrainer(context, of_actor, pace, step_s, sends_adapters=sends_adapters)
+
+        def critic(context: WorkerContext) -> Worker:
+            return SimulatedTrainer(context, costs(context, "critic"), pace)
+
+        is_model = recipe.reward is not None and recipe.reward.model is not None
+        scorer = SimulatedRewardModel if is_model else SimulatedReward
+        reward = partial(
+            scorer, costs=profile.reward, seed=recipe.seed, controller_sample_s=profile.controller_sample_s
+        )
+
+        def working(role: str) -> int:
+            return max(each.costs_of(role).working_bytes for each in (profile, *profile.kinds.values()))
+
+        return {
+            **self._simulators(recipe, pace),
+            "rollout": SimulatedRole(engine, SimulatedEngine, working("rollout")),
+            "reward": SimulatedRole(reward, scorer),
+            "reference": SimulatedRole(reference, SimulatedInference, working("reference")),
+            "critic": SimulatedRole(critic, SimulatedTrainer, working("critic")),
+            "actor": SimulatedRole(actor, SimulatedTrainer, working("actor")),
+        }
+
+    def _simulators(self, recipe: Recipe, pace: Pace) -> dict[str, SimulatedRole]:
+        costs = self.profile.env
+        if costs is None or simulators_of(recipe.episode) is None:
+            return {}
+        num_processes = costs.num_processes(self.num_devices)
+        factory = partial(SimulatedSimulators, costs=costs, pace=pace, num_processes=num_processes)
+        return {"env": SimulatedRole(factory, SimulatedSimulators, costs.working_bytes)}
+
+
+def check_profile_roles(recipe: Recipe, profile: Profile) -> None:
+    """Raises UserError if a profile lacks the costs of a part of the recipe, or forbids its placement."""
+    measure = "Measure the recipe with `interlace profile RECIPE --out profile.json`, and give --profile profile.json."
+    episode = recipe.episode
+    if not episode.is_single_turn and profile.turns is None:
+        raise UserError(
+            f"the recipe's episode {episode.name!r} takes several turns, and the profile has no `turns`. {measure}"
+        )
+    if simulators_of(episode) is None:
+        return
+    if profile.env is None:
+        raise UserError(
+            f"the recipe's episode {episode.name!r} has simulators, and the profile has no `env`. {measure}"
+        )
+    where = recipe.schedule.resolved.placement.of("env").devices
+    if profile.env.bound == "host" and where != HOST:
+        raise UserError(
+            f"schedule.placement.env = {where!r}, and the profile's simulators are bound by processor cores "
+            "(env.bound: host). Set schedule.placement.env=host."
+        )
+
+
+@lru_cache(maxsize=4)
+def _prompts(count: int, num_tokens: int) -> Sequence[Prompt]:
+    ids = np.zeros(num_tokens, np.int32)
+    return tuple([Prompt(uid=f"p{n}", token_ids=ids, text="", answer="") for n in range(count)])
+
+
+def simulate(
+    recipe: Recipe, simulation: Simulation, *, name: str = "simulated", timeline: Path | None = None
+) -> Simulated:
+    """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
+
+    timeline: where it is written, as a Chrome trace.
+    Raises UserError for what cannot work, and what a run on any other cluster raises: HangError, RemoteError,
+    WorkerDiedError.
+    """
+
+    def recorder() -> TraceFile | NoRecorder:
+        return TraceFile(timeline, simulation.devices) if timeline else NoRecorder()
+
+    return run_virtually(recipe, simulation, name=name, recorder=recorder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedVariant:
+    """One of several schedules that are simulated side by side."""
+
+    outcome: ScheduleOutcome
+    simulated: Simulated
+    num_devices: int
+    spanning: tuple[str, ...] = ()
+    """Roles of which an instance spans several devices, as no engine that was run here does on GPUs."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained tokens, of all devices together."""
+        return self.outcome.trained_tokens_per_device_s * self.num_devices
+
+    def row(self, first: "SimulatedVariant") -> Mapping[str, JSON]:
+        """Returns the variant as JSON, with the ratios against the first schedule."""
+        row = {name: value for name, value in self.outcome.row(first.outcome).items() if name != "folder"}
+        counts = Counter(str(ended.event) for ended in self.simulated.events)
+        spanning: dict[str, JSON] = {"spanning": list(self.spanning)} if self.spanning else {}
+        return {**row, **spanning, "seconds": self.simulated.seconds, "samples": dict(sorted(counts.items()))}
+
+
+def simulate_variants(
+    spec: str,
+    overrides: Sequence[str],
+    schedules: str | None,
+    simulation: Simulation,
+    *,
+    timeline: Path | None = None,
+) -> list[SimulatedVariant]:
+    """Runs a recipe under each schedule (comma-separated names; None: its own), all read before any is run.
+
+    timeline: where that of the first is written. Raises UserError.
+    """
+    if schedules is None:
+        recipe = load_recipe(spec, overrides)
+        recipes = {recipe.schedule.preset: recipe}
+    else:
+        recipes = under_each(spec, overrides, schedules)
+    _check(recipes, simulation.profile, simulation.devices)
+    first = next(iter(recipes))
+    found = []
+    for name, recipe in recipes.items():
+        simulated = simulate(recipe, simulation, name=name, timeline=timeline if name == first else None)
+        outcome, spanning = ScheduleOutcome.of(name, simulated.run), spanning_roles(recipe, simulation.devices)
+        found.append(
+            SimulatedVariant(
+                outcome=outcome, simulated=simulated, num_devices=simulation.num_devices, spanning=spanning
+            )
+        )
+    return found
+
+
+def simulate_into(
+    spec: str, overrides: Sequence[str], schedules: str, root: Path, simulation: Simulation
+) -> list[ScheduleOutcome]:
+    """Runs simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
+    outcomes = []
+    recipes = under_each(spec, overrides, schedules)
+    _check(recipes, simulation.profile, simulation.devices)
+    for name, recipe in recipes.items():
+        folder = RunFolder.create(root, default_name(root, f"{Path(spec).stem}-{Path(name).stem}-simulated"))
+        folder.write_config(recipe)
+        run = simulate(recipe, simulation, name=folder.name, timeline=folder.timeline).run
+        folder.metrics.write_text("".join(to_line(row) for row in run.rows), encoding="utf-8")
+        for step, ended in groupby(run.transcripts, key=lambda transcript: transcript.step):
+            lines = [to_line(asdict(transcript)) for transcript in ended]
+            step_file(folder.samples, step).write_text("".join(lines), encoding="utf-8")
+        outcomes.append(ScheduleOutcome.of(name, RunData.read(folder)))
+    return outcomes
+
+
+def _check(recipes: Mapping[str, Recipe], profile: Profile, devices: tuple[Device, ...]) -> None:
+    """Checks each recipe as for training: a recipe that no cluster could train is not predicted either."""
+    for recipe in recipes.values():
+        check_sizes(recipe, algorithm_of(recipe))
+        check_placement(recipe, devices)
+        check_profile_roles(recipe, profile)

@@ -1,0 +1,272 @@
+"""A recipe on the virtual clock: the same flow, stages and schedule; workers that stand in for the real ones."""
+
+import asyncio
+import gc
+import math
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from interlace.algorithms import Algorithm
+from interlace.algorithms.base import Advantages, Needs
+from interlace.core.errors import UserError
+from interlace.core.training import LossInputs, LossOutputs
+from interlace.core.types import Prompt, Sample, SampleGroup
+from interlace.data.stream import PromptStream
+from interlace.flows.run import Ended, RoleGroups, StepResult
+from interlace.forecast.costs.workers import zeros
+from interlace.forecast.elastic import EngineChange, change_engines
+from interlace.observe.goodput import Ledger
+from interlace.observe.run_data import RunData, Transcript
+from interlace.rollouts.base import Episode
+from interlace.run.host import host
+from interlace.run.launch import RoleWorker, role_spec
+from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.layout import needed_roles
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.sim.cluster import RankWrapper, SimCluster
+from interlace.runtime.sim.loop import VirtualLoop
+from interlace.runtime.timeline import Recorder
+from interlace.runtime.worker import Worker, operation_of
+from interlace.schedule.lengths import LengthPredictor
+from interlace.schedule.placement import Device
+
+T = TypeVar("T")
+StepHook: TypeAlias = Callable[[StepResult], bool]
+HANG_AFTER_S = 1e7
+"""Virtual seconds; a stall is seen at once, whatever the limit."""
+
+
+class SimulatedRole(NamedTuple):
+    """A role on the virtual clock."""
+
+    factory: Callable[..., Worker]
+    """Makes a worker from its context."""
+    worker_class: type[Worker]
+    working_bytes: int = 0
+    """On each device while it computes, beside its state."""
+
+
+class SimulationBackend(Protocol):
+    """Workers, devices and prompts that a recipe runs on instead of its own."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]: ...
+
+    @property
+    def engine_changes(self) -> Sequence[EngineChange]:
+        """Returns the engines that leave and join on the way."""
+        ...
+
+    @property
+    def around(self) -> RankWrapper:
+        """Returns the wrapper that is put around each rank."""
+        ...
+
+    def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
+        """Returns the data set."""
+        ...
+
+    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
+        """Returns the stand-ins for the workers, by role; the algorithm says which roles are needed."""
+        ...
+
+    def episode(self, recipe: Recipe) -> Episode:
+        """Returns the episode that is simulated instead of the recipe's, which would call real tools."""
+        ...
+
+    def predictor(self, recipe: Recipe) -> LengthPredictor | None:
+        """Returns the ranker that predicts response lengths; None for the ranker of a real run."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """Outcome of a run on the virtual clock. Times are virtual."""
+
+    name: str
+    results: Sequence[StepResult]
+    """Result of each step."""
+    ledger: Ledger
+    """Ledger of all device-seconds, start-up included."""
+    events: Sequence[Ended]
+    """How each sample ended, in order."""
+    seconds: float
+    """From start to end."""
+
+    @cached_property
+    def run(self) -> RunData:
+        """Returns the data as read from a run's folder; nothing was written. Simulated workers earn no rewards."""
+        return RunData(
+            name=self.name,
+            folder=Path(),
+            rows=[
+                {name: value for name, value in result.metrics.items() if not name.startswith("reward/")}
+                for result in self.results
+            ],
+            transcripts=[_transcript(result.step, ended) for result in self.results for ended in result.ended],
+        )
+
+
+def run_virtually(
+    recipe: Recipe,
+    stand_ins: SimulationBackend,
+    *,
+    name: str,
+    recorder: Callable[[], Recorder],
+    on_step: StepHook | None = None,
+    stop_at_s: float = math.inf,
+) -> Simulated:
+    """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
+
+    stop_at_s: real time, by time.monotonic(), at which the run raises SimulationStoppedError.
+
+    recorder: makes the recorder of all that happens. on_step: called with each step's result; False ends the run there,
+    with what was generated ahead. Raises UserError for what cannot work, and what a run on any other
+    cluster raises: HangError, RemoteError, WorkerDiedError.
+    """
+    with no_search_for_cycles():
+        return on_virtual_clock(lambda: _simulated(recipe, stand_ins, name, recorder, on_step), stop_at_s=stop_at_s)
+
+
+def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]], *, stop_at_s: float = math.inf) -> T:
+    """Runs a coroutine on a new VirtualLoop. stop_at_s: as in run_virtually()."""
+    loop = VirtualLoop()
+    loop.stop_at_s = stop_at_s
+    # asyncio wants a current loop where futures are made without one.
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.stop_at_s = math.inf
+        loop.wind_up()
+        asyncio.set_event_loop(None)
+
+
+@contextmanager
+def no_search_for_cycles() -> Iterator[None]:
+    """Searches for none inside: a run keeps what it simulates to its end and makes no cycles on the way."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Steps:
+    """Observer that keeps each step's result."""
+
+    def __init__(self, hook: StepHook | None) -> None:
+        self._hook = hook
+        self.results: list[StepResult] = []
+
+    async def on_step(self, result: StepResult) -> bool:
+        """Keeps the result. Returns False where the run is to end."""
+        self.results.append(result)
+        return self._hook is None or self._hook(result)
+
+
+async def _simulated(
+    recipe: Recipe, stand_ins: SimulationBackend, name: str, recorder: Callable[[], Recorder], hook: StepHook | None
+) -> Simulated:
+    algorithm, steps = Timed(algorithm_of(recipe)), _Steps(hook)
+    cluster = SimCluster(
+        stand_ins.devices, recipe.schedule.resolved, hang_after_s=HANG_AFTER_S, around=stand_ins.around
+    )
+    prompts = PromptStream(stand_ins.prompts(recipe), recipe.seed)
+    try:
+        groups = await launch(cluster, algorithm.needs, stand_ins.roles(recipe))
+        episode = stand_ins.episode(recipe)
+        predictor = stand_ins.predictor(recipe)
+        hosted = await host(
+            cluster, recipe, groups, prompts, algorithm=algorithm, stand_in=episode, predictor=predictor
+        )
+        if stand_ins.engine_changes:
+            changes = change_engines(hosted.run.rollout.pool, stand_ins.engine_changes)
+            cluster.spawn(changes, name="engines that leave and join")
+        with cluster.timeline.recorded_by(recorder()):
+            await cluster.run(hosted.train(steps))
+            ledger = hosted.run.ledger()
+    finally:
+        await cluster.shutdown()
+    leftover = hosted.run.finish()
+    if not steps.results:
+        raise UserError("the recipe's data ended before its first step: nothing was simulated.")
+    return Simulated(
+        name=name,
+        results=steps.results,
+        ledger=ledger,
+        events=[*(ended for result in steps.results for ended in result.ended), *leftover],
+        seconds=cluster.clock.now(),
+    )
+
+
+class Timed(Algorithm):
+    """An algorithm of which only what costs time is left: what it needs, and which groups it keeps."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        super().__init__(algorithm.settings)
+        self._algorithm = algorithm
+
+    @property
+    def needs(self) -> Needs:
+        return self._algorithm.needs
+
+    @property
+    def is_group_relative(self) -> bool:
+        return self._algorithm.is_group_relative
+
+    @property
+    def selects(self) -> bool:
+        return self._algorithm.selects
+
+    def keeps(self, group: SampleGroup) -> bool:
+        return self._algorithm.keeps(group)
+
+    def advantages(self, group: SampleGroup) -> Advantages:
+        """Zeros."""
+        nothing = zeros(group.samples)
+        return Advantages(advantages=nothing, returns=nothing if self.needs.critic else None)
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        raise TypeError(f"simulated workers compute no loss, and got {inputs.num_samples} samples")
+
+
+async def launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRole]) -> RoleGroups:
+    """Starts what stands in for the workers that the algorithm needs."""
+    started: dict[str, list[WorkerGroup[Any]]] = {}
+    for role in needed_roles(needs):
+        if role.name not in roles:
+            continue
+        stand_in = roles[role.name]
+        worker = RoleWorker(worker_class=stand_in.worker_class, factory=stand_in.factory)
+        # A function scores on the host, a model on its devices.
+        scoring = operation_of(stand_in.worker_class, "score")
+        is_placed = role.needs_device or role.counts_envs or (scoring is not None and scoring.on_device)
+        places: Sequence[tuple[Device, ...]] = cluster.place(role.name) if is_placed else [()]
+        specs = [role_spec(role, number, devices, worker) for number, devices in enumerate(places)]
+        started[role.name] = [
+            await cluster.launch(replace(spec, working_bytes=stand_in.working_bytes)) for spec in specs
+        ]
+    return RoleGroups.of(started)
+
+
+def _transcript(step: int, ended: Ended) -> Transcript:
+    sample: Sample = ended.sample
+    return Transcript(
+        step=step,
+        uid=sample.prompt.uid,
+        prompt="",
+        response="",
+        num_tokens=sample.num_tokens,
+        reward=sample.reward,
+        version_min=None,
+        version_max=None,
+        event=str(ended.event),
+    )

@@ -1,1 +1,0 @@
-"""Work behind each command: train, evaluate, compare, simulate ... over a checked recipe."""

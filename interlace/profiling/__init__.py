@@ -1,1 +1,0 @@
-"""Measures what each worker costs on this machine, for the simulator."""

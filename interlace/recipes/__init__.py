@@ -1,1 +1,0 @@
-"""Experiments as data: the settings of every part, checked together, then run."""

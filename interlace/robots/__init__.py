@@ -1,0 +1,1 @@
+"""Embodied agents: environments, action models, the replay buffer and the world model."""

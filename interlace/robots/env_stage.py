@@ -1,0 +1,136 @@
+"""An instance of the role `env`: jobs of many episodes gathered into granules, which take its devices together."""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+from interlace.robots.envs.fleet import EnvFleet
+from interlace.robots.envs.load import EnvConfig
+from interlace.robots.envs.pool import EnvBatch, EnvCounts
+from interlace.robots.envs.process import SlotJob
+from interlace.robots.envs.spec import EnvSpec
+from interlace.rollouts.role_groups import EnvGroup
+from interlace.runtime.cluster import Cluster
+from interlace.schedule.schedule import Schedule
+
+
+class EnvInstance:
+    """Environments of one instance.
+
+    Consumes jobs of leased environments. Produces each job's result.
+    Waits for a granule of jobs, or of all leased environments where these are fewer, then for devices: a granule is
+    done together there, and of one job whatever waits; on the host each job by itself, beside the others.
+    Unblocked by jobs, by leases that end, and by a stall (`flush`).
+    """
+
+    def __init__(self, group: EnvGroup, cluster: Cluster, config: EnvConfig, granule: int) -> None:
+        """config: of this instance. granule: environments that wait for one another."""
+        self._group, self._cluster, self._granule = group, cluster, granule
+        self.num_envs, self.num_processes = config.num_envs, min(config.workers, config.num_envs)
+        self.counts = EnvCounts()
+        """Counts since the start, as of the last answer."""
+        self._spec: EnvSpec | None = None
+        self._leased: set[int] = set()
+        self._jobs: deque[tuple[SlotJob, asyncio.Future[object]]] = deque()
+        self._is_serving = self._flush = False
+        cluster.watchdog.on_stall(self.flush)
+
+    async def spec(self) -> EnvSpec:
+        """Waits for the environments; see EnvServer."""
+        if self._spec is None:
+            self._spec = await self._group.spec()
+        return self._spec
+
+    async def do(self, job: SlotJob) -> object:
+        """Does a job with its granule; see EnvServer."""
+        self._leased.add(job.slot)
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._jobs.append((job, future))
+        self._look()
+        who, what = f"environment {job.slot} of {self._group.name}", f"its {job.kind}"
+        if self._granule > 1:
+            what += f", with {self._granule - 1} more environments or all that are leased"
+        try:
+            return await self._cluster.waits.wait_for(future, who=who, what=what)
+        except asyncio.CancelledError:
+            with suppress(ValueError):
+                self._jobs.remove((job, future))
+            raise
+
+    def forget(self, slot: int) -> None:
+        """Ends the episode of a slot: the others wait for one less."""
+        self._leased.discard(slot)
+        self._group.notify(EnvGroup.forget, slot)
+        self._look()
+
+    def close(self) -> None:
+        """Does nothing: the workers end with the cluster."""
+
+    def flush(self) -> bool:
+        """Lets a partial granule go, at a stall. False where there is none."""
+        if self._flush or not self._jobs:
+            return False
+        self._flush = True
+        self._look()
+        return True
+
+    def _is_ready(self) -> bool:
+        return bool(self._jobs) and (self._flush or len(self._jobs) >= min(self._granule, len(self._leased)))
+
+    def _look(self) -> None:
+        if self._is_serving or not self._is_ready():
+            return
+        if not self._group.devices:
+            while self._is_ready():
+                for each in self._take():
+                    self._cluster.spawn(self._beside(each), name=self._group.name)
+            return
+        self._is_serving = True
+        self._cluster.spawn(self._serve(), name=self._group.name)
+
+    def _take(self) -> list[tuple[SlotJob, asyncio.Future[object]]]:
+        """Takes a granule; of single jobs, all that wait."""
+        self._flush = False
+        most = self._granule if self._granule > 1 else len(self._jobs)
+        return [self._jobs.popleft() for _ in range(min(most, len(self._jobs)))]
+
+    async def _serve(self) -> None:
+        while self._is_ready():
+            async with self._group.hold("simulate"):
+                taken = self._take()  # only now: others may have come, or gone, while it waited for the devices
+                batch = None
+                if taken:
+                    batch, _ = await self._group.inline(EnvGroup.simulate, [job for job, _ in taken])
+            if batch:
+                self._deliver([future for _, future in taken], batch)
+        self._is_serving = False
+
+    async def _beside(self, one: tuple[SlotJob, asyncio.Future[object]]) -> None:
+        job, future = one
+        batch, _ = await self._group.inline(EnvGroup.simulate_beside, [job], cause="simulate")
+        self._deliver([future], batch)
+
+    def _deliver(self, futures: Sequence["asyncio.Future[object]"], batch: EnvBatch) -> None:
+        if batch.counts.busy_s >= self.counts.busy_s:  # answers may overtake one another
+            self.counts = batch.counts
+        for future, answer in zip(futures, batch.answers, strict=True):
+            if future.done():
+                continue
+            if answer.error:
+                future.set_exception(answer.error)
+            else:
+                future.set_result(answer.value)
+
+
+def fleet_of(
+    cluster: Cluster, groups: Sequence[EnvGroup], config: EnvConfig, schedule: Schedule, *, samples_per_prompt: int
+) -> EnvFleet:
+    """Returns a run's environments, over all instances of the role."""
+    granule = schedule.granule_envs(config.num_envs, samples_per_prompt=samples_per_prompt)
+    each = math.ceil(granule / len(groups))
+    instances = [
+        EnvInstance(group, cluster, config.share(number, len(groups)), each) for number, group in enumerate(groups)
+    ]
+    return EnvFleet(config, instances)

@@ -1,0 +1,222 @@
+"""The interface of environments: many of one family side by side, reset at will and stepped by chunks of actions.
+
+A family is a file of this folder with a subclass of `Simulator` (one environment at a time; `SimulatedEnvs` makes many
+of it) or of `VectorEnv` (a simulator that moves many at once). A user's own is `package.module:Name`, either one.
+"""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError
+from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, ChunkResult, EnvSettings, EnvSpec, Observation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Beginning of an episode."""
+
+    task: int
+    """Id of the task."""
+    init_state: int
+    """Id of the state it begins in, a whole number from 0: the same id is the same state, in every process."""
+    seed: int = 0
+    """Key of the noise after that, in simulators that have any."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Result of one action."""
+
+    reward: float = 0.0
+    terminated: bool = False
+    """True if the task itself ended the episode, other than by success."""
+    truncated: bool = False
+    """True if a limit inside the simulator ended it."""
+    success: bool = False
+
+
+class Simulator(ABC):
+    """One environment at a time, of one task. An exception ends the episode in which it is raised."""
+
+    Settings: ClassVar[type[EnvSettings]] = EnvSettings
+    swaps: ClassVar[bool] = False
+    """True if load() is quick and exact: one simulator a task then serves all environments, by swapping states."""
+    keeps_starts: ClassVar[bool] = True
+    """False if the same start may give another state later, so that states after a reset are not kept."""
+    memory_bytes: ClassVar[int] = 0
+    """Host memory that one simulator takes, roughly; 0 if it is negligible."""
+
+    def __init__(self, settings: Any, task: str) -> None:
+        """settings: of the class's type `Settings`. Raises UserError for an unknown task or a missing renderer."""
+        self.settings, self.task = settings, task
+
+    @property
+    @abstractmethod
+    def observation_spec(self) -> dict[str, ArraySpec]: ...
+
+    @property
+    @abstractmethod
+    def action_spec(self) -> ActionSpec: ...
+
+    @property
+    def instruction(self) -> str:
+        """Instruction of the task in words; empty if the family has none."""
+        return ""
+
+    @abstractmethod
+    def reset(self, init_state: int, seed: int) -> None:
+        """Begins an episode; see Start."""
+
+    @abstractmethod
+    def step(self, action: Array, *, is_read: bool) -> Step:
+        """Carries out an action, [A] within its bounds.
+
+        is_read: False if nothing reads the state after this action, so that physics alone is enough.
+        """
+
+    @abstractmethod
+    def observe(self) -> Observation:
+        """Returns the present observation, in arrays that later steps do not change."""
+
+    @abstractmethod
+    def save(self) -> object:
+        """Returns the whole present state as an object that can be pickled and that later steps do not change."""
+
+    @abstractmethod
+    def load(self, state: object) -> None:
+        """Restores a state, which may come from another process."""
+
+    def render(self) -> NDArray[np.uint8]:
+        """Draws the present state, [H, W, 3]. Raises UserError without a renderer."""
+        raise UserError(f"environments of {type(self).__name__} cannot be drawn")
+
+    def expert_action(self) -> Array:
+        """Returns a scripted expert's action for the present state, [A]. Raises UserError if the task has no expert."""
+        raise UserError(f"{type(self).__name__} has no scripted expert for task {self.task!r}")
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing that Python does not free
+        """Frees the simulator's resources."""
+
+
+class RetracedSimulator(Simulator):
+    """Simulator whose state is its start and all actions since, which load() repeats.
+
+    This is exact if start and actions determine the state, and it takes as long as the steps themselves.
+    """
+
+    def __init__(self, settings: Any, task: str) -> None:
+        """See Simulator."""
+        super().__init__(settings, task)
+        self.start = (0, 0)
+        """Initial state and seed of the episode."""
+        self.actions: list[Array] = []
+        """Actions since."""
+
+    @abstractmethod
+    def begin(self, init_state: int, seed: int) -> None:
+        """Begins an episode; see Start."""
+
+    @abstractmethod
+    def act(self, action: Array) -> Step:
+        """Carries out an action, [A]."""
+
+    def reset(self, init_state: int, seed: int) -> None:
+        """Begins an episode, and forgets the actions."""
+        self.start, self.actions = (init_state, seed), []
+        self.begin(init_state, seed)
+
+    def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - nothing could be left out
+        """Carries out an action, and records it."""
+        self.actions.append(np.array(action))
+        return self.act(action)
+
+    def save(self) -> object:
+        """Returns the start and the actions."""
+        return self.start, list(self.actions)
+
+    def load(self, state: object) -> None:
+        """Repeats the actions from the start."""
+        saved: Any = state
+        start, actions = saved
+        self.reset(*start)
+        for action in actions:
+            self.step(action, is_read=True)
+
+
+class VectorEnv(ABC):
+    """Environments of one family, numbered 0 to num_envs - 1.
+
+    slots: which of them a call is about, in the order of its rows; None: all. No number comes twice.
+    """
+
+    Settings: ClassVar[type[EnvSettings]] = EnvSettings
+    spec: EnvSpec
+
+    def __init__(self, settings: Any, num_envs: int) -> None:
+        """settings: an instance of the class's `Settings`."""
+        self.settings, self.num_envs = settings, num_envs
+
+    @abstractmethod
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int],
+        task_ids: Sequence[int],
+        init_state_ids: Sequence[int],
+        slots: Sequence[int] | None = None,
+    ) -> Observation:
+        """Begins episodes, [n] each; see Start. Returns the first observations, [n, ...]. Raises SimulatorError."""
+
+    @abstractmethod
+    def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
+        """Carries out actions, [n, K, A]. An environment whose episode is over stays as it is."""
+
+    @abstractmethod
+    def observe(self, slots: Sequence[int] | None = None) -> Observation:
+        """Returns the present observations, [n, ...]."""
+
+    @abstractmethod
+    def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
+        """Returns whole states, episode counters included, that set_state() takes in any process of the same family."""
+
+    @abstractmethod
+    def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
+        """Restores states. They are unpickled, so give it results of get_state() alone."""
+
+    @abstractmethod
+    def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
+        """Draws the present states, [H, W, 3] each. Raises UserError without a renderer."""
+
+    @abstractmethod
+    def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
+        """Returns a scripted expert's actions for the present states, [n, A]. UserError if a task has no expert."""
+
+    @abstractmethod
+    def offload(self) -> None:
+        """Frees the simulators and keeps the states, also in the middle of episodes."""
+
+    @abstractmethod
+    def onload(self) -> None:
+        """Makes the simulators again and continues from the states."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees everything."""
+
+
+def required(module: str, *, family: str, extra: str) -> ModuleType:
+    """Imports a library that a family adapts. Raises UserError that names the extra with the library."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"environments of {family!r} need {module}, which is not installed here ({error}). "
+            f"Install it: pip install 'interlace[{extra}]'"
+        ) from error

@@ -1,0 +1,265 @@
+"""Environments in separate processes, for episodes that await them."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, reduce
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError
+from interlace.core.types import Metrics
+from interlace.robots.envs.base import Start
+from interlace.robots.envs.film import FilmRecorder
+from interlace.robots.envs.load import EnvConfig
+from interlace.robots.envs.pool import EnvCounts, EnvPool
+from interlace.robots.envs.process import JobKind, SlotChunk, SlotJob
+from interlace.robots.envs.spec import Array, EnvSpec, Observation
+
+Around = Callable[[], AbstractContextManager[object]]
+"""Makes the context that surrounds each wait for a simulator."""
+Ask = Callable[[JobKind, Array | None], Awaitable[object]]
+"""Gives an episode's environment a job; SlotAnswer describes the result."""
+
+
+class EnvEpisode:
+    """One episode in one environment, from its reset on. A call raises SimulatorError if the simulator broke."""
+
+    def __init__(self, ask: Ask, spec: EnvSpec, observation: Observation, around: Around = nullcontext) -> None:
+        self._ask, self._around = ask, around
+        self._recorder: FilmRecorder | None = None
+        self.spec = spec
+        """Shapes and tasks of the family's environments."""
+        self.observation = observation
+        """Present observation; of an episode that ended, the final one."""
+
+    async def chunk_step(self, actions: Array) -> SlotChunk:
+        """Carries out actions, [K, A]; stops at the one that ends the episode."""
+        chunk: SlotChunk = await self.do("chunk", np.asarray(actions))
+        self.observation = chunk.observation
+        await self._record()
+        return chunk
+
+    async def film(self, recorder: FilmRecorder) -> None:
+        """Takes pictures from now on, which changes nothing else; without a renderer the recorder holds the reason."""
+        self._recorder = recorder
+        await self._record()
+
+    async def render(self) -> NDArray[np.uint8]:
+        """Draws the present state, [H, W, 3]. Raises UserError without a renderer."""
+        picture: NDArray[np.uint8] = await self.do("render")
+        return picture
+
+    async def expert_action(self) -> Array:
+        """Returns a scripted expert's action for the present state, [A]. Raises UserError if the task has no expert."""
+        action: Array = await self.do("expert")
+        return action
+
+    async def do(self, kind: JobKind, actions: Array | None = None) -> Any:
+        """Gives the environment a job."""
+        with self._around():
+            return await self._ask(kind, actions)
+
+    async def _record(self) -> None:
+        if self._recorder is not None and not self._recorder.problem:
+            try:
+                self._recorder.take(await self.render())
+            except UserError as error:
+                self._recorder.give_up(error)
+
+
+class EnvServer(Protocol):
+    """Owner of environments: child processes, or an instance of a run's role `env`."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments; their slots are numbered from 0."""
+        ...
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that simulate; slot s lives in process s modulo this."""
+        ...
+
+    @property
+    def counts(self) -> EnvCounts:
+        """Counts since the start, as of now."""
+        ...
+
+    async def spec(self) -> EnvSpec:
+        """Waits for the environments, and returns their shapes and tasks. Raises UserError."""
+        ...
+
+    async def do(self, job: SlotJob) -> object:
+        """Does a job after the earlier jobs of its slot. Raises UserError and SimulatorError."""
+        ...
+
+    def forget(self, slot: int) -> None:
+        """Ends the episode of a slot."""
+        ...
+
+    def close(self) -> None:
+        """Ends the processes, together with their jobs."""
+        ...
+
+
+class OwnProcesses:
+    """Server that consists of child processes."""
+
+    def __init__(self, config: EnvConfig) -> None:
+        """Starts them."""
+        self._pool = EnvPool(config)
+        self.num_envs, self.num_processes = config.num_envs, self._pool.num_processes
+        self.forget, self.close = self._pool.forget, self._pool.close
+
+    @property
+    def counts(self) -> EnvCounts:
+        """Counts since the start, as of now."""
+        return replace(self._pool.counts)
+
+    async def spec(self) -> EnvSpec:
+        """Waits for the environments; see EnvServer."""
+        return await asyncio.shield(asyncio.wrap_future(self._pool.spec))
+
+    async def do(self, job: SlotJob) -> object:
+        """Does a job; see EnvServer."""
+        return await asyncio.wrap_future(self._pool.submit(job))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Home:
+    """Home of one environment."""
+
+    server: EnvServer
+    slot: int
+    process: int
+    """Number of its process, over all servers."""
+
+    async def ask(self, kind: JobKind, actions: Array | None) -> object:
+        """Gives the environment a job."""
+        return await self.server.do(SlotJob(slot=self.slot, kind=kind, actions=actions))
+
+
+class EnvFleet:
+    """Environments of a run, leased to episodes one by one, in the order of their requests.
+
+    An episode's results depend on its start and its actions alone: not on its slot, the number of processes, or other
+    episodes. Used within one event loop.
+    """
+
+    def __init__(self, config: EnvConfig, servers: Sequence[EnvServer] = ()) -> None:
+        """servers: of all environments together. If there are none, start() starts child processes."""
+        self.config = config
+        self._servers = list(servers)
+        self._free: list[list[_Home]] = []
+        """By process: environments that are free."""
+        self._queue: deque[asyncio.Future[_Home]] = deque()
+        self._counted = EnvCounts()
+        """Counts at the last reading of metrics()."""
+
+    async def start(self) -> EnvSpec:
+        """Makes the environments if they do not exist yet, and returns their shapes and tasks.
+
+        Raises UserError for a family, settings or a task that cannot work.
+        """
+        if not self._servers:
+            self._servers = [OwnProcesses(self.config)]
+        if not self._free:
+            processes = [(server, first) for server in self._servers for first in range(server.num_processes)]
+            self._free = [
+                [_Home(server, slot, number) for slot in range(first, server.num_envs, server.num_processes)]
+                for number, (server, first) in enumerate(processes)
+            ]
+        specs = [await server.spec() for server in self._servers]
+        return specs[0]
+
+    @property
+    def counts(self) -> EnvCounts:
+        """Counts since the start, as of now."""
+        return reduce(EnvCounts.plus, [server.counts for server in self._servers], EnvCounts())
+
+    def metrics(self) -> Metrics:
+        """Returns the simulators' counts since the last call."""
+        now, before = self.counts, self._counted
+        self._counted = now
+        num_actions = float(now.num_actions - before.num_actions)
+        steps = num_actions * float(str(self.config.settings.get("action_repeat", 1)))
+        seconds = now.busy_s - before.busy_s
+        return {
+            "env/resets": float(now.num_resets - before.num_resets),
+            "env/actions": num_actions,
+            "env/seconds": seconds,
+            "env/broken": float(now.num_failed - before.num_failed),
+            "env/steps": steps,
+            "env/steps_per_second": steps / max(seconds, 1e-9),
+        }
+
+    @asynccontextmanager
+    async def episode(self, start: Start, *, around: Around = nullcontext) -> AsyncIterator[EnvEpisode]:
+        """Waits for a free environment and resets it; it is free again at the end of the `async with`.
+
+        Raises SimulatorError if the reset broke.
+        """
+        with around():
+            spec = await self.start()
+            home = await self._lease()
+        try:
+            with around():
+                observation: Any = await home.server.do(SlotJob(slot=home.slot, kind="reset", start=start))
+            yield EnvEpisode(home.ask, spec, observation, around)
+        finally:
+            home.server.forget(home.slot)
+            self._give_back(home)
+
+    def close(self) -> None:
+        """Ends the processes. Called twice, it does nothing the second time."""
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+
+    async def _lease(self) -> "_Home":
+        most = max(self._free, key=len)  # the first of several: the process with the fewest episodes
+        if most:
+            return most.pop(0)
+        turn: asyncio.Future[_Home] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back(turn.result())
+            raise
+
+    def _give_back(self, home: "_Home") -> None:
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(home)
+                return
+        self._free[home.process].append(home)
+
+
+def read_spec(config: EnvConfig) -> EnvSpec:
+    """Returns shapes and tasks of a family's environments, from one that a short-lived process makes.
+
+    It can be called while an event loop runs. Raises UserError for a family, settings or a task that cannot work.
+    """
+    return _spec_of(config.model_copy(update={"num_envs": 1, "workers": 1}).model_dump_json())
+
+
+@cache
+def _spec_of(config: str) -> EnvSpec:
+    async def ask() -> EnvSpec:
+        fleet = EnvFleet(EnvConfig.model_validate_json(config))
+        try:
+            return await fleet.start()
+        finally:
+            fleet.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, ask()).result()

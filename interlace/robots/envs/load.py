@@ -1,0 +1,122 @@
+"""Environments by name, with their settings."""
+
+import importlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import Field
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.plugins import class_names, concrete_subclass, find_class, load_object
+from interlace.robots.envs.base import Simulator, VectorEnv
+from interlace.robots.envs.simulated import SimulatedEnvs
+from interlace.robots.envs.spec import EnvSettings
+
+
+class EnvConfig(Config):
+    """Environments of a run, and the processes that simulate them."""
+
+    family: str
+    """A family of this folder (metaworld, gymnasium, maniskill, libero, imagined) or your own: package.module:Class."""
+    settings: dict[str, object] = Field(default_factory=dict)
+    """Settings of the family: `tasks`, `horizon`, `action_repeat` ... and those that it adds."""
+    num_envs: int = Field(default=8, ge=1)
+    """Environments that run at once, over all workers."""
+    workers: int = Field(default=1, ge=1)
+    """Processes that simulate; if a schedule places the simulators on devices, for each instance. It changes the speed
+    alone."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """A chunk, or a reset, that takes longer ends its episode, and its process is replaced."""
+
+    def share(self, instance: int, num_instances: int) -> "EnvConfig":
+        """Returns the settings of one of several instances of the simulators, each with its share of the environments.
+
+        UserError if there are fewer environments than instances.
+        """
+        if self.num_envs < num_instances:
+            raise UserError(
+                f"episode.env.num_envs={self.num_envs}, but schedule.placement.env makes {num_instances} instances of "
+                "the simulators. Give each one environment at least, or place them on fewer devices."
+            )
+        return self.model_copy(update={"num_envs": (self.num_envs + num_instances - 1 - instance) // num_instances})
+
+
+def env_family_names() -> list[str]:
+    """Lists the built-in families, sorted."""
+    return class_names(_package(), Simulator)
+
+
+def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> VectorEnv:
+    """Makes environments in this process.
+
+    family: a built-in's name, or a user's `package.module:Class`, a Simulator or a VectorEnv. Raises UserError for an
+    unknown name or setting, a library that is not installed, or more environments than memory.
+    """
+    kind, parsed = find_family(family, settings)
+    if issubclass(kind, Simulator):
+        _check_memory(family, kind, parsed, num_envs)
+        return SimulatedEnvs(kind, parsed, num_envs)
+    try:
+        return kind(parsed, num_envs)
+    except TypeError as error:
+        raise UserError(f"environments {family!r} are made as {kind.__name__}(settings, num_envs): {error}.") from error
+
+
+def find_family(family: str, settings: Mapping[str, object]) -> tuple[type[Simulator] | type[VectorEnv], EnvSettings]:
+    """Finds a family's class and reads its settings. Raises UserError."""
+    if ":" not in family:
+        builtin = find_class("environment", _package(), family, Simulator)  # type: ignore[type-abstract]
+        return builtin, builtin.Settings.parse(settings, where=f"environment {family}")
+    found = load_object("environment", family)
+    base = VectorEnv if isinstance(found, type) and issubclass(found, VectorEnv) else Simulator
+    kind: type[Simulator] | type[VectorEnv] = concrete_subclass(f"environment {family!r}", found, base)
+    return kind, kind.Settings.parse(settings, where=f"environment {family}")
+
+
+def simulators_bytes(config: EnvConfig) -> int:
+    """Returns the memory that a configuration's simulators take, roughly; 0 if their family gives no figure."""
+    kind, settings = find_family(config.family, config.settings)
+    if not issubclass(kind, Simulator):
+        return 0
+    return _num_simulators(kind, settings, config.num_envs, config.workers) * kind.memory_bytes
+
+
+def check_memory(config: EnvConfig) -> None:
+    """Refuses (UserError) simulators that the memory which is free has no room for, over all processes."""
+    kind, settings = find_family(config.family, config.settings)
+    if issubclass(kind, Simulator):
+        _check_memory(config.family, kind, settings, config.num_envs, config.workers)
+
+
+def _num_simulators(kind: type[Simulator], settings: EnvSettings, num_envs: int, workers: int) -> int:
+    return len(settings.tasks) * workers if kind.swaps else num_envs
+
+
+def _check_memory(family: str, kind: type[Simulator], settings: EnvSettings, num_envs: int, workers: int = 1) -> None:
+    needed, there = _num_simulators(kind, settings, num_envs, workers) * kind.memory_bytes, _memory_bytes()
+    if needed > there:
+        fits = max(1, there // kind.memory_bytes)
+        less = f"env.num_envs to {fits} or less"
+        if kind.swaps:
+            less = f"env.workers to {max(1, fits // len(settings.tasks))} or less, or give fewer tasks"
+        raise UserError(
+            f"{num_envs} environments of {family!r} in {workers} processes take about {needed >> 20} MiB, and "
+            f"{there >> 20} MiB are free; set {less}"
+        )
+
+
+def _memory_bytes() -> int:
+    """Returns the free host memory, or all of it if the system gives no figure."""
+    for line in (
+        Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if Path("/proc/meminfo").exists() else ()
+    ):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _package() -> ModuleType:
+    return importlib.import_module("interlace.robots.envs")

@@ -1,0 +1,194 @@
+"""MetaWorld: fifty tasks of one robot arm, in MuJoCo (`pip install 'interlace[robots]'`).
+
+State: 39 numbers, of which 0-2 are the hand, 3 the gripper's opening, 4-10 and 11-17 two objects, 18-35 the same of the
+step before, 36-38 the goal. Actions: hand's movement in x, y, z and the gripper's force, each in -1 ... 1.
+
+All environments of a task share one simulator by swapping states, which is exact. A separate
+generator, keyed by the id, draws each initial state.
+"""
+
+import pickle
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError, nearest
+from interlace.robots.envs.base import Simulator, Step, required
+from interlace.robots.envs.mujoco_camera import MujocoCamera
+from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+
+INSTRUCTIONS: Mapping[str, str] = {
+    "reach-v3": "reach the goal",
+    "push-v3": "push the puck to the goal",
+    "pick-place-v3": "pick up the puck and place it at the goal",
+    "door-open-v3": "open the door",
+    "drawer-open-v3": "open the drawer",
+    "drawer-close-v3": "close the drawer",
+    "button-press-topdown-v3": "press the button from above",
+    "peg-insert-side-v3": "insert the peg sideways",
+    "window-open-v3": "open the window",
+    "window-close-v3": "close the window",
+}
+"""The ten tasks of MT10; the others are called by the words of their names."""
+_PLAIN = (np.ndarray, np.generic, float, int, bool, str, type(None))
+"""Types of an environment's own attributes that change in an episode; the rest is the simulator."""
+_VIDEO_SIDE = 192
+"""Side of a video's pictures, in pixels."""
+_MODEL_FIELDS = ("body_pos", "site_pos")
+"""Fields of MuJoCo's model that a reset places things by: the only ones that a reset of any of the tasks changes."""
+
+
+class MetaWorldSettings(EnvSettings):
+    """Settings of MetaWorld."""
+
+    tasks: tuple[str, ...] = ("reach-v3",)
+    reward: Literal["dense", "success"] = "dense"
+    """`dense`: MetaWorld's own, 0 to 10 a simulated step; `success`: 1 at a step that solves the task, else 0."""
+    light: bool = False
+    """Inside a chunk compute physics alone: reward and success are computed with its last action only, and the state's
+    numbers of the previous step are numbers of the previous chunk. 1.8 to 3.7 times the steps a second."""
+    image_size: int = 0
+    """Side of the observation `image`, in pixels; 0 draws none."""
+    camera: str = "corner2"
+    """Camera of the observation `image`, and of videos."""
+
+
+class MetaWorld(Simulator):
+    """One task of MetaWorld."""
+
+    Settings = MetaWorldSettings
+    swaps = True
+    memory_bytes = 200 << 20
+
+    settings: MetaWorldSettings
+
+    def __init__(self, settings: MetaWorldSettings, task: str) -> None:
+        """Raises UserError for an unknown task or camera, or for images without a renderer."""
+        super().__init__(settings, task)
+        library = required("metaworld", family="metaworld", extra="robots")
+        self._mujoco = required("mujoco", family="metaworld", extra="robots")
+        kinds = required("metaworld.env_dict", family="metaworld", extra="robots").ALL_V3_ENVIRONMENTS
+        if task not in kinds:
+            raise UserError(f"metaworld has no task {task!r}.{nearest(task, kinds)}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gymnasium's, on the precision of bounds
+            self._env: Any = kinds[task]()
+        given = {"env_cls": kinds[task], "rand_vec": None, "partially_observable": False}
+        self._env.set_task(library.Task(env_name=task, data=pickle.dumps(given)))
+        # The task's own goal is drawn at each reset, and no episode ends by the library's count of steps.
+        self._env._freeze_rand_vec, self._env.seeded_rand_vec = False, True
+        self._env.max_path_length = 10**9
+        self._spec = self._mujoco.mjtState.mjSTATE_INTEGRATION
+        self._size = self._mujoco.mj_stateSize(self._env.model, self._spec)
+        self._observation: NDArray[np.float64] = np.zeros(39)
+        self._expert: Any = None
+        self._renderers: dict[int, MujocoCamera] = {}
+        """By side of the picture in pixels."""
+        if settings.image_size:
+            self._draw(settings.image_size)
+
+    @property
+    def observation_spec(self) -> dict[str, ArraySpec]:
+        """State, and the camera's image if image_size is above 0."""
+        found = {"state": ArraySpec(shape=(39,), dtype="float32")}
+        if size := self.settings.image_size:
+            found["image"] = ArraySpec(shape=(size, size, 3), dtype="uint8")
+        return found
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        """Four numbers."""
+        ones = np.ones(4, np.float32)
+        return ActionSpec(low=-ones, high=ones)
+
+    @property
+    def instruction(self) -> str:
+        """The task in words."""
+        return INSTRUCTIONS.get(self.task, self.task.rsplit("-v", 1)[0].replace("-", " "))
+
+    def reset(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - its physics has no noise
+        """Draws hand, object and goal."""
+        self._env._np_random = np.random.default_rng(init_state)
+        self._env._did_see_sim_exception = False
+        self._mujoco.mj_resetData(self._env.model, self._env.data)
+        self._observation = np.array(self._env.reset()[0])
+
+    def step(self, action: Array, *, is_read: bool) -> Step:
+        """Moves the hand."""
+        env = self._env
+        if self.settings.light and not is_read:
+            env.set_xyz_action(action[:3])
+            env.do_simulation([action[3], -action[3]], n_frames=env.frame_skip)
+            return Step()
+        observation, reward, _, _, info = env.step(action)
+        self._check_stability()
+        self._observation = np.array(observation)
+        success = info["success"] > 0
+        return Step(reward=float(success) if self.settings.reward == "success" else float(reward), success=success)
+
+    def observe(self) -> Observation:
+        """Returns the state, and the image."""
+        found: dict[str, Array] = {"state": self._observation.astype(np.float32)}
+        if self.settings.image_size:
+            found["image"] = self._draw(self.settings.image_size)
+        return found
+
+    def save(self) -> object:
+        """Returns physics, placed bodies and the environment's own attributes."""
+        env = self._env
+        physics = np.empty(self._size)
+        self._mujoco.mj_getState(env.model, env.data, physics, self._spec)
+        fields = [getattr(env.model, name).copy() for name in _MODEL_FIELDS]
+        own = {name: _copied(value) for name, value in vars(env).items() if isinstance(value, _PLAIN)}
+        return physics, fields, own, self._observation
+
+    def load(self, state: object) -> None:
+        """Restores a result of save()."""
+        saved: Any = state
+        physics, fields, own, self._observation = saved
+        env = self._env
+        self._mujoco.mj_setState(env.model, env.data, physics, self._spec)
+        for name, value in zip(_MODEL_FIELDS, fields, strict=True):
+            getattr(env.model, name)[:] = value
+        vars(env).update({name: _copied(value) for name, value in own.items()})
+
+    def expert_action(self) -> Array:
+        """Returns the action of MetaWorld's scripted policy of the task."""
+        if self._expert is None:
+            policies = required("metaworld.policies", family="metaworld", extra="robots").ENV_POLICY_MAP
+            self._expert = policies[self.task]()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the policies' own, on gains that are cut off
+            action = self._expert.get_action(self._observation)
+        return np.clip(action, -1, 1).astype(np.float32)
+
+    def render(self) -> NDArray[np.uint8]:
+        """Draws the scene. Raises UserError without a renderer."""
+        return self._draw(max(self.settings.image_size, _VIDEO_SIDE))
+
+    def close(self) -> None:
+        """Frees the simulator."""
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._env.close()
+
+    def _draw(self, side: int) -> NDArray[np.uint8]:
+        if side not in self._renderers:
+            self._renderers[side] = MujocoCamera(self._env.model, self.settings.camera, side)
+        return self._renderers[side].draw(self._env.data)
+
+    def _check_stability(self) -> None:
+        """Raises if MuJoCo found its state unusable: MuJoCo itself only counts such events."""
+        kinds, warned = self._mujoco.mjtWarning, self._env.data.warning
+        bad = [warned[int(kind)] for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)]
+        if any(one.number for one in bad):
+            for one in bad:
+                one.number = 0  # the simulator continues with another environment's state
+            raise FloatingPointError("MuJoCo's state became unstable (NaN, infinite or huge)")
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value

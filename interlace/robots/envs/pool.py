@@ -1,0 +1,311 @@
+"""Processes that simulate; one that dies or hangs is replaced, and its other episodes are restored.
+
+A process does its jobs in the order in which they were sent, so the first job without an answer is the running one: if
+the process dies or hangs, the episode of that job ends. A new process continues the other episodes. It repeats their
+starts and chunks, and start and actions determine a simulator, so the episodes are in the same state again.
+"""
+
+import asyncio
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field, fields, replace
+
+from interlace.core.errors import InterlaceError, UserError
+from interlace.robots.envs.load import EnvConfig
+from interlace.robots.envs.process import NO_JOB, SlotAnswer, SlotChunk, SlotJob, serve_envs
+from interlace.robots.envs.spec import EnvSpec, SimulatorError
+from interlace.runtime.process.child import framed, take_frames
+from interlace.runtime.process.children import TRIES, Child, Children
+
+
+@dataclass(kw_only=True, slots=True)
+class EnvCounts:
+    """Counts of a fleet since its start."""
+
+    num_resets: int = 0
+    num_actions: int = 0
+    """Actions that were carried out; each may be several steps of the simulator."""
+    busy_s: float = 0.0
+    """Processor seconds in simulators."""
+    num_broken: int = 0
+    """Episodes that ended because their simulator raised or gave NaN."""
+    num_died: int = 0
+    """Episodes that ended because their process died."""
+    num_hung: int = 0
+    """Episodes that ended because a chunk or a reset took longer than env.timeout_s."""
+    num_brought_back: int = 0
+    """Episodes that a new process continued."""
+
+    @property
+    def num_failed(self) -> int:
+        """Episodes whose simulator failed, for any reason."""
+        return self.num_broken + self.num_died + self.num_hung
+
+    def plus(self, other: "EnvCounts") -> "EnvCounts":
+        """Adds both."""
+        return EnvCounts(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EnvBatch:
+    """Results of jobs that were done together."""
+
+    answers: Sequence[SlotAnswer]
+    """One a job, in the jobs' order."""
+    counts: EnvCounts
+    """Counts of their processes since these started."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Job:
+    """Work of a request, or work that restores an episode."""
+
+    work: SlotJob
+    outcome: "Future[object] | None"
+    """None: it restores an episode."""
+    number: int = 0
+    deadline_s: float = 0.0
+    tries: int = TRIES
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Home:
+    """One process after another, and the environments that live there."""
+
+    index: int
+    child: Child | None = None
+    waiting: deque[_Job] = field(default_factory=deque)
+    """Jobs to send, in order."""
+    sent: deque[_Job] = field(default_factory=deque)
+    """Jobs without an answer, in order: the first one runs."""
+    history: dict[int, list[SlotJob]] = field(default_factory=dict)
+    """By slot: jobs that restore its episode."""
+    lost: dict[int, Exception] = field(default_factory=dict)
+    """By slot: why its episode could not be restored."""
+
+
+class EnvPool(Children):
+    """Processes of one family of environments. Slot s lives in process s modulo `config.workers`."""
+
+    def __init__(self, config: EnvConfig, devices: Sequence[str] = ()) -> None:
+        """devices: names of those that the simulators compute on, as `cuda:1`; empty: processor cores."""
+        super().__init__("environment", ("interlace.robots.envs.process",))
+        self._config, self._devices = config, tuple(devices)
+        self.counts = EnvCounts()
+        self.spec: Future[EnvSpec] = Future()
+        """Shapes and tasks, once a process has made environments; or the UserError by which there are none."""
+        workers = min(config.workers, config.num_envs)
+        self._homes = [_Home(index=index) for index in range(workers)]
+        self._by_child: dict[Child, _Home] = {}
+        self._submitted: deque[_Job | int] = deque()
+        self._next = 0
+        self._refusal: UserError | None = None
+        self._thread.start()
+        self._wake()
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that simulate."""
+        return len(self._homes)
+
+    async def carry_out(self, jobs: Sequence[SlotJob]) -> EnvBatch:
+        """Does jobs, and waits for all. Raises InterlaceError if no process can be started."""
+        wave = [_Job(work=job, outcome=Future()) for job in jobs]
+        self._submitted.extend(wave)
+        self._wake()
+        futures = [asyncio.wrap_future(each.outcome) for each in wave if each.outcome]
+        found = await asyncio.gather(*futures, return_exceptions=True)
+        answers = []
+        for value in found:
+            if isinstance(value, UserError | SimulatorError):
+                answers.append(SlotAnswer(error=value))
+            elif isinstance(value, BaseException):
+                raise value
+            else:
+                answers.append(SlotAnswer(value=value))
+        return EnvBatch(answers=answers, counts=replace(self.counts))
+
+    def submit(self, work: SlotJob) -> "Future[object]":
+        """Does a job after the jobs of its slot that were submitted before; SlotAnswer describes the result."""
+        outcome: Future[object] = Future()
+        self._submitted.append(_Job(work=work, outcome=outcome))
+        self._wake()
+        return outcome
+
+    def forget(self, slot: int) -> None:
+        """Ends the episode of a slot: it is not restored any more."""
+        self._submitted.append(slot)
+
+    def _home(self, slot: int) -> _Home:
+        return self._homes[slot % len(self._homes)]
+
+    def _patience_s(self) -> float | None:
+        deadlines = [home.sent[0].deadline_s for home in self._homes if home.sent]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _serve(self) -> None:
+        while self._submitted:
+            item = self._submitted.popleft()
+            if isinstance(item, int):
+                self._home(item).history.pop(item, None)
+            else:
+                self._home(item.work.slot).waiting.append(item)
+        for home in self._homes:
+            self._keep_limit(home)
+            self._hand_out(home)
+
+    def _hand_out(self, home: _Home) -> None:
+        if self._refusal:
+            for job in home.waiting:
+                _settle(job, self._refusal)
+            home.waiting.clear()
+        elif home.child is None:
+            settings = self._config.settings
+            home.child = self._start(serve_envs, self._config.family, settings, self._config.num_envs, self._devices)
+            if home.child:
+                self._by_child[home.child] = home
+        elif home.child.is_ready and home.waiting:
+            # In one piece: a process that moves many environments at once finds all of them there.
+            content = b"".join([self._frame(home, home.waiting.popleft()) for _ in range(len(home.waiting))])
+            self._send(home.child, content)
+
+    def _frame(self, home: _Home, job: _Job) -> bytes:
+        """Returns a job as it is sent; empty if it is settled without being sent."""
+        lost = home.lost.pop(job.work.slot, None)
+        if lost and job.work.kind != "reset":
+            _settle(job, lost)
+            return b""
+        if job.outcome is not None and not _may_settle(job):
+            return b""  # its episode was cancelled
+        job.number, self._next = self._next, (self._next + 1) % NO_JOB
+        home.sent.append(job)
+        if len(home.sent) == 1:
+            self._begin(home)
+        return framed(job.number, job.work)
+
+    def _begin(self, home: _Home) -> None:
+        if home.sent:
+            home.sent[0].deadline_s = time.monotonic() + self._config.timeout_s
+
+    def _heard(self, child: Child) -> None:
+        home = self._by_child[child]
+        for number, content in take_frames(child.received):
+            if number == NO_JOB:
+                self._introduced(child, content)
+                continue
+            job = home.sent.popleft()
+            if number != job.number:
+                raise ValueError(f"answer {number} to job {job.number}")
+            self._begin(home)
+            self._answered(home, job, content)
+
+    def _introduced(self, child: Child, content: EnvSpec | UserError) -> None:
+        if isinstance(content, UserError):
+            self._refusal = content
+            if not self.spec.done():
+                self.spec.set_exception(content)
+            return
+        self._is_ready(child)
+        if not self.spec.done():
+            self.spec.set_result(content)
+
+    def _answered(self, home: _Home, job: _Job, answer: SlotAnswer) -> None:
+        slot = job.work.slot
+        self.counts.busy_s += answer.busy_s
+        if job.outcome is None:
+            if answer.error:
+                home.lost[slot] = answer.error
+            return
+        if isinstance(answer.error, SimulatorError):
+            self.counts.num_broken += 1
+            home.history.pop(slot, None)
+        elif answer.error is None:
+            self._remember(home, job.work, answer.value)
+        _settle(job, answer.error or answer.value)
+
+    def _remember(self, home: _Home, work: SlotJob, value: object) -> None:
+        if work.kind == "reset":
+            self.counts.num_resets += 1
+            home.history[work.slot] = [work]
+        elif isinstance(value, SlotChunk):
+            self.counts.num_actions += int(value.valid.sum())
+            home.history.get(work.slot, []).append(work)
+
+    def _keep_limit(self, home: _Home) -> None:
+        if home.child and home.sent and home.sent[0].deadline_s <= time.monotonic():
+            job = home.sent.popleft()
+            self.counts.num_hung += 1
+            limit = f"{self._config.timeout_s:g} s"
+            self._lose(home, job, SimulatorError(f"the simulator took longer than env.timeout_s = {limit}"))
+            self._replace(home, home.child)
+
+    def _died(self, child: Child) -> None:
+        code, home = child.ended_with(), self._by_child[child]
+        if not child.is_ready and self._refusal is None:
+            self._started_badly(f"it ended with exit code {code} while {self._config.family!r} was made")
+        job = home.sent[0] if home.sent else None
+        if job:
+            job.tries -= 1
+            # A stop may send SIGTERM to all processes of a run: the step that the run ends with needs its episodes.
+            if code != -signal.SIGTERM or not job.tries:
+                home.sent.popleft()
+                self.counts.num_died += 1
+                self._lose(home, job, SimulatorError(f"the simulator's process died (exit code {code})"))
+        self._replace(home, child)
+
+    def _lose(self, home: _Home, job: _Job, error: SimulatorError) -> None:
+        """Ends the episode that a job belongs to."""
+        slot = job.work.slot
+        home.history.pop(slot, None)
+        if job.outcome is None:
+            home.sent = deque(other for other in home.sent if other.outcome or other.work.slot != slot)
+            home.lost[slot] = error
+        _settle(job, error)
+
+    def _replace(self, home: _Home, child: Child) -> None:
+        """Ends a process; the next one restores its episodes, then does the jobs that it has not answered."""
+        unanswered = [job for job in home.sent if job.outcome]
+        brought_back = [_Job(work=work, outcome=None) for jobs in home.history.values() for work in jobs]
+        self.counts.num_brought_back += len(home.history)
+        waiting = [job for job in home.waiting if job.outcome]
+        home.waiting = deque([*brought_back, *unanswered, *waiting])
+        home.sent.clear()
+        home.child = None
+        del self._by_child[child]
+        self._end(child)
+
+    def _could_not_start(self, reason: str) -> None:
+        error = InterlaceError(f"a process to simulate in could not be started: {reason}")
+        if not self.spec.done():
+            self.spec.set_exception(error)
+        for home in self._homes:
+            for job in [] if home.child and home.child.is_ready else home.waiting:
+                _settle(job, error)
+            home.waiting.clear()
+
+    def _fail_all(self, error: BaseException | None) -> None:
+        for home in self._homes:
+            for job in [*home.sent, *home.waiting]:
+                _settle(job, error or CancelledError())
+        for item in self._submitted:
+            if isinstance(item, _Job):
+                _settle(item, error or CancelledError())
+        if not self.spec.done():
+            self.spec.set_exception(error or CancelledError())
+
+
+def _may_settle(job: _Job) -> bool:
+    """Returns whether a job's result may still be wanted; from now on the job cannot be cancelled."""
+    return job.outcome is not None and (job.outcome.running() or job.outcome.set_running_or_notify_cancel())
+
+
+def _settle(job: _Job, result: object) -> None:
+    if job.outcome is None or not _may_settle(job):
+        return
+    if isinstance(result, BaseException):
+        job.outcome.set_exception(result)
+    else:
+        job.outcome.set_result(result)

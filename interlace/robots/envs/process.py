@@ -1,0 +1,199 @@
+"""The process that simulates: does jobs on its environments one after another, each answered by a pickle.
+
+A user chose to run the simulators, and no model wrote them, so their pickles can be trusted.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError
+from interlace.robots.envs.base import Start, VectorEnv
+from interlace.robots.envs.load import create_envs
+from interlace.robots.envs.simulated import SimulatedEnvs
+from interlace.robots.envs.spec import Array, Observation, SimulatorError
+from interlace.runtime.process.child import become_child, framed, receive
+
+NO_JOB = 0xFFFFFFFF
+"""Number of the message that a process begins with: an EnvSpec, or the UserError that there is none by."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SlotChunk:
+    """Result of one chunk in one environment."""
+
+    observation: Observation
+    """Observation after the last action that counted: the final one if the episode ended."""
+    reward: NDArray[np.float32]
+    """[K], 0 for an action that did not count."""
+    valid: NDArray[np.bool_]
+    """[K] True on actions that were carried out, which come first."""
+    terminated: bool
+    """True if the task itself ended the episode: no bootstrap."""
+    truncated: bool
+    """True if the horizon ended it: bootstrap from `observation`."""
+    success: bool
+    """True if the task was solved since the reset."""
+
+    @property
+    def ended(self) -> bool:
+        """Returns whether the episode is over."""
+        return self.terminated or self.truncated
+
+
+JobKind: TypeAlias = Literal["reset", "chunk", "render", "expert", "offload", "onload"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SlotJob:
+    """Work on one environment; to offload and onload, on all of a process: `slot` is any of it."""
+
+    slot: int
+    kind: JobKind
+    start: Start | None = None
+    """Beginning of the episode, of a reset."""
+    actions: Array | None = None
+    """[K, A], of a chunk."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SlotAnswer:
+    """Result of a job."""
+
+    value: object = None
+    """Observation of a reset, SlotChunk, [H, W, 3] picture, or [A] action of the expert."""
+    error: Exception | None = None
+    """UserError, or SimulatorError if the simulator broke."""
+    busy_s: float = 0.0
+    """Processor seconds that the job took."""
+
+
+def serve_envs(
+    connection: socket.socket,
+    family: str,
+    settings: dict[str, object],
+    num_envs: int,
+    devices: Sequence[str] = (),
+) -> None:
+    """Runs in the process until the run closes the connection or ends. devices: see EnvPool."""
+    become_child()
+    _see_only(devices)
+    # One thread a process: simulators side by side share the cores by being several processes.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    if "DISPLAY" not in os.environ and _is_there("libOSMesa.so.8"):
+        os.environ.setdefault("MUJOCO_GL", "osmesa")  # without a screen MuJoCo's own choice cannot draw
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
+        try:
+            envs = create_envs(family, settings, num_envs)
+        except UserError as error:
+            connection.sendall(framed(NO_JOB, error))
+            return
+        connection.sendall(framed(NO_JOB, envs.spec))
+        while True:
+            numbered = [receive(connection)]
+            # A family that moves many environments at once does all waiting jobs in one call.
+            while not isinstance(envs, SimulatedEnvs) and select.select([connection], [], [], 0)[0]:
+                numbered.append(receive(connection))
+            answers = _answers(envs, [job for _, job in numbered])
+            for (number, _), answer in zip(numbered, answers, strict=True):
+                connection.sendall(framed(number, answer))
+
+
+def _see_only(devices: Sequence[str]) -> None:
+    """Hides all GPUs from this process's CUDA but these, before anything asks for them."""
+    numbers = [int(name.removeprefix("cuda:")) for name in devices if name.startswith("cuda:")]
+    if numbers:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = seen.split(",") if seen else [str(number) for number in range(max(numbers) + 1)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in numbers)
+
+
+def _is_there(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _answers(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
+    """Does jobs: chunks of one length together, then the others one by one."""
+    found: dict[int, SlotAnswer] = {}
+    together: dict[tuple[int, ...], list[int]] = {}
+    for place, job in enumerate(jobs):
+        if job.actions is not None:
+            together.setdefault(job.actions.shape, []).append(place)
+    for places in together.values():
+        found |= dict(zip(places, _timed(_chunks, envs, [jobs[place] for place in places]), strict=True))
+    for place, job in enumerate(jobs):
+        if place not in found:
+            [found[place]] = _timed(_done, envs, [job])
+    return [found[place] for place in range(len(jobs))]
+
+
+def _timed(
+    work: Callable[[VectorEnv, Sequence[SlotJob]], Sequence[object]], envs: VectorEnv, jobs: Sequence[SlotJob]
+) -> list[SlotAnswer]:
+    """Does some jobs together, and counts their processor seconds evenly."""
+    began_s = time.process_time()
+    values: Sequence[object]
+    try:
+        values = work(envs, jobs)
+    except (UserError, SimulatorError) as error:
+        values = [error] * len(jobs)
+    busy_s = (time.process_time() - began_s) / len(jobs)
+    return [
+        SlotAnswer(
+            value=None if isinstance(value, Exception) else value,
+            error=value if isinstance(value, Exception) else None,
+            busy_s=busy_s,
+        )
+        for value in values
+    ]
+
+
+def _done(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
+    """Does one job that is not a chunk."""
+    [job] = jobs
+    slots = [job.slot]
+    if job.start is not None:
+        start = job.start
+        found = envs.reset(seeds=[start.seed], task_ids=[start.task], init_state_ids=[start.init_state], slots=slots)
+        return [_row(found, 0)]
+    if job.kind in ("offload", "onload"):
+        (envs.offload if job.kind == "offload" else envs.onload)()
+        return [None]
+    return envs.render(slots) if job.kind == "render" else list(envs.expert_actions(slots))
+
+
+def _chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | SimulatorError]:
+    """Carries out a chunk in each of several environments."""
+    actions = np.stack([job.actions for job in jobs if job.actions is not None])
+    result = envs.chunk_step(actions, [job.slot for job in jobs])
+    return [
+        SimulatorError(result.failures[row])
+        if row in result.failures
+        else SlotChunk(
+            observation=_row(result.observation, row),
+            reward=result.reward[row],
+            valid=result.valid[row],
+            terminated=bool(result.terminated[row].any()),
+            truncated=bool(result.truncated[row].any()),
+            success=bool(result.success[row]),
+        )
+        for row in range(len(jobs))
+    ]
+
+
+def _row(observation: Observation, row: int) -> Observation:
+    return {name: array[row] for name, array in observation.items()}

@@ -1,0 +1,325 @@
+"""Many environments of one family, from a class that simulates one at a time."""
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError
+from interlace.robots.envs.base import Simulator, Start, VectorEnv
+from interlace.robots.envs.spec import Array, ChunkResult, EnvSettings, EnvSpec, Observation, SimulatorError, stacked
+
+_KEPT_STARTS = 512
+"""States after a reset that are kept if states are swapped: the samples of a group begin in the same one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Slot:
+    """One environment."""
+
+    start: Start
+    observation: Observation
+    state: Any = None
+    """State of its simulator, as of the last time it was put away."""
+    num_actions: int = 0
+    is_over: bool = False
+    success: bool = False
+    broken: str = ""
+    """Reason why its simulator broke; empty while it works."""
+
+
+class SimulatedEnvs(VectorEnv):
+    """Environments that take turns.
+
+    If the family swaps states, all environments share one simulator a task; otherwise each has a separate one, made
+    when it is first reset to its task.
+    """
+
+    def __init__(self, kind: type[Simulator], settings: EnvSettings, num_envs: int) -> None:
+        """Raises UserError if a task cannot be made, and if two tasks differ in their arrays."""
+        super().__init__(settings, num_envs)
+        self._kind, self._settings = kind, settings
+        self._slots: dict[int, _Slot] = {}
+        self._simulators: dict[tuple[int, int], Simulator] = {}
+        """By (task, slot); slot 0 if all share one."""
+        self._present: dict[tuple[int, int], int] = {}
+        """Slot whose state a simulator is in."""
+        self._starts: OrderedDict[Start, tuple[Any, Observation]] = OrderedDict()
+        self._is_offloaded = False
+        self.spec = self._checked_spec()
+
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int],
+        task_ids: Sequence[int],
+        init_state_ids: Sequence[int],
+        slots: Sequence[int] | None = None,
+    ) -> Observation:
+        """Begins episodes; see VectorEnv."""
+        chosen = self._chosen(slots)
+        found = []
+        for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
+            found.append(self._reset(slot, Start(task=int(task), init_state=int(state), seed=int(seed))))
+        return stacked(found)
+
+    def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
+        """Carries out a chunk; see VectorEnv."""
+        chosen = self._chosen(slots)
+        given = np.asarray(actions)
+        size = self.spec.action.size
+        if given.ndim != 3 or len(given) != len(chosen) or given.shape[2] != size:
+            raise UserError(
+                f"actions of shape {given.shape} for {len(chosen)} environments: it must be [n, K, A] with "
+                f"n = {len(chosen)} and A = {size}"
+            )
+        shape = given.shape[:2]
+        flags = [np.zeros(shape, np.bool_) for _ in range(3)]
+        result = ChunkResult(
+            observation={},
+            reward=np.zeros(shape, np.float32),
+            terminated=flags[0],
+            truncated=flags[1],
+            valid=flags[2],
+            success=np.zeros(len(chosen), np.bool_),
+            failures={},
+        )
+        failures = {}
+        for row, slot in enumerate(chosen):
+            if reason := self._chunk(slot, given[row], result, row):
+                failures[row] = reason
+        return ChunkResult(
+            observation=self.observe(chosen),
+            reward=result.reward,
+            terminated=result.terminated,
+            truncated=result.truncated,
+            valid=result.valid,
+            success=result.success,
+            failures=failures,
+        )
+
+    def observe(self, slots: Sequence[int] | None = None) -> Observation:
+        """Returns the present observations."""
+        return stacked([self._slots[slot].observation for slot in self._chosen(slots)])
+
+    def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
+        """Returns whole states; see VectorEnv."""
+        found = []
+        for slot in self._chosen(slots):
+            self._put_away(slot)
+            found.append(pickle.dumps(self._slots[slot], protocol=5))
+        return found
+
+    def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
+        """Restores states; see VectorEnv."""
+        for slot, state in zip(self._chosen(slots), states, strict=True):
+            found: _Slot = pickle.loads(state)
+            self._slots[slot] = found
+            self._forget(slot)
+
+    def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
+        """Draws the present states. Raises UserError for anything that a renderer raises: drawing is optional."""
+        return [self._drawn(self._at(slot)) for slot in self._chosen(slots)]
+
+    def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
+        """Returns a scripted expert's actions."""
+        return np.stack([self._at(slot).expert_action() for slot in self._chosen(slots)])
+
+    def offload(self) -> None:
+        """Frees the simulators and keeps the states."""
+        for slot in self._slots:
+            self._put_away(slot)
+        self._close_simulators()
+        self._is_offloaded = True
+
+    def onload(self) -> None:
+        """Lets the simulators be made again, each when it is next needed."""
+        self._is_offloaded = False
+
+    def close(self) -> None:
+        """Frees everything."""
+        self._close_simulators()
+        self._slots.clear()
+        self._starts.clear()
+
+    @staticmethod
+    def _drawn(simulator: Simulator) -> NDArray[np.uint8]:
+        try:
+            return simulator.render()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{simulator.task!r} cannot be drawn: {_described(error)}") from error
+
+    def _checked_spec(self) -> EnvSpec:
+        simulators = [self._simulator(task, 0) for task in range(len(self._settings.tasks))]
+        first = simulators[0]
+        for other in simulators[1:]:
+            if other.observation_spec != first.observation_spec or not _alike(other, first):
+                raise UserError(
+                    f"tasks {first.task!r} and {other.task!r} differ in the shape of observations or actions; "
+                    "one policy serves tasks that are alike in both"
+                )
+        texts = [self._settings.instructions.get(one.task, one.instruction) for one in simulators]
+        return EnvSpec(
+            observation=first.observation_spec,
+            action=first.action_spec,
+            tasks=self._settings.tasks,
+            instructions=tuple(texts),
+            horizon=self._settings.horizon,
+        )
+
+    def _chosen(self, slots: Sequence[int] | None) -> Sequence[int]:
+        return range(self.num_envs) if slots is None else [int(slot) for slot in slots]
+
+    def _reset(self, slot: int, start: Start) -> Observation:
+        if not 0 <= start.task < len(self._settings.tasks):
+            raise UserError(f"task id {start.task}: there are {len(self._settings.tasks)} tasks, from 0")
+        self._drop_other_tasks(slot, start.task)
+        simulator = self._simulator(start.task, slot)
+        kept = self._starts.get(start) if self._kind.swaps else None
+        if kept:
+            self._starts.move_to_end(start)
+            self._put_away_present(start.task, slot)
+            self._slots[slot] = _Slot(start=start, state=kept[0], observation=kept[1])
+            self._forget(slot)
+            return kept[1]
+        self._put_away_present(start.task, slot)
+        try:
+            simulator.reset(start.init_state, start.seed)
+            observation = simulator.observe()
+        except UserError:
+            raise
+        except Exception as error:
+            raise SimulatorError(f"the reset of {simulator.task!r} raised {_described(error)}") from error
+        if reason := _unusable(observation):
+            raise SimulatorError(f"the reset of {simulator.task!r} gave {reason}")
+        self._slots[slot] = _Slot(start=start, observation=observation)
+        self._present[self._place(start.task, slot)] = slot
+        if self._kind.swaps and self._kind.keeps_starts:
+            self._starts[start] = (simulator.save(), observation)
+            while len(self._starts) > _KEPT_STARTS:
+                self._starts.popitem(last=False)
+        return observation
+
+    def _chunk(self, slot: int, actions: Array, result: ChunkResult, row: int) -> str:
+        """Moves one environment and writes its row but for the observation. Returns why it broke, if it did."""
+        one = self._slots.get(slot)
+        if one is None:
+            raise UserError(f"environment {slot} was not reset before its first chunk")
+        if not one.is_over:
+            try:
+                one.broken = self._move(one, self._at(slot), actions, result, row)
+            except UserError:
+                raise
+            except Exception as error:  # noqa: BLE001 - any error of a simulator ends this episode alone
+                one.broken = f"it raised {_described(error)}"
+            if one.broken:
+                one.is_over = True
+                self._forget(slot)
+        result.success[row] = one.success
+        return one.broken
+
+    def _move(self, one: _Slot, simulator: Simulator, actions: Array, result: ChunkResult, row: int) -> str:
+        bounds, repeat, last = self.spec.action, self._settings.action_repeat, len(actions) - 1
+        for k, action in enumerate(actions):
+            held = action if bounds.num_choices else np.clip(action, bounds.low, bounds.high)
+            result.valid[row, k] = True
+            one.num_actions += 1
+            at_horizon = one.num_actions >= self._settings.horizon
+            for r in range(repeat):
+                step = simulator.step(held, is_read=r == repeat - 1 and (k == last or at_horizon))
+                result.reward[row, k] += step.reward
+                one.success |= step.success
+                result.terminated[row, k] = step.terminated or (step.success and self._settings.end_on_success)
+                if result.terminated[row, k] or step.truncated:
+                    break
+            result.truncated[row, k] = not result.terminated[row, k] and (step.truncated or at_horizon)
+            if result.terminated[row, k] or result.truncated[row, k]:
+                one.is_over = True
+                break
+        observation = simulator.observe()
+        reason = _unusable(observation) or ("" if np.isfinite(result.reward[row]).all() else "a reward that is NaN")
+        if reason:
+            return f"it gave {reason}"
+        one.observation = observation
+        return ""
+
+    def _at(self, slot: int) -> Simulator:
+        """Returns the simulator of an environment, in that environment's state."""
+        one = self._slots[slot]
+        place = self._place(one.start.task, slot)
+        simulator = self._simulator(one.start.task, slot)
+        if self._present.get(place) != slot:
+            self._put_away_present(one.start.task, slot)
+            simulator.load(one.state)
+            self._present[place] = slot
+        return simulator
+
+    def _put_away_present(self, task: int, slot: int) -> None:
+        present = self._present.get(self._place(task, slot))
+        if present is not None and present != slot:
+            self._put_away(present)
+
+    def _put_away(self, slot: int) -> None:
+        """Writes an environment's state down, if a simulator is in it."""
+        one = self._slots[slot]
+        place = self._place(one.start.task, slot)
+        if self._present.get(place) == slot:
+            one.state = self._simulators[place].save()
+
+    def _forget(self, slot: int) -> None:
+        """Has a simulator that is in an environment's state load it again before its next use."""
+        for place in [place for place, present in self._present.items() if present == slot]:
+            del self._present[place]
+
+    def _place(self, task: int, slot: int) -> tuple[int, int]:
+        return task, 0 if self._kind.swaps else slot
+
+    def _simulator(self, task: int, slot: int) -> Simulator:
+        if self._is_offloaded:
+            raise UserError("the environments are offloaded: onload() comes before the next call")
+        place = self._place(task, slot)
+        if place not in self._simulators:
+            self._simulators[place] = self._kind(self._settings, self._settings.tasks[task])
+        return self._simulators[place]
+
+    def _drop_other_tasks(self, slot: int, task: int) -> None:
+        """Closes an environment's separate simulators for other tasks."""
+        if self._kind.swaps:
+            if slot in self._slots and self._slots[slot].start.task != task:
+                self._forget(slot)
+            return
+        for place in [place for place in self._simulators if place[1] == slot and place[0] != task]:
+            self._simulators.pop(place).close()
+            self._present.pop(place, None)
+
+    def _close_simulators(self) -> None:
+        for simulator in self._simulators.values():
+            simulator.close()
+        self._simulators.clear()
+        self._present.clear()
+
+
+def _alike(one: Simulator, other: Simulator) -> bool:
+    mine, its = one.action_spec, other.action_spec
+    return (
+        mine.num_choices == its.num_choices
+        and np.array_equal(mine.low, its.low)
+        and np.array_equal(mine.high, its.high)
+    )
+
+
+def _unusable(observation: Observation) -> str:
+    for name, array in observation.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            return f"an observation {name!r} with NaN or infinity"
+    return ""
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

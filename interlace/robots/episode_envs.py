@@ -1,0 +1,135 @@
+"""Environments of the run for episodes in other processes: what is asked there, and who does it here."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Literal, TypeAlias
+
+from interlace.core.errors import UserError
+from interlace.robots.envs.base import Start
+from interlace.robots.envs.fleet import Around, EnvEpisode
+from interlace.robots.envs.process import JobKind
+from interlace.robots.envs.spec import Array, EnvSpec, Observation, SimulatorError
+from interlace.rollouts.session import EpisodeSession
+
+Wish: TypeAlias = JobKind | Literal["lease", "release"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EnvAsk:
+    """Something that an episode asks of one of its environments."""
+
+    number: int
+    """Number of the answer; of a `release`, which has none, without meaning."""
+    lease: int
+    """Which of the episode's environments."""
+    wish: Wish
+    start: Start | None = None
+    """Beginning, of a lease."""
+    actions: Array | None = None
+    """[K, A], of a chunk."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EnvAnswer:
+    """Result of an EnvAsk: of a lease (EnvSpec, Observation), else as of a SlotAnswer."""
+
+    number: int
+    value: object = None
+    error: Exception | None = None
+
+
+class EnvProxies:
+    """Environments as an episode in another process sees them. A `Simulators` of its session."""
+
+    def __init__(self, send: Callable[[EnvAsk], None]) -> None:
+        """send: to the run."""
+        self._send, self._numbers = send, count()
+        self._answers: dict[int, asyncio.Future[object]] = {}
+
+    @asynccontextmanager
+    async def episode(self, start: Start, *, around: Around) -> AsyncIterator[EnvEpisode]:
+        """Leases an environment of the run."""
+        lease = next(self._numbers)
+        try:
+            with around():
+                found: Any = await self._ask(lease, "lease", start=start)
+            spec, observation = found
+
+            async def ask(kind: JobKind, actions: Array | None) -> object:
+                return await self._ask(lease, kind, actions=actions)
+
+            yield EnvEpisode(ask, spec, observation, around)
+        finally:
+            self._send(EnvAsk(number=lease, lease=lease, wish="release"))
+
+    def answered(self, answer: EnvAnswer) -> None:
+        """Takes in an answer, if it is awaited."""
+        waiting = self._answers.get(answer.number)
+        if waiting is None or waiting.done():
+            return
+        if answer.error:
+            waiting.set_exception(answer.error)
+        else:
+            waiting.set_result(answer.value)
+
+    async def _ask(self, lease: int, wish: Wish, *, start: Start | None = None, actions: Array | None = None) -> object:
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        self._send(EnvAsk(number=number, lease=lease, wish=wish, start=start, actions=actions))
+        try:
+            return await self._answers[number]
+        finally:
+            del self._answers[number]
+
+
+class EnvLeases:
+    """Environments that the session of an episode in another process has leased."""
+
+    def __init__(self, session: EpisodeSession, answer: Callable[[EnvAnswer], None]) -> None:
+        """answer: sends one to the episode."""
+        self._session, self._answer = session, answer
+        self._leased: dict[int, tuple[AsyncExitStack, EnvEpisode]] = {}
+        self._tasks: dict[asyncio.Task[None], int] = {}
+        """Work under way, with the lease that it is on."""
+
+    def asked(self, ask: EnvAsk) -> None:
+        """Begins to do what is asked. A lease that is given up takes what it was asked for with it."""
+        if ask.wish == "release":
+            for task in [task for task, lease in self._tasks.items() if lease == ask.lease]:
+                task.cancel()
+        task = asyncio.ensure_future(self._release(ask.lease) if ask.wish == "release" else self._do(ask))
+        self._tasks[task] = -1 if ask.wish == "release" else ask.lease
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def close(self) -> None:
+        """Gives all of them back."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for lease in [*self._leased]:
+            await self._release(lease)
+
+    async def _do(self, ask: EnvAsk) -> None:
+        try:
+            value = await (self._lease(ask.lease, ask.start) if ask.start else self._step(ask))
+            self._answer(EnvAnswer(number=ask.number, value=value))
+        except (UserError, SimulatorError) as error:
+            self._answer(EnvAnswer(number=ask.number, error=error))
+
+    async def _lease(self, lease: int, start: Start) -> tuple[EnvSpec, Observation]:
+        stack = AsyncExitStack()
+        env = await stack.enter_async_context(self._session.simulator(start))
+        self._leased[lease] = stack, env
+        return env.spec, env.observation
+
+    async def _step(self, ask: EnvAsk) -> object:
+        kind: Any = ask.wish
+        return await self._leased[ask.lease][1].do(kind, ask.actions)
+
+    async def _release(self, lease: int) -> None:
+        stack, _ = self._leased.pop(lease, (AsyncExitStack(), None))
+        await stack.aclose()

@@ -1,0 +1,1 @@
+"""Episodes of a robot, one file per kind; a recipe names the file."""

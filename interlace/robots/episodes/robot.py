@@ -1,0 +1,283 @@
+"""A robot's episode: an observation becomes a prompt, a chunk of action tokens answers, which the simulator runs.
+
+Each turn is the instruction and the present observation, without the turns before it.
+"""
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from interlace.core.errors import UserError
+from interlace.core.types import BoolArray, FinishReason, Inputs, Prompt
+from interlace.models.inputs import IMAGE, STATE
+from interlace.observe.films import Film
+from interlace.robots.envs.base import Start
+from interlace.robots.envs.film import FilmRecorder
+from interlace.robots.envs.fleet import EnvEpisode, EnvFleet, read_spec
+from interlace.robots.envs.load import EnvConfig, check_memory, find_family
+from interlace.robots.envs.process import SlotChunk
+from interlace.robots.envs.spec import EnvSpec, Observation
+from interlace.robots.features import Feature, StateFeatures
+from interlace.robots.models.actions import ActionTokens
+from interlace.robots.world_model.imagination import ImaginationConfig
+from interlace.rollouts.base import FILMED, FinalContext, Outcome, Session
+from interlace.rollouts.config import EpisodeConfig, EpisodeKind
+
+TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
+"""Columns of a prompt that name the start of its episodes; parts of a reward that count successes."""
+
+
+class RobotConfig(EpisodeConfig):
+    """Settings of a robot's episodes."""
+
+    name: str = "robot"
+    env: EnvConfig
+    """Simulators that the episodes run in."""
+    features: tuple[Feature, ...] = ()
+    """Numbers that the policy sees of the simulator's state vector, in order; empty: the vector as it is."""
+    reward: Literal["success", "return"] = "success"
+    """`success`: 1 if the task was solved, else 0. `return`: the simulator's rewards, each at its chunk."""
+    reward_scale: float = Field(default=1.0, gt=0)
+    """Factor of the simulator's rewards."""
+    bootstrap: bool = False
+    """True if the horizon is not part of the task: the critic then values the last observation of an episode that the
+    horizon cut off. False: the task is to succeed within the horizon."""
+    imagined: ImaginationConfig | None = None
+    """Episodes that the run's world model plays; None: there are none."""
+
+    def dreams(self, chunk: int) -> "RobotConfig":
+        """Returns the settings of imagined episodes, whose states are the policy's inputs. chunk: K."""
+        assert self.imagined is not None
+        env = self.imagined.environments(chunk)
+        own = {"env": env, "features": (), "reward_scale": 1.0, "bootstrap": True, "imagined": None}
+        return self.model_copy(update=own)
+
+
+class RobotKind(EpisodeKind):
+    """Kind of the episodes that simulators run."""
+
+    Config = RobotConfig
+    config: RobotConfig
+
+    def check(self) -> None:
+        """Refuses an unknown family or setting."""
+        find_family(self.config.env.family, self.config.env.settings)
+
+    def check_policy(self, actions: ActionTokens | None) -> None:
+        """Refuses a policy whose actions or inputs do not fit the simulator, and chunks longer than an episode."""
+        check_memory(self.config.env)
+        check_spaces(self.config, read_spec(self.config.env), policy_actions(actions))
+
+    def create(self) -> "RobotEpisode":
+        return RobotEpisode(self.config)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Account:
+    """Account of one episode so far."""
+
+    context: list[int]
+    """Tokens of each turn's prompt."""
+    task: int
+    valid: dict[int, BoolArray] = field(default_factory=dict)
+    returned: float = 0.0
+    length: int = 0
+    """Actions that were carried out."""
+
+
+class RobotEpisode:
+    """Runs episodes in the run's simulators."""
+
+    def __init__(self, config: RobotConfig, own: EnvFleet | None = None) -> None:
+        """own: environments in place of the run's, which imagine."""
+        self.config, self._own, self._prefix = config, own, "imagined" if own else "env"
+        self._features = StateFeatures(config.features)
+        self._dreamer: RobotEpisode | None = None
+        """Runs imagined episodes; None before the first."""
+        self._is_checked = False
+        self._films: list[Film] = []
+        self._why_no_films = ""
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome:
+        """Lets the policy act until the episode ends. UserError if policy and simulator do not fit together."""
+        actions = policy_actions(session.actions)
+        if self.config.imagined and self.config.imagined.plays(prompt):
+            return await self._dreaming(actions.chunk).run(prompt, session)
+        start = Start(task=_whole(prompt, TASK), init_state=_whole(prompt, INIT_STATE), seed=session.seed % 2**31)
+        context = actions.context(prompt.token_ids.tolist())
+        async with session.simulator(start, self._own) as env:
+            if not self._is_checked:
+                check_spaces(self.config, env.spec, actions)
+                self._is_checked = True
+            if recorder := self._recorder(prompt, start, env.spec):
+                await env.film(recorder)
+            outcome = await self._play(session, env, actions, _Account(context=context, task=start.task))
+        if recorder:
+            self._why_no_films = recorder.problem
+            self._films += [film for film in (recorder.film(outcome.text or ""),) if film]
+        return outcome
+
+    def close(self) -> None:
+        """Ends the environments that imagine."""
+        if self._own:
+            self._own.close()
+        if self._dreamer:
+            self._dreamer.close()
+
+    def _dreaming(self, chunk: int) -> "RobotEpisode":
+        if self._dreamer is None:
+            config = self.config.dreams(chunk)
+            self._dreamer = RobotEpisode(config, EnvFleet(config.env))
+        return self._dreamer
+
+    def films(self) -> list[Film]:
+        """Returns the films that were taken since the last call, by name."""
+        found, self._films = sorted(self._films, key=lambda film: film.name), []
+        return found
+
+    def why_no_films(self) -> str:
+        """Returns why nothing can be drawn; empty if drawing works."""
+        return self._why_no_films
+
+    def _recorder(self, prompt: Prompt, start: Start, spec: EnvSpec) -> FilmRecorder | None:
+        """Returns the recorder of an episode's pictures, if its prompt requests them and they can be drawn."""
+        if not prompt.metadata.get(FILMED) or self._why_no_films:
+            return None
+        return FilmRecorder(f"{spec.tasks[start.task]}, start {start.init_state}")
+
+    async def _play(self, session: Session, env: EnvEpisode, actions: ActionTokens, account: "_Account") -> Outcome:
+        params = session.params.model_copy(update={"max_new_tokens": actions.num_tokens, "stop_token_ids": ()})
+        while True:
+            inputs = self.inputs(env.observation, actions)
+            turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
+            # The run's simulators register waits for them themselves.
+            async with session.waiting("the world model") if self._own else nullcontext():
+                chunk = await env.chunk_step(actions.decode(turn.token_ids))
+            gained = float(chunk.reward.sum()) * self.config.reward_scale
+            account.returned += gained
+            account.length += int(chunk.valid.sum())
+            if self.config.reward == "return":
+                session.reward(turn, gained)
+            account.valid[turn.number] = actions.trained(chunk.valid)
+            if chunk.ended:
+                return self._outcome(env.spec, chunk, account, self._final(chunk, actions, account.context))
+
+    def _outcome(self, spec: EnvSpec, chunk: SlotChunk, account: "_Account", final: FinalContext | None) -> Outcome:
+        success = float(chunk.success)
+        told = {"success": success, "return": account.returned, "episode_length": float(account.length)}
+        parts = {f"{self._prefix}/{name}": value for name, value in told.items()}
+        if len(spec.tasks) > 1:
+            parts[f"{SUCCESS}/{spec.tasks[account.task]}"] = success
+        return Outcome(
+            reward=success if self.config.reward == "success" else 0.0,
+            parts=parts,
+            text=f"{'success' if success else 'no success'} after {account.length} actions",
+            finish_reason=FinishReason.STOP if chunk.terminated else FinishReason.LENGTH,
+            valid=account.valid,
+            final=final,
+        )
+
+    def _final(self, chunk: SlotChunk, actions: ActionTokens, context: list[int]) -> FinalContext | None:
+        if not (self.config.bootstrap and chunk.truncated and not chunk.terminated):
+            return None
+        inputs = self.inputs(chunk.observation, actions)
+        return FinalContext(token_ids=context, inputs=inputs, query_ids=actions.query_ids[:1])
+
+    def inputs(self, observation: Observation, actions: ActionTokens) -> Inputs:
+        """Returns the policy's arrays of an observation, [1, ...] each."""
+        found = dict(observation)
+        if "state" in found:
+            found["state"] = self._features.of(np.asarray(found["state"], np.float32))
+        return actions.reads.prepare(found)
+
+
+def policy_actions(actions: ActionTokens | None) -> ActionTokens:
+    """Returns a policy's action tokens. UserError if the model has none."""
+    if actions is None:
+        raise UserError(
+            "a robot's episode needs a policy that answers in action tokens, and the model's configuration has none. "
+            "Take tiny:vla, or a folder in OpenVLA's layout."
+        )
+    return actions
+
+
+def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> None:
+    """Refuses (UserError) a policy whose actions or inputs do not fit the simulator."""
+    spec.check_chunk(actions.chunk)
+    num_chunks = math.ceil(spec.horizon / actions.chunk)
+    if config.max_turns < num_chunks:
+        raise UserError(
+            f"episode.max_turns={config.max_turns} ends an episode by an error before its horizon of {spec.horizon} "
+            f"actions in chunks of {actions.chunk}. Set it to {num_chunks} or more, or episode.env.settings.horizon "
+            f"to {config.max_turns * actions.chunk} or less."
+        )
+    family = config.env.family
+    if spec.action.size != actions.simulator_size:
+        raise UserError(
+            f"environments of {family!r} take actions of {spec.action.size} numbers, and the policy gives "
+            f"{actions.simulator_size}. Set model.robot.action_size={spec.action.size}, or take another policy."
+        )
+    choices = spec.action.num_choices
+    if choices is not None and actions.answers_in_numbers:
+        raise UserError(
+            f"an action of {family!r} is one of {choices} choices, and the policy's head gives continuous numbers. Set "
+            f"model.robot.head=tokens and model.robot.bins={choices}, low=[-0.5] and high=[{choices - 0.5}]."
+        )
+    if choices is not None and choices != actions.num_bins:
+        raise UserError(
+            f"an action of {family!r} is one of {choices}, and the policy's has {actions.num_bins} bins. Set "
+            f"model.robot.bins={choices}, low=[-0.5] and high=[{choices - 0.5}]."
+        )
+    for name, shape in actions.reads.shapes.items():
+        given = spec.observation.get(name)
+        if given is None:
+            raise UserError(_missing_array(name, family, sorted(spec.observation)))
+        is_made = name == "state" and config.features
+        places = [place for feature in config.features if is_made for place in (*feature.of, *feature.minus)]
+        if beyond := [place for place in places if place >= given.shape[0] or place < -given.shape[0]]:
+            raise UserError(
+                f"episode.features takes place {beyond[0]} of a state of {given.shape[0]} numbers, which environments "
+                f"of {family!r} give. Name places from 0 to {given.shape[0] - 1}."
+            )
+        size = (sum([len(feature.of) for feature in config.features]),) if is_made else given.shape
+        if not actions.reads.takes(name, size):
+            raise UserError(
+                f"the policy reads {name} of shape {list(shape)}, and the episode gives {list(size)}. Set "
+                f"{_setting_of(name)}, so that both are alike."
+            )
+
+
+def _missing_array(name: str, family: str, there: list[str]) -> str:
+    """Returns the message for an array that the policy reads and a simulator does not give."""
+    cameras = [other for other in there if other.endswith(IMAGE)]
+    if not name.endswith(IMAGE):
+        return f"the policy reads {name!r}, and environments of {family!r} give {there}."
+    if cameras:
+        return (
+            f"the policy reads the camera {name!r}, and environments of {family!r} render {cameras}. Take a policy of "
+            "these cameras (num_images in its config.json), or another family."
+        )
+    return (
+        f"the policy reads the camera {name!r}, and environments of {family!r} render none with these settings; they "
+        f"give {there}. Set episode.env.settings.image_size to the side of a picture in pixels, if the family has it."
+    )
+
+
+def _setting_of(name: str) -> str:
+    if name == STATE:
+        return "model.robot.state_size, or episode.features"
+    return "model.robot.image_size, or episode.env.settings.image_size"
+
+
+def _whole(prompt: Prompt, column: str) -> int:
+    value = prompt.metadata.get(column)
+    if not isinstance(value, int):
+        raise UserError(
+            f"prompt {prompt.uid} has no whole number in its column {column!r}, which says where a robot's episode "
+            "begins. Take task.starts, or add the column."
+        )
+    return value

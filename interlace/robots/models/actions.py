@@ -1,0 +1,198 @@
+"""Action tokens: how the tokens of a robot's policy become actions, as its configuration defines. Imports no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError
+from interlace.core.types import BoolArray, FloatArray, IntArray
+from interlace.models.config import FLOW, GAUSSIAN
+from interlace.models.flow import FlowSchedule, read_schedule
+from interlace.models.inputs import InputEmbedding, input_embedding
+from interlace.robots.models.embodiments import Embodiment, find_embodiment
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+EPSILON = 1e-8
+"""Addition to a range between quantiles, as in OpenVLA's code."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ActionTokens:
+    """Tokens of one policy's actions. K = actions of a chunk, A = numbers of one action."""
+
+    chunk: int
+    """K."""
+    low: FloatArray
+    """[A] lower ends of the ranges that are cut into bins."""
+    high: FloatArray
+    """[A] upper ends."""
+    num_bins: int
+    first_id: int = 0
+    """Token of the first bin."""
+    step: int = 1
+    """Difference between the tokens of neighbouring bins: -1 if the first bin has the last token, as in OpenVLA."""
+    query_ids: tuple[int, ...] = ()
+    """Tokens that a chunk is drawn from at once, one for each answer. If empty, tokens are drawn one after another."""
+    leads: int | None = None
+    """Tokens of a prompt before the observation's: OpenVLA's follows the first token. None: it is at the end."""
+    is_gaussian: bool = False
+    """True if a token is the bits of a number, -1 to 1 over the range and beyond."""
+    flow: FlowSchedule | None = None
+    """Chain of numbers that ends in the actions; None if the policy has no flow-matching head."""
+    embodiment: Embodiment | None = None
+    """Conversion to the simulator's actions; None if they are the policy's."""
+    reads: InputEmbedding
+    """Arrays that the policy reads."""
+
+    @property
+    def size(self) -> int:
+        """Returns A."""
+        return len(self.low)
+
+    @property
+    def simulator_size(self) -> int:
+        """Returns the numbers of an action of the simulator."""
+        return self.size if self.embodiment is None else self.embodiment.size
+
+    @property
+    def num_tokens(self) -> int:
+        """Returns the tokens of an answer."""
+        return self.chunk * self.size if self.flow is None else self.flow.num_tokens
+
+    @property
+    def answers_in_numbers(self) -> bool:
+        """Returns whether tokens are the bits of numbers, and not places in a vocabulary."""
+        return self.is_gaussian or self.flow is not None
+
+    @property
+    def placeholders(self) -> list[int]:
+        """Returns the tokens that one observation takes the places of."""
+        return [self.reads.placeholder] * self.reads.per_observation
+
+    def context(self, prompt_ids: Sequence[int]) -> list[int]:
+        """Returns a prompt's tokens with the placeholders of one observation."""
+        at = len(prompt_ids) if self.leads is None else self.leads
+        return [*prompt_ids[:at], *self.placeholders, *prompt_ids[at:]]
+
+    def trained(self, valid: BoolArray) -> BoolArray:
+        """Returns which tokens of an answer are trained. valid: [K] True on actions that were carried out.
+
+        The numbers of a chain depend on each other, so a chain is trained whole.
+        """
+        return np.repeat(valid, self.size) if self.flow is None else np.ones(self.num_tokens, np.bool_)
+
+    def encode(self, actions: NDArray[np.generic], draw: np.random.Generator | None = None) -> IntArray:
+        """Returns the tokens of the simulator's actions [K, A], clipped to the ranges.
+
+        draw: randomness of the chain that leads to the actions, which a flow-matching head needs.
+        """
+        given = np.asarray(actions, np.float64)
+        if self.embodiment is not None:
+            given = self.embodiment.to_policy(given.astype(np.float32)).astype(np.float64)
+        share = (given - self.low) / (self.high - self.low)
+        if self.answers_in_numbers:
+            scaled = np.clip(2 * share - 1, -1, 1)
+            numbers = scaled
+            if self.flow is not None:
+                assert draw is not None, "a chain of numbers is drawn"
+                numbers = self.flow.demonstrate(scaled, draw)
+            return np.ascontiguousarray(numbers, np.float32).reshape(-1).view(np.int32)
+        bins = np.clip((share * self.num_bins).astype(np.int64), 0, self.num_bins - 1)
+        return (self.first_id + self.step * bins).reshape(-1).astype(np.int32)
+
+    def decode(self, token_ids: Sequence[int] | IntArray) -> FloatArray:
+        """Returns the simulator's actions [K, A] of an answer: the middles of bins, or the numbers themselves."""
+        actions = (self.low + self._shares(token_ids) * (self.high - self.low)).astype(np.float32)
+        return actions if self.embodiment is None else self.embodiment.to_simulator(actions).astype(np.float32)
+
+    def _shares(self, token_ids: Sequence[int] | IntArray) -> NDArray[np.floating]:
+        """Returns [K, A] places within the ranges, 0 to 1."""
+        if self.answers_in_numbers:
+            numbers = np.asarray(token_ids, np.int32).view(np.float32)
+            if self.flow is not None:
+                numbers = numbers[-self.flow.state_size :].reshape(self.chunk, -1)[:, : self.size]
+            return np.asarray((numbers.reshape(-1, self.size) + 1) / 2, np.float32)
+        bins = (np.asarray(token_ids, np.int64) - self.first_id) * self.step
+        return ((np.clip(bins, 0, self.num_bins - 1) + 0.5) / self.num_bins).reshape(-1, self.size)
+
+
+def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: InputEmbedding) -> ActionTokens:
+    """Reads the action tokens of a configuration in OpenVLA's layout (arXiv 2406.09246).
+
+    They are the last tokens of the vocabulary, downwards. Their ranges are the quantiles 0.01 and 0.99 of a data set's
+    actions, or -1 to 1 for numbers that its mask leaves unscaled. dataset: key of `norm_stats`; None if it has one
+    alone. Raises UserError if the choice is ambiguous or the statistics are incomplete.
+    """
+    dataset, actions = action_statistics(config, dataset)
+    scaled = np.asarray(actions.get("mask", [True] * len(actions["q01"])), np.bool_)
+    text = config.get_text_config()
+    vocabulary = text.vocab_size - int(getattr(config, "pad_to_multiple_of", 0) or 0)
+    low, high = (np.asarray(actions[name], np.float32) for name in ("q01", "q99"))
+    head = getattr(config, "action_head", None)
+    return ActionTokens(
+        chunk=int(getattr(config, "num_actions_chunk", 1)),
+        low=np.where(scaled, low, np.float32(-1)),
+        high=np.where(scaled, high + np.float32(EPSILON), np.float32(1)),
+        num_bins=int(config.n_action_bins) - 1,  # its bins are between edges, one fewer than the edges
+        first_id=vocabulary - 1,
+        step=-1,
+        query_ids=tuple(getattr(config, "query_token_ids", None) or ()),
+        leads=1,
+        is_gaussian=head == GAUSSIAN,
+        embodiment=find_embodiment(
+            getattr(config, "embodiment", None), dataset, scale=float(getattr(config, "action_scale", 1.0))
+        ),
+        reads=reads,
+    )
+
+
+def action_statistics(config: "PretrainedConfig", dataset: str | None) -> tuple[str, Mapping[str, Sequence[float]]]:
+    """Returns the name of a policy's data set and its statistics of actions. Raises UserError as openvla_actions."""
+    stats: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]] = getattr(config, "norm_stats", None) or {}
+    if dataset is None and len(stats) == 1:
+        [dataset] = stats
+    if dataset is not None and dataset not in stats and f"{dataset}_no_noops" in stats:
+        dataset = f"{dataset}_no_noops"
+    if dataset is None or dataset not in stats:
+        known = ", ".join(stats) or "no data set"
+        raise UserError(
+            f"action statistics of {dataset!r}: the policy has statistics of {known}. Name one as unnorm_key in "
+            "its config.json, or add the statistics of your data set to norm_stats."
+        )
+    actions = stats[dataset].get("action", {})
+    if missing := [name for name in ("q01", "q99") if name not in actions]:
+        raise UserError(
+            f"norm_stats[{dataset!r}]['action'] of the policy's config.json has no {missing[0]}, by which actions are "
+            "scaled. Copy the statistics that the policy was trained with."
+        )
+    return dataset, actions
+
+
+def action_tokens(config: "PretrainedConfig") -> ActionTokens | None:
+    """Reads how a model's tokens become actions; None if it is not a robot's policy."""
+    reads, size = input_embedding(config), getattr(config, "action_size", None)
+    if reads is not None and hasattr(config, "norm_stats"):
+        return openvla_actions(config, getattr(config, "unnorm_key", None), reads)
+    if reads is None or size is None:
+        return None
+    ends: Mapping[str, Sequence[float]] = {
+        "low": config.actions_low or [-1.0] * size, "high": config.actions_high or [1.0] * size
+    }  # fmt: skip
+    head = getattr(config, "action_head", None)
+    return ActionTokens(
+        chunk=config.chunk,
+        low=np.asarray(ends["low"], np.float32),
+        high=np.asarray(ends["high"], np.float32),
+        num_bins=config.action_bins,
+        first_id=config.first_action_id,
+        step=getattr(config, "action_id_step", 1),
+        query_ids=tuple(config.query_token_ids or ()),
+        is_gaussian=head == GAUSSIAN,
+        flow=read_schedule(config) if head == FLOW else None,
+        reads=reads,
+    )

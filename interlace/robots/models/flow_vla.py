@@ -1,0 +1,311 @@
+"""SmolVLA (arXiv 2506.01844), pi0 (arXiv 2410.24164) and pi0.5 (arXiv 2504.16054) by LeRobot's published folders.
+
+A policy reads pictures, a prompt and a state once (`read`), then gives the velocity of noisy actions at a time
+(`velocity`). `sample` follows the velocity from noise to a chunk, without noise on the way; `draw` and `logprobs` are
+the stochastic sampler of interlace/models/flow.py and its densities, for RL. Only code of this package runs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from interlace.core.errors import UserError
+from interlace.core.types import FloatArray
+from interlace.models.config import FlowConfig
+from interlace.robots.models.flow_streams import KeysValues, NormKind, StreamShape, TokenStream, block_mask
+from interlace.robots.models.lerobot_folder import STATE, WEIGHTS, LerobotFolder, read_folder
+from interlace.robots.models.vision import PicturesEncoder, paligemma_encoder, smolvlm_encoder, smolvlm_sizes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PREFIXES = {
+    "smolvla": ("model.vlm_with_expert.vlm.model.", "text_model.", "model.vlm_with_expert.lm_expert."),
+    "pi0": (
+        "model.paligemma_with_expert.paligemma.model.",
+        "language_model.",
+        "model.paligemma_with_expert.gemma_expert.model.",
+    ),
+}
+"""By family: names of the weights of the reading model, of its text part, and of the expert."""
+GEMMA_HEADS, GEMMA_EPSILON = 8, 1e-6
+MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
+"""Periods of the features that a time is given by."""
+HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sensed:
+    """Observations, ready for the network. B rows."""
+
+    pictures: Sequence[Tensor]
+    """[B, 3, side, side] of each camera, from -1 to 1."""
+    token_ids: Tensor
+    """[B, T] prompt."""
+    is_real: Tensor
+    """[B, T] False on padding."""
+    state: Tensor
+    """[B, F] normalised and padded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prefix:
+    """Keys and values of observations, which every denoising step reads."""
+
+    layers: Sequence[KeysValues]
+    is_real: Tensor
+    """[B, P]."""
+    state: Tensor
+
+
+class FlowVLA(nn.Module):
+    """A published flow-matching policy."""
+
+    def __init__(self, folder: LerobotFolder, weights: Mapping[str, Tensor], vlm: Path | None) -> None:
+        """weights: of the folder, by their names. vlm: folder of SmolVLA's language model configuration."""
+        super().__init__()
+        self.folder, self.schedule = folder, folder.schedule
+        reading, text, expert = PREFIXES["smolvla" if folder.kind == "smolvla" else "pi0"]
+        of_reading, of_text, of_expert = (_under(weights, name) for name in (reading, reading + text, expert))
+        if folder.kind == "smolvla":
+            sizes = smolvlm_sizes(vlm)
+            shape = StreamShape(heads=sizes.heads, norm="llama", epsilon=sizes.epsilon, uses_gelu=False)
+            self.encoder: PicturesEncoder = smolvlm_encoder(sizes)
+            expert_shape = shape
+            # Layers of the language model above the expert's are not read.
+            count = 1 + max(int(name.split(".")[1]) for name in of_expert if name.startswith("layers."))
+            of_text = {name: tensor for name, tensor in of_text.items() if _layer(name) < count}
+        else:
+            shape = StreamShape(heads=GEMMA_HEADS, norm="gemma", epsilon=GEMMA_EPSILON, uses_gelu=True)
+            kind: NormKind = "adaptive" if folder.kind == "pi05" else "gemma"
+            expert_shape = StreamShape(heads=GEMMA_HEADS, norm=kind, epsilon=GEMMA_EPSILON, uses_gelu=True)
+            self.encoder = paligemma_encoder(of_reading, int(folder.settings.get("vision_heads", 16)))
+        self.text, self.expert = TokenStream(shape, of_text), TokenStream(expert_shape, of_expert)
+        self.embed_tokens = nn.Embedding(*_embedding(of_text, weights, reading).shape)
+        names = [name for name in _HEADS if f"model.{name}.weight" in weights]
+        self.heads = nn.ModuleDict({name: nn.Linear(*weights[f"model.{name}.weight"].shape[::-1]) for name in names})
+        self._load(weights, of_reading, of_text, of_expert, reading)
+
+    def read(self, sensed: Sensed) -> Prefix:
+        """Reads an observation: keys and values of each layer."""
+        words = self.embed_tokens(sensed.token_ids)
+        words = words * math.sqrt(words.shape[-1])
+        pictures = [self.encoder(picture) for picture in sensed.pictures]
+        if self.folder.kind == "smolvla":
+            pictures = [rows * math.sqrt(rows.shape[-1]) for rows in pictures]
+        rows, real = [*pictures, words], [rows.new_ones(rows.shape[:2]).bool() for rows in pictures]
+        real.append(sensed.is_real.bool())
+        begins = [torch.zeros_like(each, dtype=torch.long) for each in real]
+        if self.folder.kind == "smolvla":
+            rows.append(self.heads["state_proj"](sensed.state)[:, None])
+            real.append(real[0].new_ones(len(words), 1))
+            begins.append(torch.ones(len(words), 1, dtype=torch.long, device=words.device))
+        is_real = torch.cat(real, 1)
+        positions = is_real.long().cumsum(1) - 1
+        mask = block_mask(is_real, torch.cat(begins, 1))
+        return Prefix(layers=self.text.read(torch.cat(rows, 1), positions, mask), is_real=is_real, state=sensed.state)
+
+    def velocity(self, prefix: Prefix, actions: Tensor, time: Tensor) -> Tensor:
+        """Computes noise - action [B, K, P] for noisy actions [B, K, P] at times [B], 1 for noise."""
+        rows, condition = self._embed_actions(prefix, actions, time)
+        begins = torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
+        begins[:, : rows.shape[1] if self.folder.kind == "smolvla" else rows.shape[1] - actions.shape[1] + 1] = 1
+        own = block_mask(torch.ones_like(begins).bool(), begins)
+        before = prefix.is_real[:, None].expand(-1, rows.shape[1], -1)
+        offset = prefix.is_real.long().sum(1, keepdim=True)
+        written = self.expert.write(
+            rows,
+            offset + torch.arange(rows.shape[1], device=rows.device),
+            torch.cat([before, own], 2),
+            prefix.layers,
+            self_every=self._self_every(),
+            condition=condition,
+        )
+        return self.heads["action_out_proj"](written[:, -actions.shape[1] :]).float()
+
+    @torch.no_grad()
+    def sample(self, sensed: Sensed, noise: Tensor) -> Tensor:
+        """Returns chunks [B, K, P] by Euler's steps from noise [B, K, P]."""
+        prefix, x = self.read(sensed), noise
+        for step in range(self.schedule.config.steps):
+            x = self.schedule.deterministic(step, x, self._velocity_at(prefix, x, step))
+        return x
+
+    @torch.no_grad()
+    def draw(self, sensed: Sensed, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws chains [B, N + 1, K, P] by the stochastic sampler, and their log-probs, 0 on padding.
+
+        noise: [B, N + 1, K, P] standard normal numbers, the first of which is the beginning of a chain.
+        """
+        prefix, states = self.read(sensed), [noise[:, 0]]
+        for step in range(self.schedule.config.steps):
+            mean, std = self.schedule.transition(step, states[-1], self._velocity_at(prefix, states[-1], step))
+            states.append(mean + std * noise[:, step + 1])
+        chain = torch.stack(states, 1)
+        return chain, self.logprobs(sensed, chain)
+
+    def logprobs(self, sensed: Sensed, chain: Tensor) -> Tensor:
+        """Computes the log-probs [B, N + 1, K, P] of chains, with gradient; 0 on padding."""
+        prefix, found = self.read(sensed), [-0.5 * chain[:, 0] ** 2 - HALF_LOG_TAU]
+        for step in range(self.schedule.config.steps):
+            velocity = self._velocity_at(prefix, chain[:, step], step)
+            mean, std = self.schedule.transition(step, chain[:, step], velocity)
+            found.append(-0.5 * ((chain[:, step + 1] - mean) / std) ** 2 - math.log(std) - HALF_LOG_TAU)
+        is_real = torch.arange(chain.shape[-1], device=chain.device) < self.schedule.size
+        return torch.stack(found, 1) * is_real
+
+    def _velocity_at(self, prefix: Prefix, x: Tensor, step: int) -> Tensor:
+        return self.velocity(prefix, x, torch.full((len(x),), self.schedule.network_time(step), device=x.device))
+
+    def _self_every(self) -> int:
+        settings = self.folder.settings
+        if self.folder.kind != "smolvla" or settings.get("attention_mode", "cross_attn") != "cross_attn":
+            return 1
+        return int(settings.get("self_attn_every_n_layers", 2))
+
+    def _embed_actions(self, prefix: Prefix, actions: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the suffix's tokens, and the condition of adaptive norms (pi0.5)."""
+        rows = self.heads["action_in_proj"](actions)
+        features = time_features(time, rows.shape[-1]).to(rows.dtype)
+        if self.folder.kind == "pi05":
+            return rows, F.silu(self.heads["time_mlp_out"](F.silu(self.heads["time_mlp_in"](features))))
+        both = torch.cat([rows, features[:, None].expand_as(rows)], -1)
+        rows = self.heads["action_time_mlp_out"](F.silu(self.heads["action_time_mlp_in"](both)))
+        if self.folder.kind == "pi0":
+            rows = torch.cat([self.heads["state_proj"](prefix.state)[:, None], rows], 1)
+        return rows, None
+
+    @torch.no_grad()
+    def _load(
+        self,
+        weights: Mapping[str, Tensor],
+        of_reading: Mapping[str, Tensor],
+        of_text: Mapping[str, Tensor],
+        of_expert: Mapping[str, Tensor],
+        reading: str,
+    ) -> None:
+        """Copies the folder's weights. Raises UserError for a weight that is missing or has another shape."""
+        given = {f"text.{name}": tensor for name, tensor in of_text.items()}
+        given |= {f"expert.{name}": tensor for name, tensor in of_expert.items()}
+        given |= {f"encoder.{name}": tensor for name, tensor in self.encoder.published(of_reading).items()}
+        given |= {f"heads.{name}": tensor for name, tensor in _under(weights, "model.").items()}
+        given["embed_tokens.weight"] = _embedding(of_text, weights, reading)
+        for name, parameter in self.state_dict().items():
+            if name not in given:
+                raise UserError(f"policy folder {str(self.folder.path)!r} lacks the weight {name}: is it whole?")
+            if given[name].shape != parameter.shape:
+                raise UserError(
+                    f"policy folder {str(self.folder.path)!r}: {name} has shape {list(given[name].shape)}, and the "
+                    f"settings of its config.json need {list(parameter.shape)}. They do not belong together."
+                )
+            parameter.copy_(given[name])
+
+
+class FlowVLAPolicy:
+    """A policy that acts: observations of a simulator in, actions out, a chunk at a time."""
+
+    def __init__(self, network: FlowVLA, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.network, self.folder, self._tokenizer = network.eval(), network.folder, tokenizer
+        self._queue: list[FloatArray] = []
+        """Actions of the present chunk that were not carried out yet."""
+
+    def reset(self) -> None:
+        """Begins an episode."""
+        self._queue.clear()
+
+    def sense(self, observation: Mapping[str, NDArray[np.generic]], task: str) -> Sensed:
+        """Prepares an observation: `state`, and a picture [H, W, 3] for each camera by its name in the folder.
+
+        Raises UserError for a camera that the observation lacks.
+        """
+        folder = self.folder
+        for camera in folder.cameras:
+            if camera not in observation:
+                raise UserError(
+                    f"the policy reads the camera {camera!r}, and the simulator gives {sorted(observation)}. Rename "
+                    "its pictures, or take a policy of these cameras."
+                )
+        state = folder.state.normalize(np.asarray(observation["state"], np.float32))
+        ids = self._tokenizer(folder.prompt(task, state), truncation=True, max_length=folder.num_text_tokens)
+        tokens = torch.tensor([ids["input_ids"]])
+        pictures = [folder.picture(np.asarray(observation[camera], np.uint8)) for camera in folder.cameras]
+        return Sensed(
+            pictures=[torch.from_numpy(picture)[None] for picture in pictures],
+            token_ids=tokens,
+            is_real=torch.ones_like(tokens).bool(),
+            state=torch.from_numpy(folder.padded_state(state))[None],
+        )
+
+    def act(self, observation: Mapping[str, NDArray[np.generic]], task: str, draw: np.random.Generator) -> FloatArray:
+        """Returns the next action, [A]. The network runs if all actions of the chunk to carry out were carried out."""
+        if not self._queue:
+            schedule = self.network.schedule
+            noise = draw.normal(size=(1, schedule.chunk, schedule.padded_size)).astype(np.float32)
+            chunk = self.network.sample(self.sense(observation, task), torch.from_numpy(noise))[0]
+            self._queue = list(self.restore(chunk.numpy())[: self.folder.executed])
+        return self._queue.pop(0)
+
+    def restore(self, chunk: FloatArray) -> FloatArray:
+        """Returns the simulator's actions [K, A] of a chunk [K, P]."""
+        return self.folder.action.restore(chunk[:, : self.network.schedule.size])
+
+
+def load_flow_vla(path: Path, sampler: FlowConfig | None = None) -> FlowVLA:
+    """Loads a folder. sampler: see read_folder. Raises UserError if it is not a whole policy."""
+    folder = read_folder(path, sampler)
+    file = path / WEIGHTS
+    if not file.is_file():
+        raise UserError(f"policy folder {str(path)!r} has no {WEIGHTS}.")
+    weights = {name: tensor.float() for name, tensor in load_file(file).items()}
+    vlm = None
+    if folder.kind == "smolvla":
+        named = Path(str(folder.settings.get("vlm_model_name", ""))).expanduser()
+        vlm = named if named.is_absolute() else path / named
+        if not (vlm / "config.json").is_file():
+            raise UserError(
+                f"policy folder {str(path)!r} names its language model {str(named)!r} (vlm_model_name), and there is "
+                "no such folder. Copy config.json and the tokenizer of that model into a folder, and name it there."
+            )
+    if STATE not in folder.settings.get("input_features", {}):
+        raise UserError(f"policy folder {str(path)!r} reads no {STATE}: policies without a state are not supported.")
+    return FlowVLA(folder, weights, vlm)
+
+
+def time_features(time: Tensor, size: int) -> Tensor:
+    """Returns sines and cosines [B, size] of times [B], with periods from MIN_PERIOD to MAX_PERIOD."""
+    share = torch.linspace(0, 1, size // 2, dtype=torch.float64, device=time.device)
+    periods = MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** share
+    angles = time[:, None].double() * (2 * math.pi / periods)
+    return torch.cat([angles.sin(), angles.cos()], 1).float()
+
+
+_HEADS = (
+    "state_proj", "action_in_proj", "action_out_proj", "action_time_mlp_in", "action_time_mlp_out", "time_mlp_in",
+    "time_mlp_out",
+)  # fmt: skip
+
+
+def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[1]) if name.startswith("layers.") else 0
+
+
+def _embedding(of_text: Mapping[str, Tensor], weights: Mapping[str, Tensor], reading: str) -> Tensor:
+    """Returns the table of embeddings, which files leave out if it is tied to the output layer."""
+    head = f"{reading.removesuffix('model.')}lm_head.weight"
+    found = of_text.get("embed_tokens.weight", weights.get(head))
+    if found is None:
+        raise UserError(f"the policy's {WEIGHTS} has no table of embeddings ({head} or embed_tokens).")
+    return found

@@ -1,0 +1,212 @@
+"""Configuration of policies in the layout of OpenVLA's folders: sizes, pictures, statistics and actions."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from transformers import LlamaConfig
+
+from interlace.core.errors import UserError, nearest
+from interlace.models.config import GAUSSIAN, OPENVLA_TYPE
+from interlace.models.inputs import StateScaling
+from interlace.models.pictures import PictureSteps
+from interlace.robots.models import openvla_oft as oft
+from interlace.robots.models.actions import action_statistics
+
+PROCESSOR = "preprocessor_config.json"
+CROP_AREA = 0.9
+"""Share of a picture's area that remains, for policies that were trained with random crops."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TowerShape:
+    """Sizes of an image tower, a vision transformer with timm's names of its parameters."""
+
+    width: int
+    depth: int
+    """Layers; the last but one gives the features."""
+    heads: int
+    mlp: int
+    patch: int = 14
+    classes: int = 0
+    """Class tokens, 0 or 1."""
+    registers: int = 0
+    scales: bool = False
+    """Flag: learned numbers scale each layer's branches."""
+
+    @property
+    def num_prefix(self) -> int:
+        """Returns the number of tokens before the patches."""
+        return self.classes + self.registers
+
+
+TOWERS = {
+    "vit_large_patch14_reg4_dinov2.lvd142m": TowerShape(
+        width=1024, depth=24, heads=16, mlp=4096, classes=1, registers=4, scales=True
+    ),
+    "vit_so400m_patch14_siglip_224": TowerShape(width=1152, depth=27, heads=16, mlp=4304),
+}
+"""By timm's name."""
+
+
+class OpenVLAConfig(LlamaConfig):
+    """A Llama body, observations and actions; OpenVLA writes the body's sizes in `text_config`."""
+
+    model_type = OPENVLA_TYPE
+    timm_model_ids: list[str] | None = None
+    tower_shapes: list[dict[str, Any]] | None = None
+    """Sizes of towers that timm_model_ids names and TOWERS does not have; None: there are none."""
+    image_sizes: list[int] | None = None
+    image_means: list[list[float]] | None = None
+    """[towers, 3] of the image processor, of channels between 0 and 1."""
+    image_stds: list[list[float]] | None = None
+    num_images: int = 1
+    """Cameras that the policy sees: 2 adds the one at the wrist."""
+    picture_origin: Literal["openvla", "processor"] | None = None
+    """Preparation of pictures: `openvla` as in OpenVLA's evaluation code (JPEG, lanczos), `processor` by the folder's
+    image processor alone, as RLinf does. None: `openvla` for data sets of LIBERO and Bridge, else `processor`."""
+    center_crop: bool | None = None
+    """Flag: pictures are cropped, as after training with random crops. None: for data sets of LIBERO, by `openvla`."""
+    norm_stats: dict[str, Any] | None = None
+    """By data set: `action`, with `q01`, `q99` and `mask`, and `proprio`."""
+    unnorm_key: str | None = None
+    """Data set whose statistics actions are read by; None if there is one alone."""
+    embodiment: str | None = None
+    """Robot that acts (interlace/robots/models/embodiments.py); None: by the name of the data set."""
+    action_scale: float = 1.0
+    """Factor of the movement, of a WidowX."""
+    n_action_bins: int = 256
+    pad_to_multiple_of: int = 64
+    """Embeddings that follow the vocabulary, of which the last one is the placeholder."""
+    state_size: int = 0
+    state_tokens: int = 1
+    parallel_decoding: bool = False
+    """True for OpenVLA-OFT: a chunk in one pass."""
+    is_causal: bool = True
+    """False if tokens attend in both directions, as in OpenVLA-OFT."""
+    num_actions_chunk: int = 1
+    action_head: str = "tokens"
+    """`gaussian`: actions by regression, with a learned standard deviation."""
+    head_width: int = 0
+    action_log_std: float = -2.0
+    """First logarithm of that deviation, in units of half an action's range."""
+    last_prompt_id: int = oft.SPACE_TOKEN
+    """Token that ends a prompt of OpenVLA-OFT, whose output is the first number of a chunk."""
+
+    @classmethod
+    def from_dict(  # house: the signature is transformers'
+        cls, config_dict: dict[str, Any], **given: Any
+    ) -> "OpenVLAConfig":
+        """Reads either layout, and the files next to it: the image processor, statistics and parts of OpenVLA-OFT."""
+        flat = {name: value for name, value in (config_dict.get("text_config") or {}).items() if name != "model_type"}
+        flat |= {name: value for name, value in config_dict.items() if name not in ("text_config", "auto_map")}
+        folder = Path(str(given.get("name_or_path", "")))
+        if (folder / PROCESSOR).is_file():
+            found = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
+            flat |= {"image_means": found["means"], "image_stds": found["stds"]}
+        if statistics := oft.read_statistics(folder):
+            flat["norm_stats"] = statistics
+        flat |= _parallel_settings(flat, folder)
+        config: OpenVLAConfig = super().from_dict(flat, **given)
+        return config
+
+    @property
+    def image_size(self) -> int:
+        """Returns the pixels on a side of the camera's image."""
+        return (self.image_sizes or [224])[0]
+
+    @property
+    def image_tokens(self) -> int:
+        """Returns the patches, each one vector."""
+        return (self.image_size // self.towers[0].patch) ** 2
+
+    @property
+    def placeholder_token_id(self) -> int:
+        """Returns a token that no text has."""
+        return self.vocab_size - 1
+
+    @property
+    def zero_token_id(self) -> int:
+        """Returns a token that no text has, whose embedding is 0: the placeholder of a number to decode."""
+        return self.vocab_size - 2
+
+    @property
+    def action_size(self) -> int:
+        """Returns the numbers of an action."""
+        _, actions = action_statistics(self, self.unnorm_key)
+        return len(actions["q01"])
+
+    @property
+    def query_token_ids(self) -> list[int] | None:
+        """Returns the tokens that a chunk is drawn from at once; None if tokens are drawn one after another."""
+        if not self.parallel_decoding:
+            return None
+        return [self.last_prompt_id] + [self.zero_token_id] * (self.num_actions_chunk * self.action_size - 1)
+
+    @property
+    def picture_steps(self) -> PictureSteps:
+        """Returns the preparation of pictures."""
+        data_set = (self.unnorm_key or next(iter(self.norm_stats or {}), "")).lower()
+        is_libero = "libero" in data_set
+        origin = self.picture_origin or ("openvla" if is_libero or "bridge" in data_set else "processor")
+        crops = self.center_crop if self.center_crop is not None else is_libero and origin == "openvla"
+        return PictureSteps(
+            side=self.image_size,
+            resize="lanczos" if origin == "openvla" else "bicubic",
+            jpeg=origin == "openvla",
+            crop_area=CROP_AREA if crops else 1.0,
+        )
+
+    @property
+    def state_scaling(self) -> StateScaling | None:
+        """Returns the scaling of the state; None if the policy reads none. UserError without its statistics."""
+        if not self.state_size:
+            return None
+        name, _ = action_statistics(self, self.unnorm_key)
+        found = (self.norm_stats or {})[name].get("proprio", {})
+        if missing := [key for key in ("q01", "q99") if key not in found]:
+            raise UserError(
+                f"the policy reads a state, and norm_stats[{name!r}] has no proprio {missing[0]} to scale it by. Copy "
+                f"{oft.STATISTICS} of the policy's training into its folder."
+            )
+        low, high = (np.asarray(found[key], np.float32) for key in ("q01", "q99"))
+        scaled = np.asarray(found.get("mask", np.ones(len(low), np.bool_)), np.bool_)
+        return StateScaling(low=low, high=high, scaled=scaled)
+
+    @property
+    def towers(self) -> Sequence[TowerShape]:
+        """Returns the sizes of the towers. UserError for one that is not known."""
+        if self.tower_shapes:
+            return [TowerShape(**shape) for shape in self.tower_shapes]
+        names = self.timm_model_ids or []
+        for name in names:
+            if name not in TOWERS:
+                raise UserError(f"OpenVLA's image tower {name!r} is not known here.{nearest(name, TOWERS)}")
+        return [TOWERS[name] for name in names]
+
+
+def _parallel_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the settings that the files of an OpenVLA-OFT folder imply; empty for other folders."""
+    parts = oft.find_parts(folder) if folder.is_dir() else {}
+    if not parts:
+        return {}
+    data_set = flat.get("unnorm_key")
+    known = oft.find_constants([data_set] if data_set else list(flat.get("norm_stats") or {}))
+    found: dict[str, Any] = {"parallel_decoding": True, "is_causal": False}
+    if "num_actions_chunk" not in flat:
+        if known is None:
+            raise UserError(
+                "the policy's folder is OpenVLA-OFT's, and the name of its data set does not determine the actions of "
+                "a chunk. Set num_actions_chunk in its config.json."
+            )
+        found["num_actions_chunk"] = known.chunk
+    if oft.HEAD in parts:
+        weights = oft.load_part(parts[oft.HEAD])
+        found |= {"action_head": GAUSSIAN, "head_width": len(weights["model.fc1.bias"])}
+    if oft.PROPRIO in parts:
+        found["state_size"] = oft.load_part(parts[oft.PROPRIO])["fc1.weight"].shape[1]
+        found.setdefault("num_images", flat.get("num_images", 2))
+    return found

@@ -1,0 +1,1 @@
+"""Replay buffer of trajectories, its files, and the flow that trains from it."""

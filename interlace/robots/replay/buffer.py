@@ -1,0 +1,344 @@
+"""Replay: trajectories that were collected, drawn again by age, version and priority.
+
+What is trained on-policy goes through the channel, each sample once. Replay is for learners that use a trajectory
+several times: a bounded-staleness policy gradient, imitation of successes, a world model. It counts every use.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.random import stable_hash
+from interlace.core.types import Sample
+from interlace.robots.replay.files import FilePlace, ReplayFiles
+from interlace.robots.replay.trajectory_file import sample_from_bytes, sample_nbytes, sample_to_bytes
+
+FloatRow: TypeAlias = NDArray[np.float64]
+_INDEX = "replay.json"
+
+
+class ReplayConfig(Config):
+    """How much is kept, and what is drawn."""
+
+    capacity: int = Field(default=4096, ge=1)
+    """Trajectories; beyond, the oldest leave."""
+    in_memory_mib: float = Field(default=256.0, ge=0)
+    """Trajectories in memory; beyond, the least recently used are read from disk when they are drawn."""
+    order: Literal["uniform", "newest", "oldest", "priority"] = "uniform"
+    """Which are drawn among those that may be: each alike, the latest, the earliest, or by priority."""
+    priority_exponent: float = Field(default=1.0, ge=0)
+    """Power of the priority that is a trajectory's weight, for `priority`; 0 is uniform."""
+    max_versions_behind: int | None = Field(default=None, ge=0)
+    """Versions that the weights may be ahead of those that a trajectory began with; None: any."""
+    max_rounds: int | None = Field(default=None, ge=0)
+    """Calls of add() since the one that a trajectory came with; None: any."""
+    max_uses: int | None = Field(default=None, ge=1)
+    """Draws after which a trajectory leaves; None: any number."""
+
+
+class ReplayLearnerConfig(ReplayConfig):
+    """Recipe's section `replay`: trajectories that are kept, and what the policy learns from them after each step."""
+
+    learner: Literal["imitation", "policy_gradient"] = "imitation"
+    """imitation: trajectories of enough reward are imitated, each token alike (behaviour cloning). policy_gradient: the
+    algorithm's own loss, by the advantages that they were first trained with and the ratio to the policy that sampled
+    them; needs max_versions_behind."""
+    updates: int = Field(default=1, ge=0)
+    """Optimizer updates a step, behind those of the step's own samples; 0 keeps trajectories for others alone."""
+    draw_size: int = Field(default=64, ge=1)
+    """Trajectories an update; fewer where fewer may be drawn."""
+    loss_weight: float = Field(default=1.0, gt=0)
+    """Factor of the loss, and so of the gradient, in the optimizer that the step's own updates use too."""
+    imitate_from: float = 1.0
+    """Least reward of a trajectory that is imitated."""
+
+    @model_validator(mode="after")
+    def _staleness_is_bounded(self) -> Self:
+        if self.learner == "policy_gradient" and self.updates and self.max_versions_behind is None:
+            raise ValueError(
+                "learner policy_gradient corrects for the policy that sampled a trajectory, which works for a few "
+                "versions: set max_versions_behind, such as 4, or take learner imitation"
+            )
+        return self
+
+
+class _Entry(Config):
+    """One trajectory, but for its content."""
+
+    number: int
+    version: int
+    """Oldest version that produced any of its tokens."""
+    round: int
+    """Number of the add() that it came with."""
+    reward: float | None
+    priority: float
+    uses: int = 0
+    place: FilePlace | None = None
+    """Place on disk, once it was written."""
+
+
+class _Index(Config):
+    """State of a replay, but for contents."""
+
+    next_number: int
+    rounds: int
+    draws: int
+    seed: int
+    evicted: int
+    evicted_unused: int
+    total_uses: int
+    entries: tuple[_Entry, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Drawn:
+    """A trajectory as it was drawn."""
+
+    number: int
+    """Name of the trajectory in this replay, in order of addition."""
+    sample: Sample
+    staleness: int
+    """Versions from the oldest that produced any of its tokens to the current one."""
+    age: int
+    """Calls of add() since its own."""
+    uses: int
+    """Times that it was drawn, this one included."""
+    probability: float
+    """Chance that the first draw of its call had to be this trajectory, for importance weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayCounts:
+    """Counts of a replay."""
+
+    size: int
+    in_memory: int
+    """Trajectories whose content is in memory."""
+    bytes_on_disk: int
+    total_uses: int
+    """Draws so far, of trajectories that left too."""
+    max_uses: int
+    """Uses of the trajectory that was used most, among those that are there."""
+    unused: int
+    """Trajectories that are there and were never drawn."""
+    evicted: int
+    evicted_unused: int
+    """Trajectories that left without ever having been drawn."""
+
+
+class Replay:
+    """Trajectories of one run. The same calls draw the same ones, whatever fits into memory and across a resume.
+
+    Not safe for threads.
+    """
+
+    def __init__(self, config: ReplayConfig, folder: Path, *, seed: int) -> None:
+        """folder: of this replay's own, for what does not fit into memory; emptied of what an earlier run left."""
+        self._config, self._seed = config, seed
+        self._files = ReplayFiles(folder)
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._samples: OrderedDict[int, Sample] = OrderedDict()
+        """Contents in memory, the least recently used first."""
+        self._sizes: dict[int, int] = {}
+        self._next = self._rounds = self._draws = 0
+        self._evicted = self._evicted_unused = self._total_uses = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, samples: Iterable[Sample], *, priorities: Sequence[float] | None = None) -> list[int]:
+        """Takes finished samples in; returns their numbers. priorities: one a sample; None: the highest there is."""
+        given = list(samples)
+        highest = max((entry.priority for entry in self._entries.values()), default=1.0)
+        weights = [highest] * len(given) if priorities is None else [float(priority) for priority in priorities]
+        numbers = []
+        self._rounds += 1
+        for sample, priority in zip(given, weights, strict=True):
+            _check_priority(priority)
+            number, self._next = self._next, self._next + 1
+            versions = [value for value, _ in sample.versions.pieces]
+            self._entries[number] = _Entry(
+                number=number,
+                version=min(versions, default=0),
+                round=self._rounds,
+                reward=sample.reward,
+                priority=priority,
+            )
+            self._keep_in_memory(number, sample)
+            numbers.append(number)
+        while len(self._entries) > self._config.capacity:
+            self._evict(next(iter(self._entries)))
+        self._spill()
+        return [number for number in numbers if number in self._entries]
+
+    def draw(self, count: int, *, version: int, min_reward: float | None = None) -> list[Drawn]:
+        """Draws up to `count` different trajectories; fewer where fewer may be drawn.
+
+        version: current one of the weights. min_reward: draws those alone whose reward is at least this, such as
+        successes to imitate.
+        """
+        eligible = [entry for entry in self._entries.values() if self._may_be_drawn(entry, version, min_reward)]
+        self._draws += 1
+        weights = self._weights(eligible)
+        chosen = self._chosen(eligible, weights, count)
+        drawn = [self._use(eligible[place], version, float(weights[place])) for place in chosen]
+        self._spill()
+        return drawn
+
+    def set_priorities(self, priorities: Iterable[tuple[int, float]]) -> None:
+        """Changes priorities, by number; trajectories that left meanwhile are passed over."""
+        for number, priority in priorities:
+            _check_priority(priority)
+            if number in self._entries:
+                self._entries[number] = self._entries[number].model_copy(update={"priority": float(priority)})
+
+    def uses(self) -> dict[int, int]:
+        """Returns how often each trajectory that is there was drawn, by number."""
+        return {number: entry.uses for number, entry in self._entries.items()}
+
+    def counts(self) -> ReplayCounts:
+        """Counts what is there and what was done."""
+        uses = self.uses().values()
+        return ReplayCounts(
+            size=len(self._entries),
+            in_memory=len(self._samples),
+            bytes_on_disk=self._files.num_bytes,
+            total_uses=self._total_uses,
+            max_uses=max(uses, default=0),
+            unused=sum(not count for count in uses),
+            evicted=self._evicted,
+            evicted_unused=self._evicted_unused,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Writes all there is into a folder, such as a checkpoint's; full files are linked, not copied."""
+        for number in self._samples:
+            self._write(number)
+        self._files.link_to(folder)
+        index = _Index(
+            next_number=self._next,
+            rounds=self._rounds,
+            draws=self._draws,
+            seed=self._seed,
+            evicted=self._evicted,
+            evicted_unused=self._evicted_unused,
+            total_uses=self._total_uses,
+            entries=tuple(self._entries.values()),
+        )
+        (folder / _INDEX).write_text(index.model_dump_json(), encoding="utf-8")
+
+    def restore(self, folder: Path) -> None:
+        """Goes on from what save() wrote, as if nothing had happened. Raises UserError where that is not there."""
+        path = folder / _INDEX
+        if not path.is_file():
+            raise UserError(
+                f"{folder} holds no replay: {_INDEX} is missing. Resume without replay, or from another one."
+            )
+        try:
+            index = _Index.model_validate_json(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {error}. Delete {folder} to resume from the one before.") from None
+        self._files.take_from(folder, [entry.place for entry in index.entries if entry.place])
+        self._entries = OrderedDict((entry.number, entry) for entry in index.entries)
+        self._samples.clear()
+        self._sizes.clear()
+        self._next, self._rounds, self._draws, self._seed = index.next_number, index.rounds, index.draws, index.seed
+        self._evicted, self._evicted_unused = index.evicted, index.evicted_unused
+        self._total_uses = index.total_uses
+
+    def _may_be_drawn(self, entry: _Entry, version: int, min_reward: float | None) -> bool:
+        limits = self._config
+        if limits.max_versions_behind is not None and version - entry.version > limits.max_versions_behind:
+            return False
+        if limits.max_rounds is not None and self._rounds - entry.round > limits.max_rounds:
+            return False
+        return min_reward is None or (entry.reward is not None and entry.reward >= min_reward)
+
+    def _weights(self, eligible: Sequence[_Entry]) -> FloatRow:
+        """Chances of the first draw, [number of eligible]."""
+        if self._config.order == "priority":
+            weights = np.array([entry.priority for entry in eligible]) ** self._config.priority_exponent
+        else:
+            weights = np.ones(len(eligible))
+        total = weights.sum()
+        return weights / total if total > 0 else np.full(len(eligible), 1 / max(1, len(eligible)))
+
+    def _chosen(self, eligible: Sequence[_Entry], weights: FloatRow, count: int) -> list[int]:
+        """Places of the drawn, without repetition."""
+        places = range(len(eligible))
+        if self._config.order == "newest":
+            return list(reversed(places))[:count]
+        if self._config.order == "oldest":
+            return list(places)[:count]
+        # The smallest of exponentials with these rates are a draw without repetition (Efraimidis and Spirakis 2006).
+        random = np.random.default_rng(stable_hash("replay", self._seed, self._draws))
+        with np.errstate(divide="ignore"):
+            times = random.exponential(size=len(eligible)) / weights
+        return [int(place) for place in np.argsort(times, kind="stable")[:count]]
+
+    def _use(self, entry: _Entry, version: int, probability: float) -> Drawn:
+        used = entry.model_copy(update={"uses": entry.uses + 1})
+        sample = self._content(entry)
+        self._entries[entry.number] = used
+        self._total_uses += 1
+        if self._config.max_uses is not None and used.uses >= self._config.max_uses:
+            self._evict(entry.number)
+        return Drawn(
+            number=entry.number,
+            sample=sample,
+            staleness=version - entry.version,
+            age=self._rounds - entry.round,
+            uses=used.uses,
+            probability=probability,
+        )
+
+    def _content(self, entry: _Entry) -> Sample:
+        if entry.number in self._samples:
+            self._samples.move_to_end(entry.number)
+            return self._samples[entry.number]
+        assert entry.place is not None  # what is not in memory was written
+        sample = sample_from_bytes(self._files.read(entry.place))
+        self._keep_in_memory(entry.number, sample)
+        return sample
+
+    def _keep_in_memory(self, number: int, sample: Sample) -> None:
+        self._samples[number] = sample
+        self._sizes[number] = sample_nbytes(sample)
+
+    def _spill(self) -> None:
+        """Lets contents leave memory, the least recently used first, once they are on disk."""
+        bound = self._config.in_memory_mib * (1 << 20)
+        held = sum(self._sizes.values())
+        while held > bound and self._samples:
+            number = next(iter(self._samples))
+            self._write(number)
+            del self._samples[number]
+            held -= self._sizes.pop(number)
+
+    def _write(self, number: int) -> None:
+        entry = self._entries[number]
+        if entry.place is None:
+            place = self._files.write(sample_to_bytes(self._samples[number]))
+            self._entries[number] = entry.model_copy(update={"place": place})
+
+    def _evict(self, number: int) -> None:
+        entry = self._entries.pop(number)
+        self._samples.pop(number, None)
+        self._sizes.pop(number, None)
+        self._evicted += 1
+        self._evicted_unused += not entry.uses
+        if entry.place:
+            self._files.release(entry.place)
+
+
+def _check_priority(priority: float) -> None:
+    if not 0 <= priority < float("inf"):
+        raise UserError(f"a priority of {priority}: it must be a number from 0 on")

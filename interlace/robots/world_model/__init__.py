@@ -1,0 +1,1 @@
+"""World model trained from the replay buffer, and the episodes imagined with it."""

@@ -1,0 +1,59 @@
+"""Fitting a world model beside the policy, to what the replay keeps."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from interlace.core.types import FloatArray, IntArray, Metrics, Sample
+from interlace.models.config import WorldModelSettings
+from interlace.robots.episodes.robot import SUCCESS
+from interlace.robots.replay.buffer import Replay
+from interlace.runtime.handle import Handle
+from interlace.runtime.typed_group import TypedGroup
+
+if TYPE_CHECKING:
+    from interlace.robots.world_model.model import Transitions
+    from interlace.robots.world_model.worker import FitWork
+
+
+class WorldModelGroup(TypedGroup, Protocol):
+    """The model of a robot's simulators: workers/world_model.py, WorldModelWorker."""
+
+    def fit(self, folder: Path, work: "FitWork") -> Handle[Metrics]:
+        """Fits the newest model in a folder and publishes it there."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorldLearning:
+    """The world model of a run."""
+
+    group: WorldModelGroup
+    settings: WorldModelSettings
+    folder: Path
+    """Folder that models are published in, which imagined environments read."""
+    decode: Callable[[IntArray], FloatArray]
+    """Returns a turn's action tokens as actions, [K, A]."""
+    action_size: int
+    """A."""
+
+    def drawn(self, replay: Replay, version: int) -> list[Sample]:
+        """Draws what the next model is fitted to."""
+        return [one.sample for one in replay.draw(self.settings.fit_on, version=version)]
+
+    async def fit(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
+        """Publishes the model of a step. fresh: samples of the step, which the model is judged by first."""
+        from interlace.robots.world_model.worker import FitWork
+
+        if not fresh or not drawn:
+            return {}
+        work = FitWork(
+            step=step, action_size=self.action_size, fresh=self._transitions(fresh), drawn=self._transitions(drawn)
+        )
+        return await self.group.fit(self.folder, work)
+
+    def _transitions(self, samples: Sequence[Sample]) -> "Transitions":
+        from interlace.robots.world_model.model import transitions_of
+
+        return transitions_of(samples, self.decode, lambda sample: sample.reward_parts.get(SUCCESS, 0.0) > 0)

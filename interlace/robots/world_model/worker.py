@@ -1,0 +1,84 @@
+"""The world model of a robot's simulators, fitted beside the policy."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from interlace.core.types import FloatArray, Metrics
+from interlace.models.config import WorldModelSettings
+from interlace.models.published import newest_model, publish_model
+from interlace.robots.world_model.model import (
+    Transitions,
+    WorldModel,
+    WorldModelConfig,
+    error_by_horizon,
+    load_world_model,
+)
+from interlace.runtime.worker import Worker, WorkerContext, operation
+
+HORIZONS = (1, 2, 4, 8)
+"""Chunks after which imagined states are compared with real ones."""
+MAX_STARTS = 512
+"""States to imagine from that are published with a model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FitWork:
+    """One fit: what the model is judged by, and what it learns from."""
+
+    step: int
+    """Names the fit, and keys its draws."""
+    action_size: int
+    """Numbers of one action."""
+    fresh: Transitions
+    """Episodes of the step, which the model has not seen: its errors are measured on them first."""
+    drawn: Transitions
+    """Episodes to fit it to."""
+
+
+class WorldModelWorker(Worker):
+    """Worker whose state is the newest model that was published: a fit reads it and publishes the next one."""
+
+    def __init__(self, context: WorkerContext, settings: WorldModelSettings) -> None:
+        super().__init__(context)
+        self._settings = settings
+        device = context.devices[0] if context.devices else "cpu"
+        self._device = "cpu" if device.startswith("cpu") else device
+
+    @operation(bin="train", phase="world_model")
+    def fit(self, folder: Path, work: FitWork) -> Metrics:
+        """Measures the newest model in a folder on fresh episodes, fits it to drawn ones, and publishes it there."""
+        model = self._model(folder, work)
+        metrics: Metrics = {}
+        if model.is_fitted:
+            errors = error_by_horizon(model, work.fresh, HORIZONS)
+            metrics = {f"world_model/error_{number}": value for number, value in errors.items()}
+        model.to(self._device)
+        metrics["world_model/loss"] = model.fit(work.drawn, steps=self._settings.fit_steps, seed=work.step)
+        metrics["world_model/transitions"] = len(work.drawn)
+        model.cpu()
+        starts = work.drawn.states[work.drawn.firsts > 0][:MAX_STARTS]
+        publish_model(folder, work.step, lambda own: model.save(own, starts))
+        disagreement = _disagreement(model, work.fresh)
+        return metrics | {
+            "world_model/disagreement_median": float(np.median(disagreement)),
+            "world_model/disagreement_90": float(np.quantile(disagreement, 0.9)),
+        }
+
+    def _model(self, folder: Path, work: FitWork) -> WorldModel:
+        if newest_model(folder):
+            return load_world_model(folder)[0]
+        config = WorldModelConfig(
+            members=self._settings.members,
+            width=self._settings.width,
+            state_size=work.drawn.states.shape[1],
+            action_size=work.action_size,
+            chunk=work.drawn.chunks.shape[1] // work.action_size,
+        )
+        return WorldModel(config)
+
+
+def _disagreement(model: WorldModel, data: Transitions) -> FloatArray:
+    """Returns how far the ensemble's members are apart where the policy now acts, [B]."""
+    return model.predict(data.states, data.chunks).disagreement

@@ -1,0 +1,51 @@
+"""Ways of a session to the engines."""
+
+import asyncio
+import math
+from collections.abc import Awaitable
+from functools import partial
+from typing import Protocol
+
+from interlace.core.errors import EnginesBusyError
+from interlace.core.types import Request, Response
+from interlace.rollouts.engine_job import OnDraft
+from interlace.rollouts.pool import EnginePool, settle
+from interlace.runtime.cluster import Cluster
+
+
+class Asker(Protocol):
+    """Way of a session to the engines."""
+
+    def __call__(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
+    ) -> Awaitable[Response]:
+        """Returns the response to a request. who, what: for the wait-for graph. on_draft: of one that streams.
+
+        patience_s: seconds for new weights; EnginesBusyError after them.
+        """
+        ...
+
+
+class FromPool:
+    """Way of a sample that was admitted to the pool: its requests are the sample's."""
+
+    def __init__(self, cluster: Cluster, pool: EnginePool) -> None:
+        self._cluster, self._pool = cluster, pool
+
+    async def __call__(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
+    ) -> Response:
+        """Submits a request and waits; one that is awaited no more is withdrawn."""
+        if patience_s < math.inf and (version := self._pool.drains_for) is not None:
+            try:
+                await asyncio.wait_for(self._pool.swapped(version, who=who), patience_s)
+            except TimeoutError:
+                why = f"engines end what they began before they take version {version} of the weights; try again."
+                raise EnginesBusyError(why) from None
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._pool.ask(request, partial(settle, future), on_draft)
+        try:
+            return await self._cluster.waits.wait_for(future, who=who, what=what)
+        except asyncio.CancelledError:
+            self._pool.withdraw(request.id)
+            raise

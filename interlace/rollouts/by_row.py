@@ -1,0 +1,85 @@
+"""Episodes that each row of the data chooses."""
+
+from collections.abc import Iterable, Mapping
+
+from interlace.core.errors import UserError, nearest
+from interlace.core.types import JSON, Prompt
+from interlace.observe.films import Film
+from interlace.robots.envs.load import EnvConfig
+from interlace.rollouts.base import Closing, Episode, Filming, Outcome, Session
+from interlace.rollouts.config import EpisodeConfig, create_kind
+
+
+def create_episode(config: EpisodeConfig) -> Episode:
+    """Makes the object that runs a recipe's episodes. Raises UserError for what cannot work."""
+    main = create_kind(config).create()
+    if config.column is None:
+        return main
+    others = {label: create_kind(other).create() for label, other in config.others.items()}
+    return ByRow(config.column, main, others)
+
+
+def config_of(config: EpisodeConfig, row: Mapping[str, JSON], where: str) -> EpisodeConfig:
+    """Returns the settings of a row's episode. row: its metadata. UserError, at `where`, if it names none of them."""
+    label = _label(config.column, row)
+    if not label:
+        return config
+    if label not in config.others:
+        raise UserError(
+            f"{where} names the episode {label!r} in its column {config.column!r}."
+            f"{nearest(label, config.others)} Add it to episode.others, or correct the row."
+        )
+    return config.others[label]
+
+
+def check_rows(config: EpisodeConfig, prompts: Iterable[Prompt]) -> None:
+    """Refuses (UserError) a row that names an episode that is not there."""
+    if config.column is not None:
+        for prompt in prompts:
+            config_of(config, prompt.metadata, f"prompt {prompt.uid}")
+
+
+def simulators_of(config: EpisodeConfig) -> EnvConfig | None:
+    """Returns the simulators of a recipe's episodes; None where they have none. UserError where two differ."""
+    found = [env for each in (config, *config.others.values()) if (env := getattr(each, "env", None)) is not None]
+    if any(env != found[0] for env in found[1:]):
+        raise UserError(
+            "episode and episode.others have different `env`, and a run has one set of simulators: write the same in "
+            "all, with every task in its `tasks`."
+        )
+    return found[0] if found else None
+
+
+class ByRow:
+    """Runs the episode that a row's column names; the main one where the column is empty or missing."""
+
+    def __init__(self, column: str, main: Episode, others: Mapping[str, Episode]) -> None:
+        self._column, self._main, self._others = column, main, others
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
+        """Runs the row's episode."""
+        label = _label(self._column, prompt.metadata)
+        return await (self._others[label] if label else self._main).run(prompt, session)
+
+    def films(self) -> list[Film]:
+        """Returns the films of all of them since the last call, by name."""
+        return sorted((film for one in self._filming for film in one.films()), key=lambda film: film.name)
+
+    def why_no_films(self) -> str:
+        """Returns why one of them cannot draw; empty where all can, or none draws."""
+        return next((reason for one in self._filming if (reason := one.why_no_films())), "")
+
+    def close(self) -> None:
+        """Gives back what they hold."""
+        for one in (self._main, *self._others.values()):
+            if isinstance(one, Closing):
+                one.close()
+
+    @property
+    def _filming(self) -> list[Filming]:
+        return [one for one in (self._main, *self._others.values()) if isinstance(one, Filming)]
+
+
+def _label(column: str | None, row: Mapping[str, JSON]) -> str:
+    value = row.get(column) if column is not None else None
+    return "" if value is None else str(value)

@@ -1,0 +1,364 @@
+"""Drives one rollout engine: feeds it, brings its samples home, swaps its weights, yields its devices."""
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from interlace.core.state_parts import WEIGHTS
+from interlace.core.types import FinishReason, Metrics, Progress, Request, Response, SampleKey
+from interlace.rollouts.engine_job import EngineHost, Job
+from interlace.rollouts.generation_meter import GenerationMeter
+from interlace.rollouts.role_groups import RolloutGroup
+from interlace.runtime.clock import Clock
+from interlace.runtime.timeline import Span, Timeline
+from interlace.runtime.waits import Signal, WaitRegistry
+from interlace.schedule.concurrency import EngineUse, create_limit
+from interlace.schedule.dispatch import Load
+from interlace.schedule.schedule import Schedule
+from interlace.weights.ref import UpdateMode, WeightRef
+
+ROUNDING_S = 1e-6
+"""Rounding tolerance of clocks, in seconds."""
+
+
+class EngineDriver:
+    """One rollout instance. run(): devices, then requests, until nothing is left or others need the devices."""
+
+    def __init__(
+        self,
+        group: RolloutGroup,
+        waits: WaitRegistry,
+        clock: Clock,
+        timeline: Timeline,
+        schedule: Schedule,
+        host: EngineHost,
+    ) -> None:
+        self.group = group
+        self.version = -1
+        self.load = Load(num_requests=0, live_tokens=0.0)
+        self.kv_use = 0.0
+        """Share of its KV cache that its last call held."""
+        self.metrics: Metrics = {}
+        """Counts of the engine between its last two swaps of weights."""
+        self._clock = clock
+        self._meter = GenerationMeter(group, timeline)
+        self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
+        self._min_hold = schedule.min_hold
+        self._host = host
+        self._wake = Signal(waits)
+        self._queue: list[tuple[bool, float, int, Job]] = []
+        self._queued: dict[str, Job] = {}
+        self._running: dict[str, Job] = {}
+        self._aborts: list[str] = []
+        self._ended: list[SampleKey] = []
+        self.counts: Counter[str] = Counter()
+        """Sequences since the start that new weights interrupted, and that were migrated to other engines."""
+        self._pending: WeightRef | None = None
+        self._sequence = 0
+        self._held_since = 0.0
+        self._serving = self._yield_asked = False
+        self.is_away = False
+        """True while the engine has left: it takes no jobs, and its weights grow old."""
+        self._onto: list[EngineDriver] | None = None
+        """Engines that its running jobs are to move to; None where they stay."""
+        self._num_awaited = 0
+        """Engines whose running jobs are about to come here, to go on under the weights that serve."""
+        self._drops_cache = schedule.kv_on_switch == "recompute"
+        group.driven_by(self)
+
+    @property
+    def starts_new(self) -> bool:
+        """False while an update is pending: a sequence that began now would be older than its admission allows for."""
+        return self._pending is None
+
+    @property
+    def pending_version(self) -> int | None:
+        """Version of the weights that it will swap to; None where there is none."""
+        return self._pending.version if self._pending else None
+
+    def submit(self, job: Job) -> None:
+        """Queues a job."""
+        self._sequence += 1
+        self.load.num_requests += 1
+        self.load.live_tokens += job.expected_tokens
+        self._queued[job.request.id] = job
+        heapq.heappush(self._queue, (not job.started, job.order, self._sequence, job))
+        self._poke()
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a job without a delivery. Nothing if it is not here."""
+        queued = self._queued.pop(request_id, None)  # its entry of the heap is passed over when it comes up
+        if queued:
+            self._left(queued)
+            self._meter.drop(len(queued.request.generated_ids))
+        job = self._running.pop(request_id, None)
+        if job:
+            self._left(job)
+            self._aborts.append(request_id)
+            self._poke()
+
+    def release(self, owner: SampleKey) -> None:
+        """Tells the engine, with its next call, that a sample takes no further turn there."""
+        self._ended.append(owner)
+
+    def update_weights(self, ref: WeightRef) -> None:
+        """Swaps as soon as `on_update` allows; a newer version replaces one that still waits."""
+        self._pending = ref
+        self._poke()
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that its engine has."""
+        return len(self._running)
+
+    @property
+    def num_queued(self) -> int:
+        """Jobs that its engine has not got yet."""
+        return len(self._queued)
+
+    @property
+    def room(self) -> float:
+        """Sequences that it has room for beside what it has."""
+        return self._limit.value - len(self._running) - len(self._queued)
+
+    def give(self, taker: "EngineDriver") -> list[Job]:
+        """Takes out queued jobs that have not started, the first first, while `taker` has room and less to do."""
+        started, given = [], list[Job]()
+        tokens = taker.load.live_tokens
+        while (job := self._next()) and len(given) < taker.room:
+            if job.started:
+                started.append(heapq.heappop(self._queue))
+                continue
+            tokens += job.expected_tokens
+            if tokens > self.load.live_tokens - job.expected_tokens:
+                break
+            heapq.heappop(self._queue)
+            self._left(self._queued.pop(job.request.id))
+            given.append(job)
+        for entry in started:
+            heapq.heappush(self._queue, entry)
+        return given
+
+    @property
+    def is_evacuating(self) -> bool:
+        """Says whether its running jobs are about to go on elsewhere."""
+        return self._onto is not None
+
+    def evacuate(self, onto: "list[EngineDriver]") -> None:
+        """Takes all running jobs out as partials, to go on at these engines; they drain no further until then."""
+        if not self._running or self._onto is not None:
+            return
+        self._onto = onto
+        for driver in onto:
+            driver._num_awaited += 1
+        self._poke()
+
+    async def _move(self, onto: "list[EngineDriver]") -> None:
+        self.counts["migrated"] += await self._abort_all(onto)
+        self._onto = None
+        for driver in onto:
+            driver._num_awaited -= 1
+            driver._poke()
+
+    def leave(self, others: "list[EngineDriver]", *, drains: bool = False) -> None:
+        """Gives all jobs to the other engines and takes no more, until join(). drains: running jobs end here."""
+        self.is_away = True
+        queued = [job for _, _, _, job in sorted(self._queue) if self._queued.pop(job.request.id, None) is job]
+        self._queue.clear()
+        for job in queued:
+            self._left(job)
+        self._host.on_partials(queued, others)
+        self._host.standing.fire()
+        if not drains:
+            self.evacuate(others)
+
+    def lose_weights(self) -> None:
+        """Notes that the engine serves no version that the run knows, until its next swap."""
+        self.version = -1
+
+    def join(self) -> None:
+        """Takes jobs again, once the newest weights are here."""
+        self.is_away = False
+        self._poke()
+
+    async def run(self) -> None:
+        """Runs the engine for ever."""
+        while True:
+            while not self._has_work():
+                await self._wake.wait(who=self.group.name, what="requests or weights")
+            async with self.group.hold("generate"):
+                self._yield_asked, self._held_since = False, self._clock.now()
+                await self._serve()
+
+    def _has_work(self) -> bool:
+        if self.is_away:
+            return bool(self._running or self._aborts or self.is_evacuating)
+        if self._pending and self._num_awaited:  # no device is held meanwhile
+            return bool(self._running or self._aborts or self.is_evacuating or self._is_more_ready())
+        return bool(self._pending or self.is_evacuating or self._queued or self._running or self._aborts)
+
+    def _finds_work(self) -> bool:
+        """Looks for what waits for other engines. Nothing where it may start none, or is to give its devices up."""
+        if self._host.num_unswapped and self.starts_new and not self.is_away and not self._yield_asked:
+            self._host.fill(self)
+        return self._has_work()
+
+    async def _serve(self) -> None:
+        while self._has_work() or self._finds_work():
+            if self._onto is not None:
+                await self._move(self._onto)
+            if self._pending and not self.is_away:
+                await self._swap_if_due()
+            self._finds_work()
+            admitted = self._admit()
+            if not self._running and not self._aborts:
+                continue
+            aborts, self._aborts = tuple(self._aborts), []
+            ended, self._ended = tuple(self._ended), []
+            self._serving = True
+            submissions: tuple[Request, ...] = ()
+            if admitted:  # mostly a call only goes on with what runs
+                self._meter.submit([(job.request, job.num_history) for job in admitted])
+                submissions = tuple([job.request for job in admitted])
+            progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts, ended)
+            self._serving = False
+            self._book(progress, span)
+            if progress.lost:
+                self._host.on_lost(self, progress.lost)
+            elif self._yield_asked and self._clock.now() - self._held_since >= self._min_hold - ROUNDING_S:
+                return
+
+    def _book(self, progress: Progress, span: Span) -> None:
+        """Takes in the outcome of a call."""
+        self.kv_use = progress.kv_use
+        served = self._meter.end(span, progress, self.num_queued)
+        if self._host.curve:
+            self._host.curve.observe(served)
+        for draft in progress.drafts:
+            if listener := self._host.listeners.get(draft.request_id):
+                asyncio.get_running_loop().call_soon(listener, draft)  # what it raises is not the engine's
+        for response in progress.responses:
+            self._deliver(response)
+        if self._limit.adapts:
+            self._limit.observe(self._use(progress))
+
+    def _admit(self) -> list[Job]:
+        admitted: list[Job] = []
+        while not self.is_away and (job := self._next()) and len(self._running) < self._limit.value:
+            if not self._may_begin(job):
+                break
+            heapq.heappop(self._queue)
+            del self._queued[job.request.id]
+            self._running[job.request.id] = job
+            admitted.append(job)
+        return admitted
+
+    def _use(self, progress: Progress) -> EngineUse:
+        return EngineUse(
+            num_here=progress.num_running + progress.num_waiting,
+            num_waiting=progress.num_waiting,
+            num_finished=len(progress.responses),
+            kv_use=progress.kv_use,
+            num_preemptions=progress.num_preemptions,
+            is_binding=self._is_more_ready(),
+        )
+
+    def _is_more_ready(self) -> bool:
+        following = self._next()
+        return following is not None and self._may_begin(following)
+
+    def _may_begin(self, job: Job) -> bool:
+        """Says whether a job may begin: while an update is pending, jobs begun under these or older weights may end."""
+        versions = job.request.generated_versions
+        return self.starts_new or (len(versions) > 0 and versions[-1] <= self.version)
+
+    def _deliver(self, response: Response) -> None:
+        job = self._running.pop(response.completion.request.id, None)
+        if job is None:  # cancelled while it ran, or on its way
+            self._meter.drop(len(response.completion.token_ids))
+            return
+        self._left(job)
+        self._host.on_response(job, response)
+
+    def _left(self, job: Job) -> None:
+        self.load.num_requests -= 1
+        self.load.live_tokens -= job.expected_tokens
+
+    async def _swap_if_due(self) -> None:
+        # Again where the next one was published meanwhile.
+        while self._pending and not (self._on_update == "drain" and not self._pending.adapters and self._must_drain()):
+            ref, self._pending = self._pending, None
+            if self._on_update == "abort_resume" and self._running:
+                self.counts["interrupted"] += await self._abort_all()
+            await self._swap(ref)
+
+    async def _swap(self, ref: WeightRef) -> None:
+        self.group.version = ref.version
+        # Under drain and abort_resume no sequence runs now; what waits for later turns is not of these weights. But an
+        # engine holds adapters side by side, so that under drain each sequence ends under its own, and nothing waits.
+        mode: UpdateMode = "keep" if self._on_update == "keep" else "recompute"
+        if self._on_update == "drain" and ref.adapters:
+            mode = "own"
+        await self.group.with_cause("publication").update_weights(ref, mode)
+        if self._on_update == "recompute":
+            self._meter.recompute()
+        self.version = ref.version
+        self.metrics = {**await self.group.engine_metrics(), **self._limit.metrics()}
+        self._host.on_swapped()
+        if self.metrics.pop("is_lost", 0.0):
+            self._host.on_lost(self, await self.group.health())
+
+    def _must_drain(self) -> bool:
+        return bool(self._running) or self._num_awaited > 0 or self._is_more_ready()
+
+    def _next(self) -> Job | None:
+        """Returns the queued job whose turn it is."""
+        while self._queue and self._queued.get(self._queue[0][3].request.id) is not self._queue[0][3]:
+            heapq.heappop(self._queue)
+        return self._queue[0][3] if self._queue else None
+
+    async def _abort_all(self, onto: "list[EngineDriver] | None" = None) -> int:
+        """Takes every running sequence out, to be dispatched again (to these engines). Returns how many."""
+        call = self.group.abort()
+        partials = await call
+        self._meter.take_out(call.spans[0], partials)
+        jobs = []
+        for response in partials:
+            done = response.completion
+            job = self._running.pop(done.request.id, None)
+            if job is None:
+                self._meter.drop(len(done.token_ids))
+                continue
+            self._left(job)
+            if done.finish_reason != FinishReason.ABORTED:  # it ended before the abort reached a server
+                self._host.on_response(job, response)
+                continue
+            jobs.append(replace(job, request=done.resumed))
+        self._host.on_partials(jobs, onto)
+        return len(jobs)
+
+    @property
+    def unload_arguments(self) -> tuple[str, ...]:
+        """Returns the arguments for the engine's offload()."""
+        return ("recompute",) if self._drops_cache else ()
+
+    def unloaded(self, parts: Sequence[str]) -> None:
+        """Takes note that parts of the engine's state have left the devices."""
+        if self._drops_cache and tuple(parts) != (WEIGHTS,):
+            self._meter.recompute()
+
+    def ask_to_yield(self) -> None:
+        """Gives the devices up once `min_hold` is over."""
+        self._yield_asked = True
+        left = self._held_since + self._min_hold - self._clock.now()
+        if left > ROUNDING_S:
+            asyncio.get_running_loop().call_later(left, self._poke)
+        else:
+            self._poke()
+
+    def _poke(self) -> None:
+        self._wake.fire()
+        if self._serving:
+            self.group.notify(RolloutGroup.interrupt)

@@ -1,0 +1,313 @@
+"""The process that runs episodes, many at once: their turns are asked of the run, all else happens here.
+
+Episodes are code that a user chose to run, and no code that a model wrote, so that pickles may come back from them.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Any, TypeAlias
+
+from interlace.core.errors import EnginesBusyError, EpisodeLostError, UserError
+from interlace.core.runs import Runs
+from interlace.core.types import (
+    Completion,
+    Draft,
+    FinishReason,
+    FloatArray,
+    Inputs,
+    IntArray,
+    Prompt,
+    Request,
+    Response,
+    Sample,
+    SampleKey,
+    SamplingParams,
+)
+from interlace.observe.films import Film
+from interlace.robots.episode_envs import EnvAnswer, EnvAsk, EnvProxies
+from interlace.rollouts.base import Episode, Filming, Outcome, ToolUse
+from interlace.rollouts.engine_job import OnDraft
+from interlace.rollouts.generate import failure, outcome_of
+from interlace.rollouts.session import EpisodeSession, SessionLimits
+from interlace.runtime.clock import LoopClock
+from interlace.runtime.process.child import LoopServer, become_child, framed
+from interlace.runtime.waits import WaitRegistry
+
+NO_EPISODE = 0xFFFFFFFF
+"""Number of the message that a process begins with: None, or the UserError for which it cannot work."""
+BLOCKED_AFTER_S = 30.0
+"""How long one episode may keep all others of its process from going on; its own time limit, where that is less."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EpisodeStart:
+    """An episode to run."""
+
+    key: SampleKey
+    prompt: Prompt
+    params: SamplingParams | None = None
+    """Parameters of its session; None: the run's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EpisodeCancel:
+    """Word that an episode is wanted no more; it is answered by an EpisodeEnd all the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TurnAsk:
+    """A turn that an episode asks for."""
+
+    turn: int
+    prompt_ids: Sequence[int]
+    params: SamplingParams | None
+    """None: the session's."""
+    inputs: Inputs | None = None
+    query_ids: Sequence[int] = ()
+    streams: bool = False
+    """These three: see Request."""
+    patience_s: float = math.inf
+    """See Session.generate()."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TurnAnswer:
+    """Turn that was asked for, or why there is none."""
+
+    turn: int
+    token_ids: IntArray
+    logprobs: FloatArray
+    versions: Runs[int]
+    finish_reason: FinishReason = FinishReason.ABORTED
+    text: str = ""
+    num_cached_tokens: int = 0
+    refusal: str = ""
+    """Message of a UserError."""
+    is_busy: bool = False
+    """True where the error is an EnginesBusyError."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TurnSoFar:
+    """Tokens so far of a turn that streams."""
+
+    turn: int
+    token_ids: Sequence[int]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TurnWithdraw:
+    """Word that a turn is awaited no more."""
+
+    turn: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WaitNote:
+    """Beginning of a wait that the episode named, or its end."""
+
+    number: int
+    what: str | None
+    """None: it ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EpisodeEnd:
+    """End of an episode."""
+
+    outcome: Outcome | None = None
+    failure: str = ""
+    """Why it has no outcome."""
+    rewards: Mapping[int, float] = field(default_factory=dict)
+    """By turn."""
+    tool_uses: Sequence[ToolUse] = ()
+    lost: bool = False
+    """True where the sample may begin again: what the episode ran in broke."""
+    blocked: bool = False
+    """True where the process is of no more use: the episode keeps all others from going on."""
+    films: Sequence[Film] = ()
+    """Films that were taken in the process since the last end."""
+    why_no_films: str = ""
+    """Why none could be taken there; empty where there is no reason."""
+
+
+FromEpisode: TypeAlias = TurnAsk | TurnWithdraw | EnvAsk | WaitNote | EpisodeEnd
+ToEpisode: TypeAlias = EpisodeStart | EpisodeCancel | TurnSoFar | TurnAnswer | EnvAnswer
+MakeEpisode: TypeAlias = Callable[[], tuple[Episode, SessionLimits]]
+
+
+def serve_episodes(connection: socket.socket, make: MakeEpisode, params: SamplingParams) -> None:
+    """Runs in the process until the run closes the connection or ends. make: called once; it must be picklable."""
+    become_child()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
+        try:
+            episode, limits = make()
+        except UserError as error:
+            connection.sendall(framed(NO_EPISODE, error))
+            return
+        connection.sendall(framed(NO_EPISODE, None))
+        _EpisodeServer(connection, episode, limits, params).run()
+
+
+class _Around:
+    """Surroundings of the sessions of this process."""
+
+    def __init__(self, server: "_EpisodeServer", number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.clock = LoopClock(loop)
+        self.waits = WaitRegistry(self.clock)
+        self._server, self._number, self._numbers = server, number, count()
+
+    @asynccontextmanager
+    async def waiting(self, who: str, what: str) -> AsyncIterator[None]:  # noqa: ARG002 - the run knows who
+        """Tells the run what is waited for inside."""
+        number = next(self._numbers)
+        self._server.send(self._number, WaitNote(number=number, what=what))
+        try:
+            yield
+        finally:
+            self._server.send(self._number, WaitNote(number=number, what=None))
+
+
+class _Running:
+    """One episode, and the way of its session to the engines."""
+
+    def __init__(self, server: "_EpisodeServer", number: int, params: SamplingParams) -> None:
+        self._server, self._number, self.params = server, number, params
+        self._answers: dict[int, asyncio.Future[TurnAnswer]] = {}
+        self._listeners: dict[int, Callable[[TurnSoFar], None]] = {}
+        self.envs = EnvProxies(partial(server.send, number))
+        self.task: asyncio.Task[None] | None = None
+
+    async def __call__(
+        self,
+        request: Request,
+        *,
+        who: str,  # noqa: ARG002 - the run knows
+        what: str,  # noqa: ARG002 - likewise
+        on_draft: OnDraft | None = None,
+        patience_s: float = math.inf,
+    ) -> Response:
+        """Asks the run for a turn."""
+        answer: asyncio.Future[TurnAnswer] = asyncio.get_running_loop().create_future()
+        self._answers[request.turn] = answer
+        params = None if request.params is self.params else request.params
+        ask = TurnAsk(
+            turn=request.turn,
+            prompt_ids=request.prompt_ids,
+            params=params,
+            inputs=request.inputs,
+            query_ids=request.query_ids,
+            streams=request.streams,
+            patience_s=patience_s,
+        )
+        if on_draft:
+            self._listeners[request.turn] = partial(_pass_on, request.id, on_draft)
+        self._server.send(self._number, ask)
+        try:
+            found = await answer
+        except asyncio.CancelledError:
+            self._server.send(self._number, TurnWithdraw(turn=request.turn))
+            raise
+        finally:
+            del self._answers[request.turn]
+            self._listeners.pop(request.turn, None)
+        if found.refusal:
+            raise EnginesBusyError(found.refusal) if found.is_busy else UserError(found.refusal)
+        done = Completion(
+            request=request,
+            token_ids=found.token_ids.tolist(),
+            logprobs=found.logprobs.tolist(),
+            versions=found.versions,
+            finish_reason=found.finish_reason,
+            num_cached_tokens=found.num_cached_tokens,
+        )
+        return Response(completion=done, text=found.text)
+
+    def got_more(self, found: TurnSoFar) -> None:
+        """Takes in a turn so far, if it is awaited."""
+        if listener := self._listeners.get(found.turn):
+            listener(found)
+
+    def answered(self, answer: TurnAnswer) -> None:
+        """Takes in a turn, if it is awaited."""
+        waiting = self._answers.get(answer.turn)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+
+def _pass_on(request_id: str, on_draft: OnDraft, found: TurnSoFar) -> None:
+    on_draft(Draft(request_id=request_id, token_ids=found.token_ids, text=found.text))
+
+
+class _EpisodeServer(LoopServer):
+    """Runs episodes on one event loop, which a thread watches."""
+
+    def __init__(
+        self, connection: socket.socket, episode: Episode, limits: SessionLimits, params: SamplingParams
+    ) -> None:
+        super().__init__(connection, min(BLOCKED_AFTER_S, limits.timeout_s))
+        self._writing = threading.Lock()
+        self._episode, self._limits, self._params = episode, limits, params
+        self._running: dict[int, _Running] = {}
+
+    def send(self, number: int, message: FromEpisode) -> None:
+        """Sends a word about an episode to the run; whole, from whatever thread."""
+        content = framed(number, message)
+        with self._writing:
+            self._connection.sendall(content)
+
+    def _heard(self, number: int, message: ToEpisode) -> None:
+        if isinstance(message, EpisodeStart):
+            running = self._running[number] = _Running(self, number, message.params or self._params)
+            running.task = self._loop.create_task(self._run(number, running, message))
+            return
+        running_one = self._running.get(number)
+        if running_one is None:
+            return  # it ended while this was on its way
+        if isinstance(message, TurnAnswer):
+            running_one.answered(message)
+        elif isinstance(message, TurnSoFar):
+            running_one.got_more(message)
+        elif isinstance(message, EnvAnswer):
+            running_one.envs.answered(message)
+        elif running_one.task:
+            running_one.task.cancel()
+
+    async def _run(self, number: int, running: _Running, start: EpisodeStart) -> None:
+        sample = Sample(key=start.key, prompt=start.prompt)
+        limits = replace(self._limits, simulators=running.envs)
+        session = EpisodeSession(_Around(self, number, self._loop), running, sample, running.params, limits)
+        session.begin()
+        try:
+            outcome = outcome_of(await session.limited(self._episode.run(start.prompt, session)))
+            end = EpisodeEnd(outcome=outcome, rewards=session.rewards, tool_uses=session.tool_uses)
+        except asyncio.CancelledError:
+            end = EpisodeEnd(failure="it was cancelled")
+        except EpisodeLostError as error:
+            end = EpisodeEnd(failure=str(error), lost=True)
+        except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
+            end = EpisodeEnd(failure=failure(error))
+        session.close()
+        del self._running[number]
+        if end.outcome is not None and isinstance(self._episode, Filming):
+            end = replace(end, films=self._episode.films(), why_no_films=self._episode.why_no_films())
+        self.send(number, end)
+
+    def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:
+        for number, running in [*self._running.items()]:
+            if running.task is task:
+                reason = f"the episode blocked its event loop for {self._patience_s:g} s, at {line}"
+                hint = "await there, or leave it to a thread (asyncio.to_thread)"
+                self.send(number, EpisodeEnd(failure=f"TimeoutError: {reason}: {hint}", blocked=True))
+                return
+        os._exit(1)  # a task of the episode's own blocks: the run runs its episodes again, in the end each alone

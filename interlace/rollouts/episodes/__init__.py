@@ -1,0 +1,1 @@
+"""Episodes that need no tools and no simulator, one file per kind."""

@@ -1,0 +1,100 @@
+"""Gathers the last sequences of a step, or of engines that drain, on fewer engines: the tail policy `migrate`."""
+
+from collections.abc import Sequence
+
+from interlace.rollouts.driver import EngineDriver
+from interlace.runtime.cluster import Cluster
+from interlace.schedule.roles import ROLES
+from interlace.schedule.tail import Migrate
+
+
+class Gathering:
+    """The long tail of a step, on as few engines as hold it."""
+
+    def __init__(
+        self,
+        settings: Migrate,
+        cluster: Cluster,
+        drivers: list[EngineDriver],
+        *,
+        samples_per_step: int,
+        drains: bool,
+    ) -> None:
+        """samples_per_step: what a share of a step's samples is reckoned from.
+
+        drains: whether engines end what they began before they swap.
+        """
+        self._settings, self._drivers, self._drains = settings, drivers, drains
+        self._lock = cluster.lock
+        self._most = settings.remaining_share * samples_per_step
+        self._samples_per_engine = samples_per_step / len(drivers)
+        self._shared_devices = _shared_devices(cluster, drivers)
+
+    def look(self, kept: list[EngineDriver], num_left: int, *, drains: bool) -> list[EngineDriver]:
+        """Gathers what is left, where it is few enough. Returns the engines that get requests of samples from now on.
+
+        kept: those that got them so far. num_left: samples that are not finished. drains: whether an engine has new
+        weights and serves older ones yet.
+        """
+        kept = self._gather_survivors(kept, num_left)
+        if self._drains and drains:
+            self._gather_draining()
+        return kept
+
+    def _gather_survivors(self, kept: list[EngineDriver], num_left: int) -> list[EngineDriver]:
+        """Moves what is left of a step to the fewest engines that hold it, those with most to do.
+
+        Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits. Where
+        sequences end under the version that they began with, not while engines serve several.
+        """
+        if kept is not self._drivers or not self._are_few(num_left):
+            return kept
+        if self._shared_devices and not self._lock.is_wanted(self._shared_devices):
+            return kept
+        if any(driver.num_queued for driver in self._drivers):
+            return kept
+        if self._drains and len({driver.version for driver in self._drivers if driver.num_running}) > 1:
+            return kept
+        return self._gathered(self._drivers, num_left)
+
+    def _gather_draining(self) -> None:
+        """Moves the last sequences that engines wait for before they swap to the fewest of these engines.
+
+        Among engines of one version only, so a sequence goes on under the weights that it has. The others swap and
+        begin what is queued for them.
+        """
+        draining = [driver for driver in self._drivers if driver.num_running and not driver.starts_new]
+        if any(driver.is_evacuating for driver in draining):
+            return
+        for version in dict.fromkeys(driver.version for driver in draining):
+            alike = [driver for driver in draining if driver.version == version]
+            self._gathered(alike, sum(driver.num_running for driver in alike))
+
+    def _are_few(self, num_left: int) -> bool:
+        return 0 < num_left <= self._most
+
+    def _gathered(self, drivers: list[EngineDriver], num_left: int) -> list[EngineDriver]:
+        """Gathers `num_left` sequences, if these are few, on the fewest of the engines. Returns those that go on."""
+        if not self._are_few(num_left):
+            return drivers
+        by_work = sorted(drivers, key=lambda driver: -driver.num_running)
+        held = sum(driver.kv_use for driver in by_work if driver.num_running)
+        num_kept = self._settings.num_engines(num_left, held, samples_per_engine=self._samples_per_engine)
+        if num_kept >= len(by_work):
+            return drivers
+        for driver in by_work[num_kept:]:
+            if driver.num_running:
+                driver.evacuate(by_work[:num_kept])
+        return by_work[:num_kept]
+
+
+def _shared_devices(cluster: Cluster, drivers: Sequence[EngineDriver]) -> frozenset[int]:
+    """Returns all devices of the engines, if another role may run on one of them; else none.
+
+    Simulators' places count in runs that have some: a schedule for robots serves others too, on fewer devices.
+    """
+    started = {group.name.partition("/")[0] for group in cluster.groups}
+    roles = [role.name for role in ROLES if role.name != "rollout" and (not role.counts_envs or role.name in started)]
+    others = {device.index for role in roles for devices in cluster.place(role) for device in devices}
+    mine = frozenset(index for driver in drivers for index in driver.group.device_indices)
+    return frozenset() if mine.isdisjoint(others) else mine

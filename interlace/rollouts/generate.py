@@ -1,0 +1,153 @@
+"""The generation stage: admitted rows become episodes, and their turns become columns of the sample."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from numbers import Real
+
+from interlace.core.errors import EpisodeFailedError, EpisodeLostError
+from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams, TerminalEvent
+from interlace.rollouts.asker import FromPool
+from interlace.rollouts.base import Episode, Outcome
+from interlace.rollouts.episodes.single_turn import SingleTurn
+from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.session import NO_LIMITS, EpisodeSession, SessionLimits
+from interlace.rollouts.stream import GENERATED, Columns, OnFailed, SampleChannel, Stream
+from interlace.rollouts.turns import response_columns, turn_columns
+from interlace.runtime.cluster import Cluster
+
+
+class GenerateStage:
+    """Stage that runs an episode for each admitted row.
+
+    Consumes waves of admitted rows (`generate`). Produces the columns GENERATED, and `outcome` where the episode brings
+    a reward of its own; a row whose episode raises ends as `failed`, and one whose episode is lost begins again, up to
+    LOSSES times.
+    Waits for the pool, and for what episodes wait for.
+    Unblocked by the pool alone: it holds no row back.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        pool: EnginePool,
+        episode: Episode,
+        params: SamplingParams,
+        channel: SampleChannel,
+        *,
+        limits: SessionLimits = NO_LIMITS,
+        on_generated: Callable[[SampleKey], None],
+        on_failed: OnFailed,
+    ) -> None:
+        """on_generated: called with each sample that is generated. on_failed: with each that is not, and why."""
+        self._cluster, self._pool, self._params, self._channel = cluster, pool, params, channel
+        self._limits = limits
+        self._episode, self._is_single = episode, isinstance(episode, SingleTurn)
+        self._on_generated, self._on_failed = on_generated, on_failed
+        self._running: dict[SampleKey, asyncio.Task[None]] = {}
+        """Episodes; empty where each is one request."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream behind generation."""
+        return Stream(channel=self._channel).plus(*GENERATED)
+
+    def generate(self, samples: Sequence[Sample]) -> None:
+        """Begins a wave of admitted samples."""
+        self._pool.admit([sample.key for sample in samples], as_episodes=not self._is_single)
+        if self._is_single:
+            self._pool.submit(self._requests(samples), self._answered)
+            return
+        for sample in samples:
+            self._running[sample.key] = self._cluster.spawn(
+                self._run(sample), name=f"episode {sample.key.gid}.{sample.key.index}"
+            )
+
+    def cancel(self, key: SampleKey) -> None:
+        """Ends a sample that ended for another reason; its episode gets a CancelledError."""
+        self._pool.cancel(key)
+        if task := self._running.pop(key, None):
+            task.cancel()
+
+    def _requests(self, samples: Sequence[Sample]) -> list[Request]:
+        """Makes one request a sample; requests of a prompt share its list of ids."""
+        requests: list[Request] = []
+        prompt, ids = None, []
+        for sample in samples:
+            if sample.prompt is not prompt:
+                prompt, ids = sample.prompt, sample.prompt.token_ids.tolist()
+            requests.append(
+                Request(uid=prompt.uid, owner=sample.key, attempt=prompt.attempt, prompt_ids=ids, params=self._params)
+            )
+        return requests
+
+    def _answered(self, response: Response) -> None:
+        key = response.completion.request.owner
+        if response.refusal:
+            self._fail(key, f"the engine refused the request: {response.refusal}")
+        else:
+            self._write(key, response_columns(response))
+
+    def _write(self, key: SampleKey, columns: Columns) -> None:
+        if self._channel.put(key, columns):
+            self._on_generated(key)
+        self._pool.finish(key)
+
+    async def _run(self, sample: Sample, num_losses: int = 0) -> None:
+        ask = FromPool(self._cluster, self._pool)
+        session = EpisodeSession(self._cluster, ask, sample, self._params, self._limits, num_losses=num_losses)
+        try:
+            columns, reason = await played(self._episode, session, sample.prompt), ""
+        except EpisodeLostError as error:
+            self._cluster.timeline.drop_tokens(sum(len(turn.token_ids) for turn in session.turns))
+            if session.may_begin_again:
+                again = replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
+                await self._run(again, session.num_begun)
+                return
+            columns, reason = {}, f"{error}, {session.num_begun} times"
+        except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
+            columns, reason = {}, failure(error)
+        if self._running.pop(sample.key, None) is None:
+            return  # it ended meanwhile, and the episode took its time to notice
+        if columns:
+            self._write(sample.key, columns)
+        else:
+            self._fail(sample.key, reason)
+
+    def _fail(self, key: SampleKey, reason: str) -> None:
+        self._on_failed(key, reason)
+        self._channel.end(key, TerminalEvent.FAILED)
+        self._on_generated(key)
+        self._pool.finish(key)
+
+
+async def played(episode: Episode, session: EpisodeSession, prompt: Prompt) -> Columns:
+    """Runs one episode and returns the columns of its sample. Raises what the episode raises, TimeoutError included."""
+    session.begin()
+    try:
+        outcome = outcome_of(await session.limited(episode.run(prompt, session)))
+        return turn_columns(prompt, session.turns, outcome, session.rewards, session.tool_uses)
+    finally:
+        session.close()
+
+
+def failure(error: Exception) -> str:
+    """Says why an episode failed, for its sample's end."""
+    return str(error) if isinstance(error, EpisodeFailedError) else f"{type(error).__name__}: {error}"
+
+
+def outcome_of(returned: object) -> Outcome:
+    """Returns an episode's result as an Outcome. TypeError where the result is no number, Outcome or None."""
+    if returned is None:
+        return Outcome()
+    outcome = returned if isinstance(returned, Outcome) else Outcome(reward=_number(returned))
+    if outcome.reward is not None and not math.isfinite(outcome.reward):
+        raise ValueError(f"the episode's reward is {outcome.reward}, not a finite number")
+    return outcome
+
+
+def _number(returned: object) -> float:
+    if not isinstance(returned, Real):
+        raise TypeError(f"the episode returned a {type(returned).__name__}; it returns a number, an Outcome or None")
+    return float(returned)

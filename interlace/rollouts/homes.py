@@ -1,0 +1,87 @@
+"""The engines that keep the contexts of samples whose tools run, and how much of these the next turns find."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from interlace.core.types import Completion, Metrics, Request, SampleKey
+from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.engine_job import Job
+from interlace.schedule.routing import KeptContext
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Home:
+    driver: EngineDriver
+    num_tokens: int
+    """Tokens of the last turn's context and answer that were computed."""
+    version: int
+    """Version that the engine served then."""
+    last: Completion
+    """Last turn."""
+
+
+class Homes:
+    """The engine of each sample's last turn."""
+
+    def __init__(self, *, keeps_old: bool) -> None:
+        """keeps_old: whether engines keep what older weights computed."""
+        self._keeps_old = keeps_old
+        self._homes: dict[SampleKey, _Home] = {}
+        self._num_history = self._num_reused = 0
+        """Tokens of contexts since the last reading: those of earlier turns, and those of them that were there."""
+
+    def kept(self, jobs: Sequence[Job], drivers: Sequence[EngineDriver]) -> list[KeptContext | None]:
+        """Returns what is kept for each job, by the place of its engine among `drivers`."""
+        if not self._homes:
+            return [None] * len(jobs)
+        places = {driver: place for place, driver in enumerate(drivers)}
+        return [self._kept(job, places) for job in jobs]
+
+    def _kept(self, job: Job, places: dict[EngineDriver, int]) -> KeptContext | None:
+        home = self._homes.get(job.request.owner)
+        if home is None or home.driver not in places:
+            return None
+        if home.version != home.driver.version and not self._keeps_old:
+            return None
+        return KeptContext(engine=places[home.driver], num_tokens=home.num_tokens)
+
+    def goes_to(self, job: Job, driver: EngineDriver) -> None:
+        """Notes where a job goes: what another engine kept for its sample is needed no more."""
+        home = self._homes.get(job.request.owner)
+        if home is not None and home.driver is not driver:
+            home.driver.release(job.request.owner)
+
+    def answered(self, done: Completion, driver: EngineDriver) -> None:
+        """Notes that an engine ended a turn of a sample that may go on."""
+        request = done.request
+        before = self._homes.get(request.owner)
+        if before is not None:
+            history = min(before.num_tokens, len(request.prompt_ids))
+            self._num_history += history
+            self._num_reused += min(history, done.num_cached_tokens)
+        num_tokens = len(request.prompt_ids) + len(done.token_ids) - 1
+        self._homes[request.owner] = _Home(driver=driver, num_tokens=num_tokens, version=driver.version, last=done)
+
+    def history(self, request: Request) -> int:
+        """Counts the tokens with which a request's context and that of its owner's last turn begin."""
+        home = self._homes.get(request.owner)
+        if home is None:
+            return 0
+        context, computed = list(request.prompt_ids), [*home.last.request.prompt_ids, *home.last.token_ids[:-1]]
+        if context[: len(computed)] == computed:
+            return len(computed)
+        return next(place for place, (one, other) in enumerate(zip([*context, -1], [*computed, -2])) if one != other)
+
+    def end(self, owner: SampleKey) -> None:
+        """Notes that a sample ended."""
+        home = self._homes.pop(owner, None)
+        if home is not None:
+            home.driver.release(owner)
+
+    def metrics(self) -> Metrics:
+        """Returns the share of earlier turns' tokens that later turns found, since the last call; or nothing."""
+        if not self._num_history:
+            return {}
+        share = self._num_reused / self._num_history
+        self._num_history = self._num_reused = 0
+        return {"history_reused": share}

@@ -1,0 +1,177 @@
+"""Engines that join a running pool, leave it, or are lost and return."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import InterlaceError
+from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.engine_job import Job
+from interlace.rollouts.role_groups import RolloutGroup
+from interlace.runtime.cluster import Cluster
+from interlace.weights.ref import WeightRef
+
+if TYPE_CHECKING:
+    from interlace.rollouts.pool import EnginePool
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
+"""Seconds between two tries to bring an engine back: of the first try, and at most."""
+LOOK_EVERY_S = 0.02
+"""Seconds between two looks at an engine that gives its jobs away."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineState:
+    """State of one engine for people."""
+
+    name: str
+    state: str
+    """serving, leaving, or lost."""
+    version: int
+    num_running: int
+    num_queued: int
+    reason: str = ""
+    """Why it is lost."""
+
+
+class Membership:
+    """The engines of a pool over time.
+
+    Consumes losses that drivers report, and requests to add or remove engines. Produces engines that serve the newest
+    weights. Waits for lost servers, each in its own task. Unblocked by a server that answers again.
+    """
+
+    def __init__(self, cluster: Cluster, pool: "EnginePool") -> None:
+        self._cluster, self._pool = cluster, pool
+        self.may_change = False
+        """Flag: engines may join or return between two publications, so that a version must not change after it."""
+        self.watch_every_s: float | None = None
+        """Seconds between two looks at idle engines, which would report a loss with the next job alone. None: never."""
+        self.lost_s = 600.0
+        """Seconds without any engine after which the run ends."""
+        self.probe_ids: Sequence[int] = ()
+        """Fixed text by which the weights of servers are checked; empty if no engine is a server."""
+        self.on_note: Callable[[str], None] = lambda _: None
+        """Receiver of notes about engines, for people."""
+        self._parked: list[Job] = []
+        """Jobs that no engine can take now."""
+        self._lost: dict[EngineDriver, str] = {}
+        """Engines that are lost, each with the reason."""
+        self._loops: dict[EngineDriver, asyncio.Task[None]] = {}
+        self.num_lost = 0
+        """Losses since the start."""
+
+    def start(self, driver: EngineDriver) -> None:
+        """Starts the loop of an engine."""
+        if self.watch_every_s is not None and not self._loops:
+            self._cluster.spawn(self._watch(self.watch_every_s), name="engine health")
+        self._loops[driver] = self._cluster.spawn(driver.run(), name=driver.group.name)
+
+    def bring_weights(self, driver: EngineDriver, ref: WeightRef) -> None:
+        """Gives one engine new weights."""
+        self._pool.num_unswapped += driver.pending_version is None
+        driver.update_weights(ref)
+
+    def park(self, jobs: Sequence[Job]) -> None:
+        """Keeps jobs until an engine returns."""
+        self._parked += jobs
+
+    def on_lost(self, driver: EngineDriver, reason: str) -> None:
+        """Moves the jobs of a lost engine to others with the tokens so far, and brings it back."""
+        if driver in self._lost or driver not in self._pool.drivers:
+            return
+        self.num_lost += 1
+        self._lost[driver] = reason
+        self.on_note(f"{driver.group.name} is lost: {reason}")
+        driver.leave(self._others(driver))
+        driver.lose_weights()
+        self._cluster.spawn(self._bring_back(driver), name=f"recovery of {driver.group.name}")
+
+    async def add(self, launch: Awaitable[RolloutGroup]) -> EngineDriver:
+        """Adds an engine, which takes requests once it serves the newest weights. Other engines do not wait for it."""
+        with self._cluster.waits.operation(who="engines", what="start of a joiner"):
+            driver = self._pool.make_driver(await launch)
+        driver.is_away = True
+        self._pool.drivers.append(driver)
+        self.start(driver)
+        self._join(driver)
+        self.on_note(f"{driver.group.name} has joined")
+        return driver
+
+    async def remove(self, driver: EngineDriver, *, drains: bool) -> None:
+        """Removes an engine. drains: its running requests end there first; else others continue them.
+
+        Raises InterlaceError if it is the last engine.
+        """
+        if not self._others(driver):
+            raise InterlaceError(f"{driver.group.name} is the last engine: add another before it leaves.")
+        self._lost.pop(driver, None)
+        driver.leave(self._others(driver), drains=drains)
+        with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
+            await self._until_empty(driver)
+        self._pool.num_unswapped -= driver.pending_version is not None
+        self._pool.drivers.remove(driver)
+        self._pool.standing.fire()
+        self._loops.pop(driver).cancel()
+        await self._cluster.dismiss(driver.group)
+        self.on_note(f"{driver.group.name} has left")
+
+    def states(self) -> list[EngineState]:
+        """Lists the engines."""
+        return [self._state(driver) for driver in self._pool.drivers]
+
+    def _state(self, driver: EngineDriver) -> EngineState:
+        state = "lost" if driver in self._lost else "leaving" if driver.is_away else "serving"
+        return EngineState(
+            name=driver.group.name,
+            state=state,
+            version=driver.version,
+            num_running=driver.num_running,
+            num_queued=driver.num_queued,
+            reason=self._lost.get(driver, ""),
+        )
+
+    def _others(self, driver: EngineDriver) -> list[EngineDriver]:
+        return [other for other in self._pool.drivers if other is not driver and not other.is_away]
+
+    async def _bring_back(self, driver: EngineDriver) -> None:
+        since_s, retry_s = self._cluster.clock.now(), FIRST_RETRY_S
+        with self._cluster.waits.operation(who=driver.group.name, what="recovery"):
+            await self._until_empty(driver)
+            while driver in self._lost:
+                reason = await driver.group.recover()
+                if not reason:
+                    break
+                self._lost[driver] = reason
+                if self._cluster.clock.now() - since_s > self.lost_s and not self._others(driver):
+                    raise InterlaceError(
+                        f"no engine has served for {self.lost_s:.0f} s (rollout.lost_s). {driver.group.name} was lost "
+                        f"and could not be brought back: {reason}"
+                    )
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+        if self._lost.pop(driver, None) is not None:
+            self._join(driver)
+            self.on_note(f"{driver.group.name} is back")
+
+    def _join(self, driver: EngineDriver) -> None:
+        """Lets an engine serve, after it has taken in the newest weights."""
+        if self._pool.newest is not None:
+            self.bring_weights(driver, self._pool.newest)
+        driver.join()
+        parked, self._parked = self._parked, []
+        self._pool.on_partials(parked)
+
+    async def _until_empty(self, driver: EngineDriver) -> None:
+        while driver.num_running or driver.is_evacuating:
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _watch(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            for driver in [*self._pool.drivers]:
+                if driver.is_away or driver.num_running:
+                    continue  # a call that runs reports a loss itself
+                if reason := await driver.group.ask(RolloutGroup.health):
+                    self.on_lost(driver, reason)

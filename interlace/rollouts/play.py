@@ -1,0 +1,63 @@
+"""Episodes from outside the flow: what an evaluation asks."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+from interlace.core.errors import EpisodeLostError
+from interlace.core.types import NO_GROUP, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.rollouts.base import Episode
+from interlace.rollouts.engine_job import OnDraft
+from interlace.rollouts.generate import played
+from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.session import EpisodeSession, SessionLimits
+from interlace.rollouts.stream import Columns
+from interlace.runtime.cluster import Cluster
+
+
+class _Outside:
+    """Way of a session to the engines that no sample of the flow has part in."""
+
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
+
+    async def __call__(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
+    ) -> Response:
+        del patience_s  # an evaluation is what weights wait for
+        asked = [replace(request, may_continue=False)]
+        [response] = await self._pool.complete(asked, who=f"{who}, {what}", on_draft=on_draft)
+        return response
+
+
+class Player:
+    """Plays episodes beside the flow."""
+
+    def __init__(self, cluster: Cluster, pool: EnginePool, episode: Episode, limits: SessionLimits) -> None:
+        self._cluster, self._pool, self._episode, self._limits = cluster, pool, episode, limits
+
+    async def play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams) -> list[Sample]:
+        """Plays an episode for each prompt and index, all at once; `outcome` has the reward that it gave, if any.
+
+        What an episode raises is the failure of its outcome; one that is lost begins again, as in the flow.
+        """
+        return list(await asyncio.gather(*[self._play(prompt, index, params) for prompt, index in asked]))
+
+    async def _play(self, prompt: Prompt, index: int, params: SamplingParams) -> Sample:
+        sample = Sample(key=SampleKey(NO_GROUP, index), prompt=prompt)
+        for num_losses in count():
+            begun = replace(sample, prompt=replace(prompt, attempt=prompt.attempt + num_losses))
+            ask = _Outside(self._pool)
+            session = EpisodeSession(self._cluster, ask, begun, params, self._limits, num_losses=num_losses)
+            try:
+                columns = await played(self._episode, session, begun.prompt)
+            except EpisodeLostError as error:
+                if session.may_begin_again:
+                    continue
+                columns = Columns(outcome=RewardResult(failure=f"{error}, {session.num_begun} times"))
+            except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
+                columns = Columns(outcome=RewardResult(failure=f"{type(error).__name__}: {error}"))
+            break
+        return replace(sample, **columns)  # type: ignore[arg-type]  # a stage's columns are untyped

@@ -1,0 +1,369 @@
+"""The engine pool: requests in, responses out, over all rollout engines."""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from interlace.core.errors import UserError
+from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
+from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.engine_job import Deliver, Job, OnDraft
+from interlace.rollouts.gathering import Gathering
+from interlace.rollouts.homes import Homes
+from interlace.rollouts.levelling import Levelling
+from interlace.rollouts.membership import Membership
+from interlace.rollouts.role_groups import RolloutGroup
+from interlace.rollouts.tool_waits import ToolWaits
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.decode_curve import DecodeCurve
+from interlace.runtime.waits import Signal
+from interlace.schedule.dispatch import create_dispatch
+from interlace.schedule.lengths import LengthPredictor, LengthRanker, MeanLength
+from interlace.schedule.routing import route
+from interlace.schedule.schedule import Schedule
+from interlace.schedule.tail import Migrate
+from interlace.weights.ref import WeightRef
+
+FIRST = -math.inf
+"""Order of requests from outside the flow: before samples that have not started, for a step boundary waits for them."""
+
+
+def settle(future: "asyncio.Future[Response]", response: Response) -> None:
+    """Gives a response to who awaits it, if it is still awaited."""
+    if not future.done():
+        future.set_result(response)
+
+
+class EnginePool:
+    """All rollout engines behind one dispatch policy.
+
+    Consumes requests: of samples (`submit`, whose owners were admitted) and from outside the flow (`complete`).
+    Produces each request's response, once and whole, whatever was moved, suspended or updated meanwhile.
+    Waits for devices, in each engine's own loop; a sequence that used up `rollout_budget` waits for resume().
+    Unblocked by a publication, a group that is due, or a stall: each resumes what is suspended.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        engines: Sequence[RolloutGroup],
+        schedule: Schedule,
+        *,
+        samples_per_step: int,
+        expected_tokens: int,
+        on_suspended: Callable[[], None],
+        predictor: LengthPredictor | None = None,
+    ) -> None:
+        """samples_per_step: what a share of a step's samples is reckoned from.
+
+        expected_tokens: of a response, until one has ended. on_suspended: called where a sequence's budget is used up,
+        for the trainer may be waiting for it. predictor: predicts lengths for dispatch by length; None learns them.
+        """
+        self._cluster = cluster
+        self._policy = create_dispatch(schedule.dispatch)
+        self._schedule, self._prefill_cost = schedule, schedule.prefill_cost
+        self._mean_length = MeanLength(float(expected_tokens))
+        self._drains = schedule.on_update == "drain"
+        self.standing = Signal(cluster.waits)
+        """Fired where an engine swapped, or left."""
+        self.newest: WeightRef | None = None
+        """Weights of the last publication."""
+        self.num_unswapped = 0
+        """Engines that have new weights and serve older ones yet."""
+        self._most_versions = 1
+        """Most versions that engines served at the same time, since the start."""
+        ranks = self._policy.longest_first
+        self._lengths: LengthPredictor = (
+            predictor if predictor and ranks else LengthRanker(float(expected_tokens), learns=ranks)
+        )
+        self.curve = DecodeCurve() if self._policy.adapts else None
+        """How fast the engines decode; None where the dispatch policy does not ask."""
+        self._on_suspended = on_suspended
+        services = (cluster.waits, cluster.clock, cluster.timeline, schedule, self)
+        self.make_driver: Callable[[RolloutGroup], EngineDriver] = lambda group: EngineDriver(group, *services)
+        self.drivers = [self.make_driver(engine) for engine in engines]
+        self.membership = Membership(cluster, self)
+        """Engines that join, leave, or are lost and return."""
+        self.on_lost: Callable[[EngineDriver, str], None] = self.membership.on_lost
+        self._gathering = None
+        if isinstance(schedule.tail, Migrate):
+            self._gathering = Gathering(
+                schedule.tail, cluster, self.drivers, samples_per_step=samples_per_step, drains=self._drains
+            )
+        self.fill: Callable[[EngineDriver], None] = Levelling(self.drivers, self.on_partials).fill
+        self._kept: list[EngineDriver] = self.drivers
+        """Engines that get requests of samples; fewer while the survivors of a step are gathered."""
+        self._owners: dict[SampleKey, list[str]] = {}
+        """Samples that are not finished, each with the ids of its requests."""
+        self._driver_of: dict[str, EngineDriver] = {}
+        """Driver of each request that is out: there may be a thousand to look through."""
+        self.listeners: dict[str, OnDraft] = {}
+        """Receivers of the drafts of requests that stream."""
+        self._suspended: dict[str, Job] = {}
+        self._num_suspensions = 0
+        """Since the start."""
+        self._homes = Homes(keeps_old=schedule.on_update == "keep")
+        self._tool_waits = ToolWaits(cluster.timeline, self.drivers)
+        self._wave: dict[str, tuple[Request, Deliver]] = {}
+        """Turns that were asked for since the event loop last came round."""
+        self._spent: dict[SampleKey, int] = {}
+        """Tokens of an owner's requests since the last publication; nothing where there is no budget."""
+
+    def start(self) -> None:
+        """Starts the engines' loops."""
+        for driver in self.drivers:
+            self.membership.start(driver)
+
+    def admit(self, owners: Sequence[SampleKey], *, as_episodes: bool = False) -> None:
+        """Lets a wave of samples submit; each until finish() or cancel(). as_episodes: code of their own runs now."""
+        self._kept = self.drivers
+        self._owners.update([(owner, []) for owner in owners])
+        if as_episodes:
+            self._tool_waits.begin(owners)
+
+    def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
+        """Dispatches requests of admitted owners. deliver: called with each response; never after withdraw().
+
+        `rollout_budget` bounds the tokens of an owner between two publications, over all its turns; requests that it
+        makes side by side each get what is left when they are dispatched.
+        """
+        for request in requests:
+            self._owners[request.owner].append(request.id)
+        self._submit([(request, deliver) for request in requests])
+
+    def _submit(self, wave: Sequence[tuple[Request, Deliver]]) -> None:
+        jobs = [self._job(request, deliver, request.params.max_new_tokens) for request, deliver in wave]
+        if self._spent:
+            jobs = [job for job in (self._within_rest(job) for job in jobs) if job]
+        self._deal(jobs, self._kept)
+
+    def ask(self, request: Request, deliver: Deliver, on_draft: OnDraft | None = None) -> None:
+        """Submits one turn of an episode, in one wave with those that others ask for in this round of the event loop.
+
+        deliver: called as submit() does. on_draft: called with each draft before it, where the request streams.
+        """
+        if on_draft:
+            self.listeners[request.id] = on_draft
+        self._owners[request.owner].append(request.id)
+        if not self._wave:
+            asyncio.get_running_loop().call_soon(self._submit_wave)
+        self._wave[request.id] = request, deliver
+        self._tool_waits.asked(request)
+
+    def _submit_wave(self) -> None:
+        wave, self._wave = self._wave, {}
+        self._submit([*wave.values()])
+
+    async def complete(
+        self, requests: Sequence[Request], *, who: str, on_draft: OnDraft | None = None
+    ) -> list[Response]:
+        """Serves requests from outside the flow; they pass no gate and have no budget. Responses in the order given.
+
+        who: named in the wait-for graph. on_draft: see ask(). UserError where an engine refuses one.
+        """
+        if on_draft:
+            self.listeners.update((request.id, on_draft) for request in requests)
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Response]] = [loop.create_future() for _ in requests]
+        jobs = [
+            Job(
+                request=request,
+                order=FIRST,
+                expected_tokens=self._expected(request),
+                deliver=partial(settle, future),
+                max_new_tokens=None,
+            )
+            for request, future in zip(requests, futures, strict=True)
+        ]
+        self._deal(jobs, self.drivers)  # whatever tail is gathered meanwhile
+        try:
+            found = [await self._cluster.waits.wait_for(future, who=who, what="a response") for future in futures]
+        finally:
+            for request, future in zip(requests, futures, strict=True):
+                if future.cancelled() or not future.done():
+                    self.withdraw(request.id)
+        if refused := [response.refusal for response in found if response.refusal]:
+            raise UserError(f"the engine refused a request of {who}: {refused[0]}")
+        return found
+
+    def update_weights(self, ref: WeightRef) -> None:
+        """Gives every engine new weights; each swaps when it may."""
+        self.newest = ref
+        for driver in self.drivers:
+            self.membership.bring_weights(driver, ref)
+        self._gather()
+
+    @property
+    def drains_for(self) -> int | None:
+        """Version for which every engine ends what it began, and begins nothing; None where one takes requests."""
+        here = [driver for driver in self.drivers if not driver.is_away]
+        pending = [driver.pending_version for driver in here if driver.pending_version is not None]
+        return min(pending) if self._drains and pending and len(pending) == len(here) else None
+
+    async def swapped(self, version: int, *, who: str = "publication") -> None:
+        """Waits until every engine that is here serves `version` or a newer one. who: for the wait-for graph."""
+        while any(driver.version < version and not driver.is_away for driver in self.drivers):
+            await self.standing.wait(who=who, what=f"all engines to serve version {version}")
+
+    def resume(self, gids: Sequence[int] | None = None) -> bool:
+        """Renews the budget of these groups' samples (None: all). False where none of them is suspended."""
+        chosen = [name for name, job in self._suspended.items() if gids is None or job.request.owner.gid in gids]
+        jobs = [self._suspended.pop(name) for name in chosen]
+        if gids is None:
+            self._spent.clear()
+        for job in jobs:
+            self._spent.pop(job.request.owner, None)
+        self._deal(jobs, self._kept)
+        return bool(jobs)
+
+    @property
+    def num_suspended(self) -> int:
+        """Sequences whose budget is used up."""
+        return len(self._suspended)
+
+    def engine_metrics(self) -> Metrics:
+        """Returns what the engines counted up to their last swap of weights, added up over engines.
+
+        And how many sequences new weights interrupted, were migrated, or used up their budget, since the start.
+        """
+        found = sum((driver.counts for driver in self.drivers), Counter({"suspended": self._num_suspensions}))
+        counts = {f"num_{name}": float(found[name]) for name in ("interrupted", "migrated", "suspended")}
+        counts |= {"most_versions": float(self._most_versions), **self._homes.metrics(), **self._lengths.metrics()}
+        names = dict.fromkeys(name for driver in self.drivers for name in driver.metrics)
+        return counts | {name: sum(driver.metrics.get(name, 0.0) for driver in self.drivers) for name in names}
+
+    def finish(self, owner: SampleKey) -> None:
+        """Ends a sample that is generated: what is left may be few enough to be gathered."""
+        self.cancel(owner)
+        self._gather()
+
+    def cancel(self, owner: SampleKey) -> None:
+        """Ends a sample, with all its requests. Nothing where it has ended."""
+        for request_id in self._owners.pop(owner, ()):
+            self.withdraw(request_id)
+        self._homes.end(owner)
+        self._tool_waits.end(owner)
+        if self._spent:
+            self._spent.pop(owner, None)
+
+    def withdraw(self, request_id: str) -> None:
+        """Ends a request without a response. Nothing where it has one."""
+        suspended = self._suspended.pop(request_id, None)
+        self.listeners.pop(request_id, None)
+        self._wave.pop(request_id, None)
+        if suspended:
+            self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
+        elif request_id in self._driver_of:
+            self._driver_of.pop(request_id).cancel(request_id)
+        self._lengths.forget(request_id)
+        self._tool_waits.settled(request_id, None)
+
+    def on_response(self, job: Job, response: Response) -> None:
+        """Passes a response of an engine on, or suspends its request."""
+        done = response.completion
+        driver = self._driver_of.pop(done.request.id)
+        if self.num_unswapped:
+            serving = {each.version for each in self.drivers if each.num_running} | {driver.version}
+            self._most_versions = max(self._most_versions, len(serving))
+        if job.max_new_tokens is None or response.refusal:
+            self._tool_waits.settled(done.request.id, driver)
+            self._deliver(job, response)
+            return
+        owner = done.request.owner
+        if self._budget is not None:
+            self._spent[owner] = self._spent.get(owner, 0) + len(done.token_ids) - job.num_before
+            if done.finish_reason == FinishReason.LENGTH and len(done.token_ids) < job.max_new_tokens:
+                self._suspend(self._job(done.resumed, job.deliver, job.max_new_tokens))
+                return
+        self._tool_waits.settled(done.request.id, driver)
+        if done.request.may_continue:
+            self._homes.answered(done, driver)
+        self._lengths.observe(done.request, len(done.token_ids))
+        self._mean_length.observe(len(done.token_ids))
+        self._deliver(job, response)
+
+    @property
+    def _budget(self) -> int | None:
+        """Tokens that a sample may grow by between two publications; None without a limit."""
+        return self._schedule.budget_tokens(self._mean_length.tokens)
+
+    def _deliver(self, job: Job, response: Response) -> None:
+        self.listeners.pop(job.request.id, None)
+        job.deliver(response)
+
+    def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
+        """Dispatches again the jobs that an engine gave up unfinished. onto: the engines that may take them over."""
+        self._deal(jobs, onto or self._kept)
+
+    def on_swapped(self) -> None:
+        """Wakes the waiters for a version."""
+        self.num_unswapped -= 1
+        self.standing.fire()
+
+    def _deal(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
+        if not jobs:
+            return
+        here = [driver for driver in drivers if not driver.is_away] or [
+            driver for driver in self.drivers if not driver.is_away
+        ]
+        if not here:
+            self.membership.park(jobs)
+            return
+        ready = [driver for driver in here if driver.starts_new] or here
+        if self.curve and (costs := self.curve.costs()):
+            self._policy.learn(costs)
+        expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
+        chosen = route(self._policy, expected, self._homes.kept(jobs, ready), loads, prefill_cost=self._prefill_cost)
+        for job, engine in zip(jobs, chosen, strict=True):
+            self._homes.goes_to(job, ready[engine])
+            self._driver_of[job.request.id] = ready[engine]
+            ready[engine].submit(job)
+        self._tool_waits.look()
+
+    def _job(self, request: Request, deliver: Deliver, max_new_tokens: int) -> Job:
+        """Makes the job of a sample's request, with a budget of its own. max_new_tokens: without the budget."""
+        expected = self._expected(request)
+        if self._budget is not None:
+            request = _limited(request, min(max_new_tokens, len(request.generated_ids) + self._budget))
+        return Job(
+            request=request,
+            order=-expected if self._policy.longest_first else request.owner.gid,
+            expected_tokens=expected,
+            deliver=deliver,
+            max_new_tokens=max_new_tokens,
+            num_before=len(request.generated_ids),
+            num_history=self._homes.history(request),
+        )
+
+    def _within_rest(self, job: Job) -> Job | None:
+        """Limits a job to its owner's budget left by earlier turns; None where the job has to wait for another."""
+        spent = self._spent.get(job.request.owner, 0)
+        if self._budget is None or not spent:
+            return job
+        left = self._budget - spent
+        if left <= 0:
+            self._suspend(job)
+            return None
+        return replace(job, request=_limited(job.request, min(job.request.params.max_new_tokens, left)))
+
+    def _suspend(self, job: Job) -> None:
+        self._suspended[job.request.id] = job
+        self._num_suspensions += 1
+        self._on_suspended()
+
+    def _expected(self, request: Request) -> float:
+        return len(request.prompt_ids) + self._lengths.expect(request)
+
+    def _gather(self) -> None:
+        """Looks whether few enough sequences are left to be gathered on fewer engines."""
+        if self._gathering:
+            self._kept = self._gathering.look(self._kept, len(self._owners), drains=self.num_unswapped > 0)
+
+
+def _limited(request: Request, max_new_tokens: int) -> Request:
+    if request.query_ids:
+        return request  # its tokens are drawn in one pass, all or none
+    return replace(request, params=request.params.model_copy(update={"max_new_tokens": max_new_tokens}))

@@ -1,0 +1,1 @@
+"""Chat messages as tokens and back."""

@@ -1,0 +1,260 @@
+"""The renderer of any Hugging Face chat template: a turn is written behind the tokens that are there."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, ToolCall, ToolSpec, to_mapping, tool_mapping
+from interlace.core.types import JSON
+from interlace.rollouts.rendering.config import RendererConfig
+from interlace.rollouts.rendering.parsers.base import MarkedText, Parser
+from interlace.rollouts.rendering.proof import Kind, Proof, prove
+from interlace.rollouts.rendering.text import TokenText, longest_token
+from interlace.rollouts.rendering.tools_in_prompt import written_out
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MOST_VARIANTS = 16
+"""Renderers that are kept for requests with variables of the template."""
+MARK = "\ue002"
+"""Content of an answer of which nothing else is looked at: what stands behind it is what a turn adds."""
+
+
+class ChatTemplateRenderer:
+    """Renderer over one tokenizer. Only what follows an answer is ever written, so nothing is tokenized again."""
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        parser: Parser,
+        config: RendererConfig,
+        stop_token_ids: Sequence[int] = (),
+    ) -> None:
+        """stop_token_ids: of the model, beside the tokenizer's own and the template's. UserError: no template."""
+        if not tokenizer.chat_template:
+            raise UserError(
+                "the tokenizer has no chat template, which is what messages are written with. Take an instruct model "
+                "or its tokenizer (model.tokenizer)."
+            )
+        self._tokenizer, self._parser, self._config = tokenizer, parser, config
+        self._text, self.longest_token = TokenText(tokenizer), longest_token(tokenizer)
+        self._variants: dict[str, ChatTemplateRenderer] = {}
+        """Renderers with further variables of the template, the newest last."""
+        self._calls_are_text = False
+        """True for templates that want a call's arguments as JSON text."""
+        self._no_tools: list[dict[str, JSON]] | None = None
+        """Word to the template where there are no tools."""
+        said = [Message(role="user", content="a"), Message(role="assistant", content=MARK)]
+        try:
+            self.text(said, (), prompts=False)
+        except UserError:
+            self._no_tools = []  # of a template that is for tools alone, as Hermes' is, and goes through them
+        end = self.text(said, (), prompts=False).rpartition(MARK)[2]
+        self._closing = next((tag for tag in self._text.tags if end.startswith(tag)), "")
+        """Tag that ends an answer; empty where the next message's tag does."""
+        ends = {tokenizer.eos_token_id, self._text.tags.get(self._closing)}
+        self.stop_token_ids = tuple(sorted({*stop_token_ids, *[int(end) for end in ends if end is not None]}))
+        self.proof: Proof = prove(self)
+        """Finding of the start: which turns can be appended."""
+        self._opens_thought = self._ends_in_thought()
+
+    def variant(self, variables: Mapping[str, JSON]) -> "ChatTemplateRenderer":
+        """Returns the renderer whose template reads further variables; see Renderer."""
+        merged = {**self._config.chat_template_kwargs, **variables}
+        if merged == self._config.chat_template_kwargs:
+            return self
+        name = json.dumps(merged, sort_keys=True, default=str)
+        found = self._variants.pop(name, None)
+        if found is None:
+            config = RendererConfig.parse({**self._config.model_dump(), "chat_template_kwargs": merged})
+            found = ChatTemplateRenderer(self._tokenizer, self._parser, config, self.stop_token_ids)
+        self._variants[name] = found
+        for oldest in list(self._variants)[:-MOST_VARIANTS]:
+            self._variants.pop(oldest, None)
+        return found
+
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool = True) -> str:
+        """Writes a conversation as text, tags that were typed put aside. UserError for what the template refuses.
+
+        prompts: it ends where the model goes on.
+        """
+        if self._config.tools == "prompt":
+            messages, tools = written_out(messages, tools), ()
+        try:
+            return self._applied(messages, tools, prompts=prompts)
+        except UserError:
+            if self._calls_are_text or not any(message.tool_calls for message in messages):
+                raise
+            self._calls_are_text = True
+            try:
+                return self._applied(messages, tools, prompts=prompts)
+            except UserError:
+                self._calls_are_text = False
+                raise
+
+    def _applied(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool) -> str:
+        from interlace.data.chat_template_limits import ChatTemplateError, render_chat  # imports jinja
+
+        written = [self._held(message) for message in messages]
+        shown = [cast(dict[str, JSON], self._text.hold(tool_mapping(tool))) for tool in tools]
+        try:
+            return render_chat(
+                self._tokenizer,
+                written,
+                tools=shown or self._no_tools,
+                add_generation_prompt=prompts,
+                variables=self._config.chat_template_kwargs,
+            )
+        except ChatTemplateError as error:
+            roles = ", ".join(message.role for message in messages)
+            raise UserError(
+                f"the tokenizer's chat template cannot be applied to messages of {roles}: {error}. Change the messages."
+            ) from None
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """Writes a whole conversation; see Renderer."""
+        return self._text.encode(self.text(messages, tools))
+
+    def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """Writes an answer behind `messages`, as the model would draw it, its end included; see Renderer."""
+        begin = self.text(messages, tools)
+        whole = self.text([*messages, answer], tools, prompts=False)
+        if not whole.startswith(begin):
+            raise UserError(
+                "the chat template writes a conversation in another way once it is answered, so that no example can be "
+                "written with it. Take another model, or examples that are text."
+            )
+        said, closing, _ = (
+            whole[len(begin) :].partition(self._closing) if self._closing else (whole[len(begin) :], "", "")
+        )
+        end = [] if closing else [int(self._tokenizer.eos_token_id)]
+        return [*self._text.encode(said + closing), *end]
+
+    def parse(
+        self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
+    ) -> Message:
+        """Reads an answer; see Renderer."""
+        found = self._parser.parse(self._marked(token_ids), tools, in_thought=self._opens_thought)
+        first = len(prompt_ids) % 10**7
+        calls = [replace(call, id=f"{first:07d}{place % 100:02d}") for place, call in enumerate(found.calls)]
+        return Message(
+            role="assistant", content=found.content, reasoning=found.reasoning or None, tool_calls=tuple(calls)
+        )
+
+    def begun(self, token_ids: Sequence[int], *, tools: Sequence[ToolSpec] = ()) -> Message:
+        """Reads an answer that goes on; see Renderer."""
+        found = self._parser.begun(self._marked(token_ids), tools, in_thought=self._opens_thought)
+        return Message(role="assistant", content=found.content, reasoning=found.reasoning or None)
+
+    def _marked(self, token_ids: Sequence[int]) -> MarkedText:
+        """Returns an answer's text, without the tokens that end it."""
+        ids = list(token_ids)
+        while ids and ids[-1] in self.stop_token_ids:
+            ids.pop()
+        return self._text.marked(ids, self._parser.tags)
+
+    def extend(
+        self,
+        previous_ids: Sequence[int],
+        answer: Message,
+        new_messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+    ) -> list[int] | None:
+        """Writes messages behind an answer; see Renderer."""
+        kind: Kind = "tool" if new_messages and new_messages[0].role == "tool" else "user"
+        if not new_messages or any(message.role == "assistant" for message in new_messages):
+            return None
+        if not self.proof.may_append(kind, branch_on_rewrite=self._config.on_rewrite == "branch"):
+            return None
+        tail = self.tail_text(answer, new_messages, tools)
+        if tail is None:
+            return None
+        ids = self._text.encode(tail)
+        if previous_ids[-1] in self.stop_token_ids:
+            # Another end than the template's own, such as of a call, is as good as that.
+            if ids and (ids[0] == previous_ids[-1] or ids[0] == self._text.tags.get(self._closing)):
+                ids = ids[1:]
+            return [*previous_ids, *ids]
+        return [*previous_ids, *self._thought_end(previous_ids), *ids]
+
+    def tail_text(
+        self,
+        answer: Message | None,
+        new_messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        before: Sequence[Message] = (Message(role="user", content="a"),),
+    ) -> str | None:
+        """Returns what a template writes behind an answer: its end, new messages, and where the model goes on.
+
+        answer: only how many calls it has matters. before: messages before it. None where the template refuses.
+        """
+        calls = _dummy_calls(answer, new_messages) if new_messages and new_messages[0].role == "tool" else ()
+        for some in (calls, calls[:1]) if len(calls) > 1 else (calls,):
+            content = "" if some else MARK
+            said = [*before, Message(role="assistant", content=content, tool_calls=some)]
+            try:
+                whole = self.text([*said, *new_messages], tools)
+                alone = self.text(said, tools, prompts=False) if some else ""
+            except UserError:
+                continue
+            return self._behind(whole, alone)
+        return None
+
+    def _behind(self, whole: str, alone: str) -> str | None:
+        """Cuts a written conversation behind its answer. alone: without new messages, where the answer has calls."""
+        _, found, tail = whole.rpartition(MARK)
+        if not found:
+            return None
+        if not alone:
+            return tail
+        if self._closing:
+            _, there, rest = tail.partition(self._closing)
+            return self._closing + rest if there else None
+        behind = alone.rpartition(MARK)[2]
+        return tail.removeprefix(behind) if tail.startswith(behind) else None
+
+    def _held(self, message: Message) -> dict[str, JSON]:
+        """Returns a message as the template gets it. An answer's content keeps its tags: the template reads them."""
+        found = to_mapping(message, as_text=self._calls_are_text)
+        for key in ("tool_calls", *(() if message.role == "assistant" else ("content",))):
+            if key in found:
+                found[key] = self._text.hold(found[key])
+        return found
+
+    def _ends_in_thought(self) -> bool:
+        begins = self._parser.thoughts[0] if self._parser.thoughts else None
+        return begins is not None and self.text([Message(role="user", content="a")], ()).rstrip().endswith(begins)
+
+    def _thought_end(self, previous_ids: Sequence[int]) -> list[int]:
+        """Returns the tokens that end a thought that was cut; none where the last one ended."""
+        if not self._parser.thoughts:
+            return []
+        begin, end = (self._text.tags.get(tag) for tag in self._parser.thoughts)
+        for token in reversed(previous_ids):
+            if token == end or begin is None or end is None:
+                return []
+            if token == begin:
+                return self._text.encode(f"\n{self._parser.thoughts[1]}\n\n")
+        return []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what was found about the template, for people."""
+        return self.proof.notes(branch_on_rewrite=self._config.on_rewrite == "branch")
+
+
+def _dummy_calls(answer: Message | None, new_messages: Sequence[Message]) -> tuple[ToolCall, ...]:
+    """Returns one call for each answer of a tool, of the same ids and names; the last holds the mark."""
+    names = {call.id: call.name for call in answer.tool_calls} if answer else {}
+    tools = [message for message in new_messages if message.role == "tool"]
+    return tuple(
+        ToolCall(
+            id=message.tool_call_id or f"{place:09d}",
+            name=message.name or names.get(message.tool_call_id or "") or "tool",
+            arguments={"a": MARK},
+        )
+        for place, message in enumerate(tools)
+    )

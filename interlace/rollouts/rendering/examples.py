@@ -1,0 +1,51 @@
+"""Example conversations as tokens, written turn by turn as an episode writes them."""
+
+from collections.abc import Callable, Sequence
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, ToolSpec
+from interlace.core.types import Prompt
+from interlace.rollouts.rendering.base import Renderer
+
+
+class ExampleWriter:
+    """Writer of the messages that follow a prompt."""
+
+    def __init__(self, renderer: Renderer, tools_of: Callable[[Prompt], tuple[ToolSpec, ...]]) -> None:
+        """tools_of: tools that a prompt was written with."""
+        self._renderer, self._tools_of = renderer, tools_of
+
+    def write(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Returns the tokens behind a prompt, and which of them the assistant says."""
+        tools, said = self._tools_of(prompt), list(prompt.messages)
+        ids: list[int] = prompt.token_ids.tolist()
+        first, imitated, place = len(ids), [False] * len(ids), 0
+        while place < len(messages):
+            if messages[place].role != "assistant":
+                raise UserError(
+                    f"the example for {prompt.uid} has a message of {messages[place].role} before any answer."
+                )
+            answer = messages[place]
+            drawn = self._renderer.answer(said, answer, tools)
+            ids, imitated, place = [*ids, *drawn], [*imitated, *[True] * len(drawn)], place + 1
+            new = _until_answer(messages[place:])
+            if new:
+                longer = self._renderer.extend(ids, answer, new, tools)
+                if longer is None:
+                    raise UserError(
+                        "under this chat template each turn is a branch, so that an example of several turns is no one "
+                        "sequence. Take examples of one turn, or another model."
+                    )
+                imitated += [False] * (len(longer) - len(ids))
+                ids, place = longer, place + len(new)
+            said += [answer, *new]
+        return ids[first:], imitated[first:]
+
+
+def _until_answer(messages: Sequence[Message]) -> list[Message]:
+    found = []
+    for message in messages:
+        if message.role == "assistant":
+            break
+        found.append(message)
+    return found

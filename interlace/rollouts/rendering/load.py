@@ -1,0 +1,55 @@
+"""Renderers by their settings."""
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import UserError
+from interlace.core.plugins import builtin_module, builtin_names, concrete_subclass, load_object
+from interlace.rollouts.rendering import parsers
+from interlace.rollouts.rendering.chat_template import ChatTemplateRenderer
+from interlace.rollouts.rendering.config import RendererConfig
+from interlace.rollouts.rendering.parsers.base import Parser
+from interlace.rollouts.rendering.parsers.hermes import HermesParser
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def create_renderer(
+    tokenizer: "PreTrainedTokenizerBase", config: RendererConfig, stop_token_ids: Sequence[int] = ()
+) -> ChatTemplateRenderer:
+    """Makes the renderer of a tokenizer. stop_token_ids: of the model. UserError for what cannot work."""
+    parser = load_parser(config.parser) if config.parser else find_parser(str(tokenizer.chat_template or ""))
+    return ChatTemplateRenderer(tokenizer, parser, config, stop_token_ids)
+
+
+def parser_names() -> list[str]:
+    """Lists the built-in parsers, sorted."""
+    return builtin_names(parsers)
+
+
+def load_parser(name: str) -> Parser:
+    """Loads a built-in by name, or a user's `package.module:Name`. Raises UserError where there is none."""
+    if ":" in name:
+        return concrete_subclass(f"parser {name!r}", load_object("parser", name), Parser)()  # type: ignore[type-abstract]
+    module = builtin_module("parser", parsers, name)
+    classes = [value for value in vars(module).values() if inspect.isclass(value)]
+    kind: type[Parser] = next(one for one in classes if issubclass(one, Parser) and one.__module__ == module.__name__)
+    return kind()
+
+
+def find_parser(template: str) -> Parser:
+    """Returns the parser whose signs stand in a chat template, the one with most of several; Hermes' if none does."""
+    found = [load_parser(name) for name in parser_names()]
+    fitting = [one for one in found if one.signs and all(sign in template for sign in one.signs)]
+    return max(fitting, key=lambda one: (len(one.signs), type(one).__name__), default=HermesParser())
+
+
+def check_renderer(config: RendererConfig) -> None:
+    """Refuses (UserError) a parser that is not there."""
+    if config.parser:
+        try:
+            load_parser(config.parser)
+        except UserError as error:
+            raise UserError(f"renderer.parser: {error}") from None

@@ -1,0 +1,178 @@
+"""Turns of an engine or an episode, as a sample's segments and columns."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from interlace.core.episode_counts import EpisodeCounts
+from interlace.core.runs import Runs
+from interlace.core.trajectory import branches
+from interlace.core.types import (
+    FINAL,
+    NO_VERSIONS,
+    PROMPT,
+    BoolArray,
+    Completion,
+    IntArray,
+    Prompt,
+    Response,
+    RewardResult,
+    Sample,
+    SampleKey,
+    Segment,
+)
+from interlace.rollouts.base import FinalContext, Outcome, ToolUse, Turn
+from interlace.rollouts.stream import Columns
+
+CONTEXT = "context"
+"""The kind of a segment that an episode put in."""
+
+
+def response_segment(done: Completion) -> Segment:
+    """Returns the segment that a completion adds to its sample: one turn, all drawn by the policy."""
+    return Segment(
+        token_ids=np.asarray(done.token_ids, np.int32),
+        logprobs=np.asarray(done.logprobs, np.float32),
+        versions=Runs.of(done.versions),
+    )
+
+
+def response_columns(response: Response) -> Columns:
+    """Columns of a sample that is one response."""
+    done = response.completion
+    return {"segments": (response_segment(done),), "finish_reason": done.finish_reason, "text": response.text}
+
+
+def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
+    """Makes a sample, to be scored, of a response from outside the flow."""
+    done = response.completion
+    return Sample(
+        key=key,
+        prompt=prompt,
+        segments=(response_segment(done),),
+        finish_reason=done.finish_reason,
+        text=response.text,
+    )
+
+
+def turn_columns(
+    prompt: Prompt, turns: Sequence[Turn], outcome: Outcome, rewards: Mapping[int, float], tools: Sequence[ToolUse]
+) -> Columns:
+    """Columns of a sample that an episode made. ValueError where it made no turn.
+
+    rewards: of turns, by number. They are part of the sample's reward, which is the episode's own where there are any.
+    """
+    if not turns:
+        raise ValueError("the episode ended without a turn, so there is nothing to score or to train on")
+    last = turns[-1]
+    segments = with_final(segments_of(prompt, turns, rewards, outcome.valid), prompt, outcome.final)
+    columns: Columns = {
+        "segments": segments,
+        "finish_reason": outcome.finish_reason or last.finish_reason,
+        "text": last.text if outcome.text is None else outcome.text,
+        "counts": _counts(turns, segments, tools),
+    }
+    if outcome.reward is not None or rewards:
+        total = (outcome.reward or 0.0) + math.fsum(rewards.values())
+        columns["outcome"] = RewardResult(reward=total, parts=outcome.parts)
+    return columns
+
+
+def _counts(turns: Sequence[Turn], segments: Sequence[Segment], tools: Sequence[ToolUse]) -> EpisodeCounts:
+    contexts = [np.concatenate([turn.prompt_ids, turn.token_ids]) for turn in turns]
+    pairs = list(zip(contexts, turns[1:], strict=False))
+    return EpisodeCounts(
+        num_turns=len(turns),
+        num_branches=len(branches(segments)),
+        history_tokens=sum(len(before) for before, _ in pairs),
+        reused_tokens=sum(_num_common(before, turn.prompt_ids) for before, turn in pairs),
+        tool_calls=Counter(use.name for use in tools),
+        tool_errors=Counter(use.name for use in tools if use.failed),
+        tool_s=tuple(use.seconds for use in tools),
+    )
+
+
+def _num_common(one: IntArray, other: IntArray) -> int:
+    """Counts the tokens with which both begin."""
+    size = min(len(one), len(other))
+    differing = np.flatnonzero(one[:size] != other[:size])
+    return int(differing[0]) if len(differing) else size
+
+
+def segments_of(
+    prompt: Prompt,
+    turns: Sequence[Turn],
+    rewards: Mapping[int, float] | None = None,
+    valid: Mapping[int, BoolArray] | None = None,
+) -> tuple[Segment, ...]:
+    """Builds the tree of turns: each continues the earlier one whose tokens, context included, it begins with.
+
+    What a turn was given beyond these is a segment that was not sampled. A turn that continues none continues the
+    prompt, or begins a context of its own where it does not begin with the prompt either. A turn with arrays never
+    continues another, whose arrays may differ where the tokens are alike. valid: see Outcome.
+    """
+    segments: list[Segment] = []
+    first = {PROMPT: prompt.token_ids}
+    ends: dict[int, IntArray] = {**first}
+    """Place of the segment that ends a context -> all tokens of that context."""
+    for turn in turns:
+        parent = _continued(ends if turn.inputs is None else first, turn.prompt_ids)
+        put_in = turn.prompt_ids if parent is None else turn.prompt_ids[len(ends[parent]) :]
+        if len(put_in):
+            before = segments[parent].versions if parent is not None and parent != PROMPT else turn.versions
+            segments.append(replace(_context_segment(put_in, parent, before), inputs=turn.inputs))
+            parent = len(segments) - 1
+        segments.append(
+            Segment(
+                parent=parent,
+                token_ids=turn.token_ids,
+                sampled=_unless_all((valid or {}).get(turn.number)),
+                logprobs=turn.logprobs,
+                versions=turn.versions,
+                reward=(rewards or {}).get(turn.number),
+                query_ids=turn.query_ids,
+            )
+        )
+        if turn.inputs is None and turn.query_ids is None:
+            ends[len(segments) - 1] = np.concatenate([turn.prompt_ids, turn.token_ids])
+    return tuple(segments)
+
+
+def with_final(segments: tuple[Segment, ...], prompt: Prompt, final: FinalContext | None) -> tuple[Segment, ...]:
+    """Adds a context that was not answered, and behind it a token, not trained, whose value is the context's."""
+    if final is None:
+        return segments
+    given = np.asarray(final.token_ids, np.int32)
+    parent = _continued({PROMPT: prompt.token_ids}, given)
+    put_in = given if parent is None else given[len(prompt.token_ids) :]
+    versions = segments[-1].versions
+    context = replace(_context_segment(put_in, parent, versions), inputs=final.inputs)
+    query_ids = np.asarray(final.query_ids, np.int32) if len(final.query_ids) else None
+    end = replace(_context_segment(np.zeros(1, np.int32), len(segments), versions), kind=FINAL, query_ids=query_ids)
+    return (*segments, context, end)
+
+
+def _unless_all(valid: BoolArray | None) -> BoolArray | None:
+    return None if valid is None or valid.all() else valid
+
+
+def _continued(ends: Mapping[int, IntArray], context: IntArray) -> int | None:
+    """Returns the place whose context is the longest beginning of this one; None where none is."""
+    found = [place for place, ids in ends.items() if np.array_equal(context[: len(ids)], ids)]
+    return max(found, key=lambda place: len(ends[place]), default=None)
+
+
+def _context_segment(token_ids: IntArray, parent: int | None, before: Runs[int]) -> Segment:
+    """Tokens that were put in. before: versions of the turn before it, or of the first where there is none before."""
+    size = len(token_ids)
+    return Segment(
+        parent=parent,
+        token_ids=token_ids,
+        sampled=np.zeros(size, np.bool_),
+        logprobs=np.zeros(size, np.float32),
+        versions=Runs.repeated(before.values[-1], size) if before else NO_VERSIONS,
+        kind=CONTEXT,
+    )

@@ -1,0 +1,57 @@
+"""Devices of a Ray cluster: one that is joined, or one started on this machine for the run."""
+
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import UserError
+from interlace.run.clusters.local import this_machine
+from interlace.run.recipe.config import ClusterConfig
+from interlace.runtime.machine import Machine, find_slots
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from interlace.runtime.ray.cluster import RayCluster
+
+
+def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
+    """Joins or starts Ray, and reserves the devices; call on the running event loop."""
+    cluster_of = _imported().RayCluster
+    from interlace.runtime.ray.session import RaySession
+
+    session = RaySession.open(config.address, this_machine())
+    try:
+        slots = find_slots(config.devices, session.machines(this_machine))
+        return cluster_of(session, slots, schedule, hang_after_s=config.hang_after_s)
+    except BaseException:
+        session.close()
+        raise
+
+
+def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
+    """Returns the devices that `cluster.devices` names. Raises UserError if Ray or a device is missing."""
+    _imported()
+    return tuple(slot.device for slot in find_slots(config.devices, _machines(config.address)))
+
+
+def _machines(address: str | None) -> list[Machine]:
+    if address is None:
+        return [this_machine()]
+    from interlace.runtime.ray.session import RaySession
+
+    session = RaySession.open(address, this_machine())
+    try:
+        return session.machines(this_machine)
+    finally:
+        session.close()
+
+
+def _imported() -> "ModuleType":
+    try:
+        from interlace.runtime.ray import cluster
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UserError("cluster=ray needs Ray, which is not installed: pip install 'interlace[ray]'.") from None
+    return cluster

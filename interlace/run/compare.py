@@ -1,0 +1,72 @@
+"""One recipe under several schedules in turn, on the same seeds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import format_exception_only
+
+from interlace.observe.progress import ProgressView
+from interlace.observe.report.page import write_report
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder, default_name
+from interlace.observe.run_lock import RunLock
+from interlace.observe.step_line import brief
+from interlace.observe.stop import StopSignal
+from interlace.run.outcome import ScheduleOutcome, under_each
+from interlace.run.recipe.check_settings import check_settings
+from interlace.run.recipe.config import Recipe
+
+
+def load_variants(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
+    """Returns the recipes of under_each(), all checked. Raises UserError."""
+    variants = under_each(spec, overrides, schedules)
+    for recipe in variants.values():
+        check_settings(recipe)
+    from interlace.run.recipe.check import check_recipe  # loads torch: what is wrong without it has been refused
+
+    for recipe in variants.values():
+        check_recipe(recipe)
+    return variants
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Outcome of several schedules."""
+
+    outcomes: Sequence[ScheduleOutcome]
+    """Outcomes of the schedules that trained any step, in order."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Schedules whose runs ended with an error, and the error."""
+
+
+def run_variants(
+    variants: Mapping[str, Recipe], root: Path, stem: str, *, progress: ProgressView, stop: StopSignal
+) -> Comparison:
+    """Trains each in turn, in a folder of its own; ends early where `stop` is requested."""
+    from interlace.run.train import train  # loads torch
+
+    outcomes: list[ScheduleOutcome] = []
+    failed: dict[str, str] = {}
+    for name, recipe in variants.items():
+        folder = RunFolder.create(root, default_name(root, f"{stem}-{Path(name).stem}"))
+        folder.write_config(recipe)
+        progress.say(f"schedule {name}: {folder.path}")
+        try:
+            with RunLock(folder):
+                report = train(recipe, folder, resume=False, progress=progress, stop=stop)
+        except Exception as error:  # noqa: BLE001 - what one schedule trips over takes nothing from the others
+            failed[name] = "".join(format_exception_only(error)).strip()
+            progress.say(f"schedule {name} failed by {brief(failed[name])}")
+            continue
+        if report.done_steps:
+            outcomes.append(ScheduleOutcome.of(name, RunData.read(folder)))
+        if stop.requested:
+            break
+    return Comparison(outcomes=outcomes, failed=failed)
+
+
+def write_comparison(outcomes: Sequence[ScheduleOutcome]) -> Path:
+    """Writes one report of all runs, in the first one's folder. Returns its path."""
+    path = outcomes[0].folder / "comparison.html"
+    write_report([RunFolder(path=outcome.folder) for outcome in outcomes], path)
+    return path

@@ -1,0 +1,134 @@
+"""Engines of a run that join and leave while it trains: by commands in the run's folder, and by a file of addresses."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.types import JSON
+from interlace.engines.rollout.kinds.address import AddressKind, read_urls
+from interlace.observe.atomic_file import write_atomic
+from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.role_groups import RolloutGroup
+
+Verb: TypeAlias = Literal["add", "drain", "remove"]
+LOOK_EVERY_S = 0.5
+"""Seconds between two looks at the folder of commands and at the file of addresses."""
+FOLDER, STATE = "engines", "state.json"
+"""Folder of a run for its engines, and the file in it that lists them."""
+Launch: TypeAlias = Callable[[int, str | None], Awaitable[RolloutGroup]]
+"""Starts engine number N; the address of its server, for an engine at an address."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCommand:
+    """One change of a run's engines."""
+
+    verb: Verb
+    engine: str
+    """Address of a server, or the number of an engine."""
+
+
+class EngineControl:
+    """Carries out changes of a run's engines, and writes the list of them."""
+
+    def __init__(self, pool: EnginePool, folder: Path, kind: object, launch: Launch) -> None:
+        """folder: of the run. kind: of its engines. launch: starts a joiner."""
+        self._pool, self._folder, self._launch = pool, folder / FOLDER, launch
+        self._kind = kind if isinstance(kind, AddressKind) else None
+        urls = self._kind.urls if self._kind else ()
+        names = [driver.group.name for driver in pool.drivers]
+        self._urls: dict[str, str] = dict(zip(names, urls, strict=False))
+        """Address of each engine, by the name of its group."""
+        self._next = len(names)
+        self._seen_file: tuple[str, ...] | None = None
+        self._written = ""
+
+    async def run(self) -> None:
+        """Looks for changes until the run ends."""
+        (self._folder / "commands").mkdir(parents=True, exist_ok=True)
+        while True:
+            for file in sorted((self._folder / "commands").glob("*.json")):
+                await self._obey(file)
+            await self._follow_file()
+            self._write_state()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _obey(self, file: Path) -> None:
+        try:
+            command = EngineCommand(**json.loads(file.read_text(encoding="utf-8")))
+            said = await self.carry_out(command)
+        except (InterlaceError, TypeError, ValueError) as error:
+            said = f"error: {error}"
+        write_atomic(file.with_suffix(".answer"), said)
+        file.unlink()
+
+    async def carry_out(self, command: EngineCommand) -> str:
+        """Does what a command says, and returns an account. Raises UserError or InterlaceError if it cannot."""
+        membership = self._pool.membership
+        if command.verb == "add":
+            driver = await self._add(command.engine)
+            return f"{driver.group.name} serves version {driver.version}"
+        driver = self._driver_named(command.engine)
+        await membership.remove(driver, drains=command.verb == "drain")
+        self._urls.pop(driver.group.name, None)
+        return f"{driver.group.name} has left"
+
+    async def _add(self, engine: str) -> EngineDriver:
+        if engine.isdecimal():
+            if self._kind is not None:
+                raise UserError(f"engine {engine}: engines at an address are added by their address.")
+            if any(_number(driver) == int(engine) for driver in self._pool.drivers):
+                raise UserError(f"engine {engine} is running already.")
+            return await self._pool.membership.add(self._launch(int(engine), None))
+        if self._kind is None:
+            raise UserError(f"{engine}: the run starts its engines itself (rollout.engine); give an engine's number.")
+        if engine in self._urls.values():
+            raise UserError(f"{engine} is an engine of the run already.")
+        number, self._next = self._next, self._next + 1
+        driver = await self._pool.membership.add(self._launch(number, engine))
+        self._urls[driver.group.name] = engine
+        return driver
+
+    def _driver_named(self, engine: str) -> EngineDriver:
+        for driver in self._pool.drivers:
+            if self._urls.get(driver.group.name) == engine or str(_number(driver)) == engine:
+                return driver
+        known = ", ".join(self._urls.get(d.group.name, str(_number(d))) for d in self._pool.drivers)
+        raise UserError(f"the run has no engine {engine}. Known: {known}.")
+
+    async def _follow_file(self) -> None:
+        """Adds the servers that were written into the file of addresses, and drains those that were taken out."""
+        if self._kind is None or self._kind.config.urls_file is None:
+            return
+        try:
+            listed = read_urls(self._kind.config.urls_file)
+        except (UserError, OSError):
+            return  # it is being replaced
+        before, self._seen_file = self._seen_file, listed
+        if before is None or before == listed:
+            return
+        changes = [EngineCommand(verb="add", engine=url) for url in listed if url not in self._urls.values()]
+        gone = [url for url in before if url not in listed and url in self._urls.values()]
+        for change in (*changes, *(EngineCommand(verb="drain", engine=url) for url in gone)):
+            try:
+                await self.carry_out(change)
+            except InterlaceError as error:
+                self._pool.membership.on_note(f"{change.verb} {change.engine}: {error}")
+
+    def _write_state(self) -> None:
+        rows: list[Mapping[str, JSON]] = [
+            {**asdict(state), "url": self._urls.get(state.name, "")} for state in self._pool.membership.states()
+        ]
+        text = json.dumps(rows)
+        if text != self._written:
+            self._written = text
+            write_atomic(self._folder / STATE, text)
+
+
+def _number(driver: EngineDriver) -> int:
+    return int(driver.group.name.rpartition("/")[2])

@@ -1,0 +1,25 @@
+"""Engines of a run that are servers: their health, the text that their weights are checked by, and who joins."""
+
+from interlace.core.random import keyed_random
+from interlace.engines.rollout.config import ServiceConfig
+from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.train.config import training_temperature
+from interlace.models.loading import empty_model
+from interlace.rollouts.pool import EnginePool
+from interlace.run.recipe.config import Recipe
+
+PROBE_TOKENS = 24
+"""Tokens of the text by which a server's weights are checked."""
+
+
+def follow_services(recipe: Recipe, pool: EnginePool) -> None:
+    """Prepares a pool whose engines are servers: they may be lost and return. Nothing for other engines."""
+    config, membership = recipe.rollout, pool.membership
+    if not create_kind(config).is_service or not isinstance(config, ServiceConfig):
+        return
+    membership.may_change, membership.lost_s = True, config.lost_s
+    if training_temperature(recipe.sampling) == 1.0:  # servers score at temperature 1
+        vocab_size = empty_model(recipe.model).config.get_text_config().vocab_size
+        draw = keyed_random("probe of engine services")
+        membership.probe_ids = [draw.randrange(vocab_size) for _ in range(PROBE_TOKENS)]
+    membership.watch_every_s = config.heartbeat_s

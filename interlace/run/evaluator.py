@@ -1,0 +1,132 @@
+"""Held-out accuracy: prompts that are never trained on, answered greedily and by samples, by the rollout engines."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from interlace.core.types import NO_GROUP, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.observe.step_line import brief
+from interlace.robots.episodes.robot import SUCCESS
+from interlace.rollouts.base import FILMED
+from interlace.rollouts.turns import answered
+from interlace.run.evaluation import Answer, Evaluation
+from interlace.run.host import Hosted
+
+RIGHT_FROM = 0.5
+"""Success, or reward where an episode says nothing of success, above which an episode counts as right."""
+Scored: TypeAlias = tuple[Sample, RewardResult]
+
+
+class Evaluator:
+    """Asks the same questions with the same sampling noise each time, so that evaluations can be compared."""
+
+    def __init__(self, hosted: Hosted, prompts: Sequence[Prompt]) -> None:
+        """prompts: held-out, of all sets; sampled as in training, with the evaluation's temperature.
+
+        Without prompts, or where single turns have no reward to be scored by, there is no evaluation.
+        """
+        recipe = hosted.recipe
+        self._settings, self._sampling, self._scoring = recipe.evaluation, hosted.sampling, recipe.reward
+        self._scoring_of = recipe.task.rewards
+        self._plays = not recipe.episode.is_single_turn
+        self._run, self._reward = hosted.run, hosted.groups.reward
+        self._prompts = tuple(prompts) if self._reward or self._plays else ()
+
+    @property
+    def has_prompts(self) -> bool:
+        """Returns whether there is something to evaluate on."""
+        return bool(self._prompts)
+
+    async def evaluate(self) -> Evaluation:
+        """Answers and scores all held-out prompts with the weights that serve now."""
+        greedy = await self._answer(self._params(0.0), 1)
+        sampled = await self._answer(self._params(self._settings.temperature), self._settings.samples_per_prompt)
+        failures = [result.failure for _, result in (*greedy, *sampled) if result.failure is not None]
+        shown = sampled or greedy
+        step = max(1, len(shown) // len(self._prompts))
+        answers = [
+            Answer(
+                uid=sample.prompt.uid,
+                prompt=sample.prompt.text,
+                right_answer=sample.prompt.answer,
+                response=sample.text,
+                correct=self._is_right(result, sample.prompt.source),
+            )
+            for sample, result in shown[::step][: self._settings.num_shown]
+        ]
+        return Evaluation(
+            num_prompts=len(self._prompts),
+            greedy_accuracy=self._share(greedy),
+            sampled_accuracy=self._share(sampled) if sampled else None,
+            answers=tuple(answers),
+            by_set=self._by_set(greedy, sampled),
+            num_failed=len(failures),
+            failure=brief(failures[0]) if failures else "",
+        )
+
+    def _by_set(self, greedy: Sequence[Scored], sampled: Sequence[Scored]) -> dict[str, tuple[float, float | None]]:
+        """Returns the greedy and sampled accuracy of each held-out set; empty for a single set without a name."""
+        found = {}
+        for name in dict.fromkeys(prompt.source for prompt in self._prompts):
+            first, others = ([one for one in kind if one[0].prompt.source == name] for kind in (greedy, sampled))
+            found[name] = (self._share(first), self._share(others) if others else None)
+        return {} if set(found) <= {""} else found
+
+    def _params(self, temperature: float) -> SamplingParams:
+        return self._sampling.model_copy(update={"temperature": temperature})
+
+    async def _answer(self, params: SamplingParams, count: int) -> Sequence[Scored]:
+        kind = "greedy" if params.temperature == 0 else "sampled"
+        asked = [(prompt, index) for prompt in self._prompts for index in range(count)]
+        if self._plays:
+            return await self._play(asked, params, kind)
+        requests = [
+            Request(
+                uid=f"evaluation/{kind}/{prompt.uid}",
+                owner=SampleKey(NO_GROUP, index),
+                prompt_ids=prompt.token_ids.tolist(),
+                params=params,
+            )
+            for prompt, index in asked
+        ]
+        responses = await self._run.complete(requests)
+        samples = [
+            answered(SampleKey(-1, index), prompt, response)
+            for (prompt, index), response in zip(asked, responses, strict=True)
+        ]
+        results: list[RewardResult] = []
+        if self._reward and samples:
+            results = await self._reward.with_cause("evaluation").score(samples)
+        return list(zip(samples, results, strict=True))
+
+    async def _play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams, kind: str) -> Sequence[Scored]:
+        """Plays episodes; the recipe's reward scores those that bring none."""
+        filmed = {p.uid for p in self._prompts[: self._settings.num_shown]} if kind == "greedy" else set()
+        named = [
+            (
+                replace(
+                    prompt,
+                    uid=f"evaluation/{kind}/{prompt.uid}",
+                    metadata={**prompt.metadata, FILMED: True} if prompt.uid in filmed else prompt.metadata,
+                ),
+                index,
+            )
+            for prompt, index in asked
+        ]
+        found = await self._run.play(named, params)
+        samples = [replace(sample, prompt=prompt) for sample, (prompt, _) in zip(found, asked, strict=True)]
+        left = [sample for sample in samples if sample.outcome is None]
+        scored = iter(await self._reward.with_cause("evaluation").score(left) if self._reward and left else ())
+        none = RewardResult(failure="its episode brought no reward, and the recipe has none")
+        return [(sample, sample.outcome or next(scored, none)) for sample in samples]
+
+    def _share(self, scored: Sequence[Scored]) -> float:
+        return sum(self._is_right(result, sample.prompt.source) for sample, result in scored) / len(scored)
+
+    def _is_right(self, result: RewardResult, source: str) -> bool:
+        if result.failure is None and SUCCESS in result.parts:
+            return result.parts[SUCCESS] > RIGHT_FROM
+        scoring = self._scoring_of.get(source, self._scoring)
+        if scoring is None:
+            return result.failure is None and result.reward > RIGHT_FROM
+        return scoring.is_right(result)

@@ -1,0 +1,65 @@
+"""A robot's warm-up examples: states of scripted demonstrations, with the actions to imitate as tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.core.random import stable_hash
+from interlace.core.types import PROMPT, IntArray, Prompt, Sample, SampleKey, Segment
+from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
+from interlace.robots.experts import Demonstrated, demonstrate, first_of_each_task
+from interlace.robots.models.actions import ActionTokens
+from interlace.run.host import policy_actions_of
+from interlace.run.recipe.config import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertExamples:
+    """Pairs of a state and the expert's next chunk, drawn by (seed, step)."""
+
+    shown: Sequence[Demonstrated]
+    episode: RobotEpisode
+    actions: ActionTokens
+    batch_size: int
+    seed: int
+
+    def batch(self, step: int) -> Sequence[Sample]:
+        """Returns the examples of a step."""
+        draw = np.random.default_rng(stable_hash("imitation", self.seed, step))
+        places = draw.integers(len(self.shown), size=self.batch_size)
+        return [self._sample(self.shown[place], draw) for place in places]
+
+    def _sample(self, shown: Demonstrated, draw: np.random.Generator) -> Sample:
+        is_apart = self.actions.leads is not None  # the observation stands within the prompt
+        put_in = self.actions.context(shown.prompt.token_ids.tolist()) if is_apart else self.actions.placeholders
+        answer = self.actions.encode(shown.actions, draw)
+        queries: IntArray | None = np.asarray(self.actions.query_ids, np.int32) if self.actions.query_ids else None
+        sensed = Segment(
+            parent=None if is_apart else PROMPT,
+            token_ids=np.asarray(put_in, np.int32),
+            sampled=np.zeros(len(put_in), np.bool_),
+            inputs=self.episode.inputs(shown.observation, self.actions),
+        )
+        return Sample(
+            key=SampleKey(0, 0),
+            prompt=shown.prompt,
+            segments=(sensed, Segment(parent=0, token_ids=answer, query_ids=queries)),
+            advantages=np.ones(len(put_in) + len(answer), np.float32),
+        )
+
+
+async def expert_examples(recipe: Recipe, prompts: Sequence[Prompt]) -> ExpertExamples:
+    """Records the demonstrations of a recipe's warm-up. UserError where its episodes are no robot's."""
+    warmup, episode = recipe.warmup, recipe.episode
+    if warmup is None or warmup.experts is None:
+        raise ValueError("the recipe's warm-up has no experts")
+    if not isinstance(episode, RobotConfig):
+        raise UserError(
+            f"warmup.experts are a simulator's, and episode {episode.name!r} has none. Take warmup.demonstrations, or "
+            "episode.name=robot."
+        )
+    actions = policy_actions(policy_actions_of(recipe))
+    shown = await demonstrate(warmup.experts, episode.env, first_of_each_task(prompts), actions.chunk, recipe.seed)
+    return ExpertExamples(shown, RobotEpisode(episode), actions, warmup.batch_size, recipe.seed)

@@ -1,0 +1,145 @@
+"""A recipe's run on an open cluster: roles joined, flow run: for training, evaluation, profile, simulation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from interlace.algorithms import Algorithm
+from interlace.core.types import Metrics, PromptSource, SamplingParams
+from interlace.engines.rollout.kinds import create_kind
+from interlace.flows.policy import policy_optimization
+from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
+from interlace.models.loading import empty_model
+from interlace.rewards.shaping import ShapingConfig
+from interlace.robots.env_stage import fleet_of
+from interlace.robots.envs.fleet import EnvFleet
+from interlace.robots.models.actions import ActionTokens, action_tokens
+from interlace.rollouts.base import Closing, Episode, Filming
+from interlace.rollouts.by_row import create_episode, simulators_of
+from interlace.rollouts.episode_workers import WorkerEpisodes, patience_s
+from interlace.rollouts.role_groups import EnvGroup, RolloutGroup
+from interlace.rollouts.session import NO_LIMITS, SessionLimits
+from interlace.run.engine_services import follow_services
+from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.prompts import renderer_of
+from interlace.run.state import RunState
+from interlace.runtime.cluster import Cluster
+from interlace.schedule.lengths import LengthPredictor
+from interlace.stages.factory import LoopSizes, StageFactory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosted:
+    """Parts of a recipe's run that a job works with."""
+
+    recipe: Recipe
+    groups: RoleGroups
+    run: PolicyRun
+    sampling: SamplingParams
+    """The recipe's, ending where the model's responses end."""
+    filming: Filming | None = None
+    """Its episode, where that draws what goes on."""
+
+    async def train(self, observer: StepObserver) -> None:
+        """Starts the run and trains to its last step. observer: called at each step boundary."""
+        await self.run.start(observer)
+        await policy_optimization(self.run)
+
+
+async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
+    """Returns the recipe's sampling, ending where the engine's model ends its responses too."""
+    stops = dict.fromkeys((*recipe.sampling.stop_token_ids, *await engine.stop_token_ids()))
+    return recipe.sampling.model_copy(update={"stop_token_ids": tuple(stops)})
+
+
+def session_limits(recipe: Recipe) -> SessionLimits:
+    """Returns the limits of a recipe's episodes."""
+    if recipe.episode.is_single_turn:
+        return NO_LIMITS
+    return SessionLimits(
+        renderer=renderer_of(recipe),
+        actions=policy_actions_of(recipe),
+        timeout_s=recipe.episode.timeout_s,
+        max_turns=recipe.episode.max_turns,
+        max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.max_tokens),
+    )
+
+
+def policy_actions_of(recipe: Recipe) -> ActionTokens | None:
+    """Returns how the tokens of a recipe's policy stand for actions; None where it is no robot's."""
+    return action_tokens(empty_model(recipe.model).config)
+
+
+def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> tuple[Episode, SessionLimits]:
+    """Returns what runs a recipe's episodes, here or in processes that end with the cluster, and the limits here."""
+    if recipe.episode.is_single_turn:
+        return SINGLE_TURN, NO_LIMITS
+    if not recipe.episode.workers:
+        episode, limits = _in_process(recipe)
+        if isinstance(episode, Closing):
+            cluster.at_end(episode.close)
+        return episode, limits
+    workers = WorkerEpisodes(partial(_in_process, recipe), sampling, recipe.episode.workers, place=cluster.place_child)
+    cluster.at_end(workers.close)
+    # Messages are written and read there, and time is kept there; here only what a hanging process needs.
+    limits = replace(session_limits(recipe), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))
+    return workers, limits
+
+
+def _in_process(recipe: Recipe) -> tuple[Episode, SessionLimits]:
+    return create_episode(recipe.episode), session_limits(recipe)
+
+
+def envs_of(cluster: Cluster, recipe: Recipe, groups: Sequence[EnvGroup]) -> EnvFleet | None:
+    """Returns the environments that a recipe's episodes lease; None where they have none."""
+    config, schedule = simulators_of(recipe.episode), recipe.schedule.resolved
+    if config is None:
+        return None
+    return fleet_of(cluster, groups, config, schedule, samples_per_prompt=recipe.samples_per_prompt)
+
+
+async def host(
+    cluster: Cluster,
+    recipe: Recipe,
+    groups: RoleGroups,
+    prompts: PromptSource,
+    *,
+    algorithm: Algorithm | None = None,
+    resumed: RunState | None = None,
+    stand_in: Episode | None = None,
+    predictor: LengthPredictor | None = None,
+) -> Hosted:
+    """Joins the workers of a recipe into its run, which is not started yet.
+
+    algorithm, stand_in: instead of the recipe's algorithm and episode. resumed: state of a run that is continued.
+    predictor: predicts response lengths instead of the ranker that the run trains.
+    """
+    sampling = await sampling_of(recipe, groups.rollout[0])
+    episode, limits = (stand_in, NO_LIMITS) if stand_in else episodes_of(cluster, recipe, sampling)
+    envs = envs_of(cluster, recipe, groups.env)
+    limits = replace(limits, simulators=envs)
+    settings = LoopSettings(
+        sampling=sampling,
+        counts=envs.metrics if envs else Metrics,
+        shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
+        limits=limits,
+    )
+    stages = StageFactory(
+        cluster,
+        recipe.schedule.resolved,
+        LoopSizes(
+            prompts_per_step=recipe.prompts_per_step,
+            samples_per_prompt=recipe.samples_per_prompt,
+            num_steps=recipe.steps,
+            done_steps=resumed.done_steps if resumed else 0,
+            minibatches=recipe.minibatches,
+            epochs=recipe.epochs,
+        ),
+        predictor,
+    )
+    if resumed:
+        stages.gate.restore(resumed.num_groups)
+    run = PolicyRun(cluster, stages, groups, algorithm or algorithm_of(recipe), settings, prompts, episode)
+    follow_services(recipe, run.rollout.pool)
+    filming = episode if isinstance(episode, Filming) else None
+    return Hosted(recipe=recipe, groups=groups, run=run, sampling=sampling, filming=filming)

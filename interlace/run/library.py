@@ -1,0 +1,240 @@
+"""Sections of a recipe from the objects that a program gives: a model, rows, functions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypedDict
+
+from pydantic import ValidationError
+
+from interlace.core.config import Config, explain
+from interlace.core.errors import UserError
+from interlace.data.config import FileSource
+from interlace.rewards.base import RewardConfig, RewardFn, load_rewards
+from interlace.rewards.given import is_given, label_of_function, name_of
+from interlace.run.program_model import is_model, save_model_object
+from interlace.run.program_rows import ColumnMap, write_rows
+from interlace.run.recipe.config import SHORT, Recipe
+from interlace.run.recipe.load import KEPT
+
+Section: TypeAlias = Config | Mapping[str, object]
+"""A section of a recipe: its Config, or a mapping with the keys of the YAML file."""
+Named: TypeAlias = str | Section
+"""A section that may be written as one word."""
+Reward: TypeAlias = RewardFn | Named | object
+"""A function, an object with `score`, a name, the section `reward`, or a list of these, each alone or with a weight."""
+AT_ONCE = 16
+"""Calls of an `async def` of a program that are awaited at once."""
+
+
+class Settings(TypedDict, total=False):
+    """Keys of a recipe in addition to model, task and reward; recipes/config.py describes each."""
+
+    algorithm: Named
+    schedule: Named
+    cluster: Named
+    rollout: Named
+    episode: Named
+    renderer: Section
+    steps: int
+    seed: int
+    prompts_per_step: int
+    samples_per_prompt: int
+    minibatches: int
+    epochs: int
+    tokens_per_microbatch: int
+    checkpoint_every: int
+    eval_every: int
+    keep_checkpoints: int
+    sampling: Section
+    optimizer: Section
+    actor: Section
+    weights: Section
+    reference: Section
+    critic: Section
+    warmup: Section
+    replay: Section
+    world_model: Section
+    evaluation: Section
+    logging: Section
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramInputs:
+    """Objects that a program gives for a run; None leaves a section to the recipe."""
+
+    model: object = None
+    tokenizer: object = None
+    data: object = None
+    reward: Reward | None = None
+    columns: ColumnMap | None = None
+    heldout_size: int | None = None
+
+    def sections(self, root: Path, settings: Mapping[str, object]) -> "Sections":
+        """Returns the sections of a recipe. root: of the runs. Writes rows and a model object into `root`/data."""
+        found: dict[str, object] = {name: _plain(value) for name, value in settings.items()}
+        if self.reward is not None:
+            found["reward"] = reward_section(self.reward)
+        rows = None
+        if self.data is not None:
+            rows, found["task"] = self._task(found.get("reward"), root)
+        elif self.heldout_size is not None or self.columns:
+            raise UserError("heldout_size and columns are for `data`, and none is given: give data, or set the task.")
+        if self.model is not None:
+            found["model"] = self._model(root)
+        elif self.tokenizer is not None:
+            raise UserError("a tokenizer is given without a model: give model and tokenizer.")
+        return Sections(values=found, rows=rows)
+
+    def _model(self, root: Path) -> object:
+        if isinstance(self.model, tuple) and len(self.model) == 2:
+            return save_model_object(*self.model, root)
+        if is_model(self.model):
+            return save_model_object(self.model, self.tokenizer, root)
+        if not isinstance(self.model, str | Path | Config | Mapping):
+            raise UserError(
+                f"model is of type {type(self.model).__name__}: give a Hugging Face id, a folder, a model of "
+                "transformers with its tokenizer, or the section `model`."
+            )
+        section = str(self.model) if isinstance(self.model, Path) else _plain(self.model)
+        if self.tokenizer is None:
+            return section
+        if not isinstance(self.tokenizer, str | Path):
+            raise UserError("tokenizer is an object and model a name: give both as names, or both as objects.")
+        whole = SHORT["model"](section) if isinstance(section, str) else section
+        return {**whole, "tokenizer": str(self.tokenizer)}  # type: ignore[dict-item]  # a mapping
+
+    def _task(self, reward: object, root: Path) -> tuple[Path | None, object]:
+        """Returns the file of the program's rows, if it gave rows, and the section."""
+        rows, columns = None, dict(self.columns or {})
+        if isinstance(self.data, str | Path):
+            name = str(self.data)
+            task: dict[str, object] = {"files": {"train": name}}
+            if isinstance(self.data, str):
+                task = SHORT["task"](name)
+            if columns and "files" not in task:
+                raise UserError(f"columns are for files and rows, and data={name!r} is a dataset of reasoning-gym.")
+            task = {kind: {**_mapping(section), **_file_columns(columns)} for kind, section in task.items()}
+        else:
+            rows = write_rows(self.data, columns, _calls(reward), root)
+            task = {"files": {"train": str(rows)}}
+        if self.heldout_size:
+            task = {kind: {**_mapping(section), "heldout_size": self.heldout_size} for kind, section in task.items()}
+        return rows, task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sections:
+    """Sections that a program gave."""
+
+    values: Mapping[str, object]
+    rows: Path | None
+    """File of the program's rows, if it gave rows."""
+
+    def recipe(self, base: Recipe | None = None) -> Recipe:
+        """Returns the recipe, as changes of another one if there is one. Raises UserError."""
+        values = dict(self.values) if base is None else _merged(base.model_dump(mode="json"), self.values)
+        try:
+            recipe = Recipe.model_validate(values)
+        except ValidationError as error:
+            raise UserError(explain(Recipe, error, "interlace.train")) from None
+        if recipe.reward and is_given(recipe.reward) and recipe.cluster.backend != "local":
+            raise UserError(
+                f"cluster={recipe.cluster.backend}: the reward is a function of this program alone, which other "
+                "processes cannot find. Put it in a module and import it from there, or take cluster='local'."
+            )
+        return recipe
+
+
+def reward_section(reward: Reward) -> object:
+    """Returns the section `reward`. The verdict of a function counts as 1 or 0. Raises UserError."""
+    if isinstance(reward, list | tuple):
+        return {"correct": 1.0, "incorrect": 0.0, "parts": _parts(reward)}
+    if isinstance(reward, str | Config):
+        return _plain(reward)
+    if isinstance(reward, Mapping):
+        name = reward.get("name", "exact")
+        return (
+            dict(reward)
+            if isinstance(name, str) or "parts" in reward
+            else {**_function(name), **reward, "name": name_of(name)}
+        )
+    return _function(reward)
+
+
+def _function(function: object) -> dict[str, Any]:
+    if not (callable(function) or hasattr(function, "score")):
+        raise UserError(
+            f"reward is of type {type(function).__name__}: give a function, an object with `score`, the name of "
+            "a built-in, a list of these, or the section `reward`."
+        )
+    return {"correct": 1.0, "incorrect": 0.0, "name": name_of(function)}
+
+
+def _parts(rewards: Sequence[object]) -> list[dict[str, object]]:
+    """Returns the parts of a reward that is a list: of names, functions, and pairs with a weight."""
+    found: list[dict[str, object]] = []
+    labels: set[str] = set()
+    for each in rewards:
+        reward, weight = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
+        if isinstance(reward, Mapping):
+            found.append(dict(reward))
+            continue
+        if isinstance(reward, str):
+            found.append({"name": reward, "weight": weight})
+            continue
+        label = label_of_function(reward)
+        label = label if label not in labels else f"{label}_{len(found) + 1}"
+        labels.add(label)
+        found.append({"name": _function(reward)["name"], "weight": weight, "label": label})
+    return found
+
+
+def _calls(reward: object) -> Any:
+    """Returns the calls of a reward section; none of a section that the check of the recipe refuses."""
+    try:
+        config = RewardConfig.model_validate(SHORT["reward"](reward) if isinstance(reward, str) else reward)
+    except ValidationError:
+        return ()
+    return load_rewards(config).calls if config.model is None else ()
+
+
+def _file_columns(columns: ColumnMap) -> dict[str, object]:
+    """Returns the settings of a file's columns."""
+    if not columns:
+        return {}
+    if "columns" in FileSource.model_fields:
+        return {"columns": dict(columns)}
+    if nested := next((source for source in columns.values() if "." in source), None):
+        raise UserError(f"columns: {nested!r} is nested, which rows may be and a file may not: load the rows first.")
+    if other := next((name for name in columns if name not in ("prompt", "answer")), None):
+        raise UserError(f"columns: of a file `prompt` and `answer` can be mapped, and not {other!r}.")
+    return {f"{name}_column": source for name, source in columns.items()}
+
+
+def _merged(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
+    """Returns the sections of a recipe with changes. A section with a new name keeps no settings of the old one."""
+    found = dict(base)
+    for name, value in changes.items():
+        old = found.get(name)
+        if name in KEPT and isinstance(value, str) and isinstance(old, Mapping):
+            found[name] = {**old, **SHORT[name](value)}
+        elif name == "task" and isinstance(value, Mapping) and isinstance(old, Mapping):
+            found[name] = {"format": old["format"], **value}
+        elif isinstance(value, Mapping) and isinstance(old, Mapping) and not _is_renamed(name, value):
+            found[name] = _merged(dict(old), value)
+        else:
+            found[name] = value
+    return found
+
+
+def _is_renamed(section: str, value: Mapping[str, object]) -> bool:
+    return section in SHORT and section not in KEPT and next(iter(SHORT[section](""))) in value
+
+
+def _plain(value: object) -> object:
+    return value.model_dump(mode="json") if isinstance(value, Config) else value
+
+
+def _mapping(section: object) -> dict[str, object]:
+    return dict(section) if isinstance(section, Mapping) else {}

@@ -1,0 +1,69 @@
+"""A model that a program has loaded, written as the folder that a run starts from."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interlace.core.errors import UserError
+from interlace.run.program_rows import DATA_FOLDER
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def is_model(value: object) -> bool:
+    """Returns whether an object is a model of transformers, without importing transformers."""
+    return all(hasattr(value, name) for name in ("save_pretrained", "config", "state_dict"))
+
+
+def save_model_object(model: Any, tokenizer: object, root: Path) -> str:
+    """Writes a model and its tokenizer into `root`/data, under a name that follows from the weights. Returns the path.
+
+    tokenizer: None takes the one of the folder or id that the model was loaded from. Raises UserError.
+    """
+    if not is_model(model):
+        raise UserError(f"model is a {type(model).__name__}, not a model of transformers.")
+    tokenizer = _loaded_with(model) if tokenizer is None else tokenizer
+    if not hasattr(tokenizer, "apply_chat_template"):
+        raise UserError(
+            f"tokenizer is of type {type(tokenizer).__name__}, not a tokenizer of transformers: give the model's, as "
+            "model=(model, tokenizer) or tokenizer=..."
+        )
+    if hasattr(model, "peft_config"):
+        raise UserError(
+            "model has an adapter of peft: give model.merge_and_unload(), and train a new adapter with "
+            'actor={"lora": {"rank": 16}}.'
+        )
+    folder = root.resolve() / DATA_FOLDER / f"model-{_digest(model)}"
+    if not (folder / "config.json").is_file():
+        from interlace.engines.train.export import save_model
+
+        save_model(model, folder, tokenizer)  # type: ignore[arg-type]  # checked above
+    return str(folder)
+
+
+def _loaded_with(model: "PreTrainedModel") -> object:
+    from transformers import AutoTokenizer
+
+    source = str(getattr(model.config, "_name_or_path", "") or "")
+    if not source:
+        raise UserError("model is an object without a tokenizer: give model=(model, tokenizer) or tokenizer=...")
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(
+            f"model is an object, and {source!r}, which it was loaded from, has no tokenizer ({reason:.120}): give "
+            "model=(model, tokenizer)."
+        ) from None
+
+
+def _digest(model: "PreTrainedModel") -> str:
+    import torch
+
+    digest = hashlib.blake2b(model.config.to_json_string().encode(), digest_size=8)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            digest.update(name.encode())
+            digest.update(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Recipes: settings, loading, and the checks before a run starts."""

@@ -1,0 +1,248 @@
+"""Check of a recipe before work starts, and the numbers that follow from it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from interlace.algorithms import Needs
+from interlace.core.errors import UserError
+from interlace.core.types import Prompt
+from interlace.data.config import SOURCES
+from interlace.data.loading import PromptSet
+from interlace.data.sampling import create_sampler
+from interlace.data.warmup import Demonstrations
+from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.rollout.kv_store import BLOCK
+from interlace.engines.train.critic import check_value_head
+from interlace.engines.train.lora import num_adapted_parameters, num_lora_parameters
+from interlace.models.classifier import check_classifier
+from interlace.models.expert_parallel import check_experts
+from interlace.models.inputs import input_embedding
+from interlace.models.loading import check_model, empty_model, load_tokenizer
+from interlace.models.size import ModelSize, model_size
+from interlace.models.tensor_parallel import check_heads, check_plan
+from interlace.rewards.rows import check_rows
+from interlace.robots.models.actions import action_tokens
+from interlace.rollouts.config import create_kind as create_episode_kind
+from interlace.run.clusters.base import back_end
+from interlace.run.recipe.check_settings import check_placement, check_settings
+from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.engines import check_engine
+from interlace.run.recipe.layout import mesh_shape, num_ranks
+from interlace.run.recipe.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory, largest_microbatch
+from interlace.run.recipe.prompts import message_writer, recipe_prompts
+from interlace.runtime.local.cluster import host_memory_bytes
+from interlace.schedule.placement import Device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SAMPLE_BYTES, TOKEN_BYTES = 1024, 16
+"""Bytes of a sample in the controller's memory, at least; and of each of its tokens: id, log-probs, advantage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Derived:
+    """Numbers that follow from a recipe."""
+
+    num_parameters: int
+    num_lora_parameters: int | None = None
+    """Parameters of the adapter, if one is trained."""
+    num_train_prompts: int
+    num_heldout_prompts: int
+    """Number of held-out prompts that an evaluation uses."""
+    num_dropped_prompts: int = 0
+    """Number of prompts that were dropped as too long."""
+    max_prompt_tokens: int
+    """Tokens of the longest prompt, to train on or held out."""
+    samples_per_step: int
+    samples_per_minibatch: int
+    max_tokens_per_step: int
+    """Prompt and response tokens of a step in which every response is as long as it may be."""
+    num_updates: int
+    """Optimizer updates of the run."""
+    num_versions: int
+    """Publications of the run."""
+    staleness_bound: int
+    """Versions that any sample may lag."""
+    steps_ahead: float
+    """Steps that generation may run ahead."""
+    memory: tuple[WorkerMemory, ...]
+
+
+def check_recipe(recipe: Recipe) -> Derived:
+    """Reads the model's config, the tokenizer and the prompts, but no weights, and writes nothing.
+
+    Raises UserError for the first mistake.
+    """
+    check_settings(recipe)
+    algorithm = algorithm_of(recipe)
+    if recipe.reward is not None and recipe.reward.model is not None:
+        check_classifier(recipe.reward.model)
+    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
+    check_placement(recipe, devices)
+    check_model(recipe.model)
+    model = empty_model(recipe.model)
+    check_engine(recipe, devices, model)
+    _check_policy(recipe, algorithm.needs, model)
+    if algorithm.needs.critic:
+        check_value_head(model)
+    _check_layouts(recipe, model, devices)
+    tokenizer = load_tokenizer(recipe.model)
+    _check_reference(recipe, algorithm.needs, tokenizer)
+    prompts = recipe_prompts(recipe, tokenizer)
+    _check_rewards(recipe, [*prompts.train, *prompts.heldout])
+    _check_evaluation(recipe, prompts)
+    create_sampler(recipe.task, prompts.train, recipe.seed)
+    _check_warmup(recipe, prompts, tokenizer)
+    size = model_size(model)
+    num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
+    longest = _longest_prompt(recipe, prompts, size)
+    samples = recipe.prompts_per_step * recipe.samples_per_prompt
+    _check_step_size(recipe, samples)
+    max_tokens_per_step = samples * (longest + recipe.sampling.max_new_tokens)
+    stays = recipe.actor.lora if recipe.weights.adapter == "alone" else None
+    loads = MemoryLoads(
+        size=size,
+        num_lora=num_lora,
+        microbatch_tokens=largest_microbatch(recipe, longest),
+        num_adapted=num_adapted_parameters(model, stays) if stays else 0,
+    )
+    memory = forecast_memory(recipe, algorithm.needs, loads, devices)
+    check_memory(memory)
+    return Derived(
+        num_parameters=size.num_parameters,
+        num_lora_parameters=num_lora,
+        num_train_prompts=len(prompts.train),
+        num_heldout_prompts=len(prompts.first_of_each_set(recipe.evaluation.num_prompts)),
+        num_dropped_prompts=sum(prompts.dropped.values()),
+        max_prompt_tokens=longest,
+        samples_per_step=samples,
+        samples_per_minibatch=samples // recipe.minibatches,
+        max_tokens_per_step=max_tokens_per_step,
+        num_updates=recipe.steps * (recipe.minibatches + (recipe.replay.updates if recipe.replay else 0)),
+        num_versions=recipe.schedule.resolved.num_versions(recipe.steps),
+        staleness_bound=recipe.schedule.resolved.staleness_bound,
+        steps_ahead=recipe.schedule.resolved.steps_ahead,
+        memory=memory,
+    )
+
+
+def _check_policy(recipe: Recipe, needs: Needs, model: "PreTrainedModel") -> None:
+    tokens = action_tokens(model.config)
+    for episode in (recipe.episode, *recipe.episode.others.values()):
+        create_episode_kind(episode).check_policy(tokens)
+    if needs.process_reward and tokens is not None and tokens.answers_in_numbers:
+        raise UserError(
+            f"algorithm {recipe.algorithm.name!r} trains a process reward model on the probabilities of tokens, and "
+            "the policy answers with numbers (model.robot.head). Take ppo, or model.robot.head=tokens."
+        )
+
+
+def _check_layouts(recipe: Recipe, model: "PreTrainedModel", devices: tuple[Device, ...]) -> None:
+    check_plan(model, create_kind(recipe.rollout).num_ranks, "rollout.tensor_parallel_size")
+    for role in ("actor", "critic"):
+        trained = getattr(recipe, role)
+        check_plan(model, trained.tensor_parallel, f"{role}.tensor_parallel")
+        if trained.context_parallel > 1:
+            if input_embedding(model.config) is not None:
+                raise UserError(
+                    f"{role}.context_parallel={trained.context_parallel}: ranks share rows of tokens alone, and "
+                    f"{type(model).__name__} reads arrays beside them. Set {role}.context_parallel=1."
+                )
+            setting = f"{role}.tensor_parallel x {role}.context_parallel"
+            check_heads(model, trained.tensor_parallel * trained.context_parallel, setting)
+        if trained.expert_parallel > 1:
+            (instance,) = recipe.schedule.resolved.instances(role, devices)
+            shape = mesh_shape(recipe, role, num_ranks(recipe, role, instance))
+            check_experts(model, shape.expert, shape.rest, f"{role}.expert_parallel")
+
+
+def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokenizerBase") -> None:
+    other = recipe.reference.model
+    if other is None:
+        return
+    if not needs.reference:
+        raise UserError(
+            f"reference.model = {other.path!r}, but algorithm {recipe.algorithm.name!r} with these settings asks for "
+            "no reference. Set algorithm.kl_coefficient above 0, or remove reference.model."
+        )
+    check_model(other)
+    if load_tokenizer(other).get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            f"reference.model = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
+            "be of other tokens. Take a reference of the same family."
+        )
+
+
+def _check_step_size(recipe: Recipe, samples: int) -> None:
+    """Raises UserError if the samples of a step alone do not fit into this machine's memory."""
+    needed, there = samples * (SAMPLE_BYTES + TOKEN_BYTES * recipe.sampling.max_new_tokens), host_memory_bytes()
+    if needed > there:
+        raise UserError(
+            f"prompts_per_step={recipe.prompts_per_step} and samples_per_prompt={recipe.samples_per_prompt} are "
+            f"{samples:,} samples a step, which may need {needed / 2**30:,.0f} GiB of this machine's "
+            f"{there / 2**30:,.0f} GiB: take fewer."
+        )
+
+
+def _check_rewards(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
+    """Raises UserError for a row that lacks a column which the reward of its source names."""
+    for source in sorted({prompt.source for prompt in prompts}):
+        reward = recipe.task.rewards.get(source, recipe.reward)
+        check_rows(reward, [prompt for prompt in prompts if prompt.source == source])
+
+
+def _check_evaluation(recipe: Recipe, prompts: PromptSet) -> None:
+    wanted, sizes = recipe.evaluation.num_prompts, Counter(prompt.source for prompt in prompts.heldout)
+    num_heldout = max(sizes.values(), default=0)
+    if wanted is not None and wanted > num_heldout:
+        raise UserError(
+            f"evaluation.num_prompts={wanted}, but the task holds out {num_heldout} prompts. Lower it, or raise "
+            f"{_heldout_size(recipe)}."
+        )
+    if recipe.eval_every and not num_heldout:
+        raise UserError(
+            f"eval_every={recipe.eval_every}, but the task holds out no prompts. Set {_heldout_size(recipe)}, or "
+            "eval_every=0."
+        )
+
+
+def _heldout_size(recipe: Recipe) -> str:
+    """Returns the key that sets the number of held-out prompts."""
+    if recipe.task.mixture:
+        return "heldout_size of a source of task.mixture"
+    return f"task.{next(name for name in SOURCES if getattr(recipe.task, name) is not None)}.heldout_size"
+
+
+def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedTokenizerBase") -> None:
+    if recipe.warmup is not None and recipe.warmup.experts is None:
+        # One example is written: a style knows only from a prompt whether it can serve it.
+        demonstrations = recipe.warmup.demonstrations
+        Demonstrations(demonstrations, prompts.train, tokenizer, recipe.seed, message_writer(recipe, tokenizer)).batch(
+            0, 1
+        )
+
+
+def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
+    """Counts the tokens of the longest prompt, which must leave room for a response."""
+    longest = prompts.longest
+    num_tokens, max_new_tokens = len(longest.token_ids), recipe.sampling.max_new_tokens
+    if size.context is not None and num_tokens + max_new_tokens > size.context:
+        raise UserError(
+            f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
+            f"more than the model's context of {size.context}. Lower max_new_tokens, or drop long prompts: "
+            f"task.overlong=drop task.max_prompt_tokens={max(1, size.context - max_new_tokens)}."
+        )
+    longest_in = create_kind(recipe.rollout).longest_in
+    needed, fitting = num_tokens + max_new_tokens, longest_in(recipe.rollout.max_tokens)
+    if needed > fitting:
+        enough = next(BLOCK << doublings for doublings in count() if longest_in(BLOCK << doublings) >= needed)
+        raise UserError(
+            f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
+            f"{needed}; with rollout.max_tokens={recipe.rollout.max_tokens} the engine's KV cache holds {fitting} for "
+            f"one sequence. Set rollout.max_tokens to {enough} or more."
+        )
+    return num_tokens

@@ -1,0 +1,51 @@
+"""Checks of a robot's tasks, its world model and its imagined episodes."""
+
+from interlace.core.errors import UserError
+from interlace.robots.envs.load import find_family
+from interlace.robots.episodes.robot import RobotConfig
+from interlace.rollouts.by_row import simulators_of
+from interlace.run.recipe.config import Recipe
+
+
+def check_learning(recipe: Recipe) -> None:
+    """Refuses (UserError) a world model without data or use, imagined episodes without a world model, and starts of
+    tasks that the simulators do not have."""
+    _check_tasks(recipe)
+    episode = recipe.episode
+    imagined = episode.imagined if isinstance(episode, RobotConfig) else None
+    if recipe.world_model is not None and recipe.replay is None:
+        raise UserError(
+            "world_model is fitted to trajectories that are kept, and the recipe keeps none. Add "
+            "replay={updates: 0}, which keeps them and trains the policy on each once."
+        )
+    if recipe.world_model is not None and not isinstance(episode, RobotConfig):
+        raise UserError(f"world_model is of a robot's simulators, and episode {episode.name!r} has none. Remove it.")
+    if imagined is not None and imagined.published_in is None and recipe.world_model is None:
+        raise UserError(
+            "episode.imagined is played by a world model, and the recipe fits none. Add world_model={} and "
+            "replay={updates: 0}, or name a folder of published models in episode.imagined.published_in."
+        )
+    starts = recipe.task.starts
+    if starts is not None and starts.imagined_per_start and imagined is None:
+        raise UserError(
+            f"task.starts.imagined_per_start={starts.imagined_per_start}, but the recipe has no episode.imagined that "
+            "says how they are played. Add episode.imagined={max_disagreement: 0.5}, or set it to 0."
+        )
+    if imagined is not None and starts is not None and len(starts.instructions) > 1:
+        raise UserError(
+            f"episode.imagined with {len(starts.instructions)} tasks: an imagined episode begins in a state of any "
+            "task, which its instruction would not go with. Keep one task, or remove episode.imagined."
+        )
+
+
+def _check_tasks(recipe: Recipe) -> None:
+    starts, env = recipe.task.starts, simulators_of(recipe.episode)
+    if starts is None or env is None:
+        return
+    names = find_family(env.family, env.settings)[1].tasks
+    for instruction, task in zip(starts.instructions, starts.tasks or range(len(starts.instructions)), strict=True):
+        if not 0 <= task < len(names):
+            raise UserError(
+                f"the instruction {instruction!r} of task.starts is of task {task}, and episode.env.settings.tasks has "
+                f"{len(names)}: {', '.join(names)}. Give one instruction a task, or name ids in task.starts.tasks."
+            )

@@ -1,0 +1,152 @@
+"""Checks of a recipe that need its settings alone: no model, no data, no torch."""
+
+from interlace.algorithms import Algorithm
+from interlace.core.errors import UserError
+from interlace.data.check import check_sources
+from interlace.data.config import SourceConfig
+from interlace.engines.train.config import training_temperature
+from interlace.observe.loggers import load_logger
+from interlace.rewards.base import RewardConfig, load_rewards
+from interlace.rollouts.by_row import simulators_of
+from interlace.rollouts.config import create_kind
+from interlace.rollouts.episodes.single_turn import SingleTurnKind
+from interlace.rollouts.rendering.load import check_renderer
+from interlace.run.recipe.check_learning import check_learning
+from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.layout import num_ranks
+from interlace.schedule.placement import Device
+from interlace.schedule.roles import placed_roles
+
+
+def check_settings(recipe: Recipe) -> None:
+    """Raises UserError for settings that contradict each other, and for unknown names."""
+    check_sizes(recipe, algorithm_of(recipe))
+    training_temperature(recipe.sampling)
+    check_sources(recipe.task)
+    _check_episodes(recipe)
+    _check_scorer(recipe)
+    check_learning(recipe)
+    _check_loggers(recipe)
+
+
+def _check_episodes(recipe: Recipe) -> None:
+    for config in (recipe.episode, *recipe.episode.others.values()):
+        create_kind(config).check()
+    check_renderer(recipe.renderer)
+
+
+def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Raises UserError if the recipe's sizes and its algorithm cannot work together, on any cluster."""
+    _check_algorithm(recipe, algorithm)
+    _check_minibatches(recipe)
+
+
+def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
+    """Raises UserError if a role is placed on devices that do not exist, or its ranks do not fit them."""
+    if recipe.schedule.open:
+        raise UserError(
+            "schedule=auto is chosen when `interlace train` starts. Elsewhere name a preset, or have one planned: "
+            "`interlace plan` writes a file that schedule=plan.yaml reads."
+        )
+    simulators, schedule = simulators_of(recipe.episode), recipe.schedule.resolved
+    for role in placed_roles():
+        if role.counts_envs and simulators is None:
+            continue  # a schedule for robots may serve other episodes as well, on fewer devices
+        for instance in schedule.instances(role.name, devices):
+            num_ranks(recipe, role.name, instance)
+    if simulators:
+        simulators.share(0, len(schedule.instances("env", devices)))
+
+
+def _check_scorer(recipe: Recipe) -> None:
+    for reward, source in _rewards_by_source(recipe):
+        if reward.model is None:
+            load_rewards(reward)
+        if reward.name == "reasoning_gym" and source.reasoning_gym is None:
+            raise UserError(
+                "reward reasoning_gym scores prompts of a reasoning_gym dataset, and the prompts come from another "
+                "source. Take reward=exact, reward=math_verify, or a function of your own."
+            )
+
+
+def _rewards_by_source(recipe: Recipe) -> list[tuple[RewardConfig, SourceConfig]]:
+    """Returns the reward of each source, without the sources whose episodes give the reward."""
+    if not recipe.task.mixture:
+        return [] if recipe.reward is None else [(recipe.reward, recipe.task)]
+    found = [(source.reward or recipe.reward, source) for source in recipe.task.mixture]
+    return [(reward, source) for reward, source in found if reward is not None]
+
+
+def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
+    name = recipe.algorithm.name
+    if algorithm.is_group_relative and recipe.samples_per_prompt == 1:
+        raise UserError(
+            f"samples_per_prompt=1 leaves algorithm {name!r} nothing to learn from: it compares the samples of each "
+            "prompt. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
+        )
+    _check_rewards(recipe, algorithm)
+    if algorithm.needs.greedy_baseline:
+        _check_baseline(recipe)
+    if algorithm.needs.critic and algorithm.needs.process_reward:
+        raise UserError(f"algorithm {name!r} needs a critic and a process reward model; a run has a place for one.")
+
+
+def _check_baseline(recipe: Recipe) -> None:
+    name, hint = recipe.algorithm.name, "take an algorithm without a greedy baseline, such as grpo."
+    for config in (recipe.episode, *recipe.episode.others.values()):
+        if not isinstance(create_kind(config), SingleTurnKind):
+            raise UserError(
+                f"algorithm {name!r} compares samples with a greedy response to the same prompt, which episode "
+                f"{config.name!r} does not make. Take episode=single_turn, or {hint}"
+            )
+    if recipe.reward is None:
+        raise UserError(
+            f"algorithm {name!r} compares samples with a greedy response, which the recipe's `reward` scores, and it "
+            f"has none. Set one, or {hint}"
+        )
+
+
+def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Checks the rewards that are bounded by settings; of other rewards, the algorithm checks each value in the run."""
+    reward = recipe.reward
+    if reward is None and create_kind(recipe.episode).brings_reward:
+        return
+    if reward is None:
+        raise UserError(
+            f"the recipe has no `reward`, and episode {recipe.episode.name!r} gives no reward: there would be nothing "
+            "to learn from. Set reward=exact, reward=math_verify, or a function of your own as "
+            "reward=package.module:function."
+        )
+    least, wanted = reward.least, algorithm.min_reward
+    if least is None or wanted is None or least >= wanted:
+        return
+    shaping = reward.shaping.max_penalty
+    raise UserError(
+        f"algorithm {recipe.algorithm.name!r} takes rewards of {wanted:g} or more, and with "
+        f"reward.correct={reward.correct:g}, reward.incorrect={reward.incorrect:g}"
+        + (f" and up to {shaping:g} taken off by reward.shaping" if shaping else "")
+        + f" a response may get {least:g}. Raise them, such as reward.correct={wanted + shaping + 1:g} "
+        f"reward.incorrect={wanted + shaping:g}, or take another algorithm."
+    )
+
+
+def _check_minibatches(recipe: Recipe) -> None:
+    prompts, minibatches = recipe.prompts_per_step, recipe.minibatches
+    if prompts % minibatches:
+        fitting = [count for count in range(1, min(prompts, 1024) + 1) if prompts % count == 0]
+        raise UserError(
+            f"prompts_per_step={prompts} cannot be cut into minibatches={minibatches} of equal size. "
+            f"Set minibatches to one of {', '.join(map(str, fitting))}, "
+            f"or prompts_per_step to a multiple of {minibatches}."
+        )
+
+
+def _check_loggers(recipe: Recipe) -> None:
+    for name in recipe.logging.loggers or ():
+        load_logger(name)
+    traced = recipe.logging.trace_steps
+    if traced and traced[1] > recipe.steps:
+        raise UserError(
+            f"logging.trace_steps={list(traced)}, but the run ends with step {recipe.steps}. Name steps up to it, or "
+            "raise steps."
+        )

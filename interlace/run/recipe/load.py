@@ -1,0 +1,76 @@
+"""Recipes by name or path, with `key=value` overrides."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from interlace.core.config import explain
+from interlace.core.errors import UserError
+from interlace.core.yaml_text import YamlFiles, parse_yaml
+from interlace.observe.secrets import check_unmasked, restore_secrets
+from interlace.run.recipe.config import SHORT, Recipe
+
+_RECIPES = YamlFiles(kind="recipe", folder=Path(__file__).parents[2] / "recipes")
+recipe_names, recipe_path = _RECIPES.names, _RECIPES.path
+FORM = "Overrides are written key=value, such as steps=10 or optimizer.lr=1e-4."
+KEPT = ("model", "cluster")
+"""Sections in which a single word changes one key and keeps the others; a new algorithm keeps no setting."""
+
+
+def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Loads the recipe of a name or path and applies the overrides in order. Raises UserError for mistakes in it."""
+    data = _RECIPES.read(spec)
+    if not isinstance(data, dict):
+        raise UserError(f"recipe {spec!r} contains no settings: write one `key: value` on each line.")
+    data = restore_secrets(data, _RECIPES.path(spec))
+    for override in overrides:
+        _apply(data, override)
+    check_unmasked(data)
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise UserError(explain(Recipe, error, f"recipe {spec}")) from None
+
+
+def override_key(override: str) -> str:
+    """Returns the dotted key of `key=value`. Raises UserError for another form."""
+    key, equals, _ = override.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
+        raise UserError(f"cannot read the override {override!r}. {FORM}")
+    return key
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    """Sets one dotted key. Sections on its way are created, or expanded from their short form."""
+    key = override_key(override)
+    value = _value(override)
+    *sections, last = key.split(".")
+    owner = data
+    for depth, section in enumerate(sections):
+        inner = owner.get(section)
+        if isinstance(inner, str) and depth == 0 and section in SHORT:
+            inner = SHORT[section](inner)
+        elif inner is None:
+            inner = {}
+        elif not isinstance(inner, dict):
+            raise UserError(f"override {override!r}: {section!r} is {inner!r}, which has no keys.")
+        owner[section] = owner = dict(inner)
+    if not sections and key in KEPT and isinstance(value, str) and isinstance(data.get(key), dict):
+        value = {**data[key], **SHORT[key](value)}
+    owner[last] = value
+
+
+def _value(override: str) -> Any:
+    text = override.partition("=")[2]
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError:
+        key = override.partition("=")[0]
+        raise UserError(
+            f"the value of the override {override!r:.120} is not YAML: put text in quotes, within those of the shell: "
+            f"'{key}=\"{text:.80}\"'. {FORM}"
+        ) from None

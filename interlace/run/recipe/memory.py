@@ -1,0 +1,217 @@
+"""Forecast of the memory that the workers of a recipe need on their devices, made before they start."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from interlace.algorithms import Needs
+from interlace.core.errors import UserError
+from interlace.core.state_parts import peak_bytes
+from interlace.engines.rollout.config import NativeConfig
+from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.train.config import TrainedConfig
+from interlace.models.classifier import empty_classifier
+from interlace.models.loading import empty_model
+from interlace.models.size import FLOAT_BYTES, ModelSize, model_size
+from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_spanned, num_used, reference_is_base
+from interlace.schedule.placement import Device
+
+ADAM_COPIES = 4
+"""Copies of its weights that a trained worker keeps: weights, gradients and two moments."""
+TRAINED = "weights, gradients, two moments, in float32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryLoads:
+    """Sizes that the forecast follows from, in addition to the recipe."""
+
+    size: ModelSize
+    num_lora: int | None
+    """Parameters of an adapter, if one is trained."""
+    microbatch_tokens: int
+    """Tokens of the largest micro-batch."""
+    num_adapted: int = 0
+    """Parameters of the layers that an engine also keeps without the adapter, if the adapter is sent alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerMemory:
+    """Forecast of one worker."""
+
+    worker: str
+    """`actor/0`, `rollout/0` ..."""
+    devices: tuple[Device, ...]
+    num_bytes: int
+    """Resident on each of its devices."""
+    how: str
+    """Calculation that `num_bytes` follows from."""
+    transient_bytes: int = 0
+    """On top while it computes, about: activations and logits of one micro-batch, and what ranks gather."""
+    idle_bytes: int = 0
+    """The part of `num_bytes` that may be off the device while it computes: moments, which an update alone needs."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Returns the least bytes that a device must have."""
+        return peak_bytes(self.num_bytes, self.idle_bytes, self.transient_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Role:
+    name: str
+    num_bytes: int
+    how: str
+    logit_bytes: int = 0
+    """On top while it computes: logits of one micro-batch."""
+    activation_bytes: int = 0
+    """The same of activations. Ranks that share layers have all rows of the hidden size, so theirs is a bound."""
+    gathered_bytes: int = 0
+    """Further bytes of a role with several ranks."""
+    exchange: Callable[[int], int] | None = None
+    """Number of ranks that experts are dealt out to -> bytes, on top of all, of tokens that come to their experts.
+    None: of a role that is not trained."""
+    moment_bytes: int = 0
+    """The part of `num_bytes` that is the optimizer's moments."""
+
+
+def forecast_memory(
+    recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]
+) -> tuple[WorkerMemory, ...]:
+    """Returns the forecast of each worker that the recipe starts, in the order of the flow."""
+    found = []
+    for role in _roles(recipe, needs, loads, devices):
+        for number, instance in enumerate(recipe.schedule.resolved.instances(role.name, devices)):
+            ranks = num_ranks(recipe, role.name, instance)
+            shape = mesh_shape(recipe, role.name, ranks)
+            parts = num_spanned(recipe, role.name, instance[0].pool) or ranks // shape.replicate
+            found.append(
+                WorkerMemory(
+                    worker=f"{role.name}/{number}",
+                    devices=instance,
+                    num_bytes=math.ceil(role.num_bytes / parts),
+                    idle_bytes=role.moment_bytes // parts,
+                    how=(role.how if parts == 1 else f"1/{parts} of {role.how}")
+                    + _unused(recipe, role.name, instance[::ranks]),
+                    transient_bytes=role.logit_bytes // shape.copies
+                    + (role.activation_bytes + (role.exchange(shape.expert) if role.exchange else 0)) // shape.context
+                    + (role.gathered_bytes // shape.tensor if shape.replicate * shape.shard * shape.context > 1 else 0),
+                )
+            )
+    return tuple(found)
+
+
+def _unused(recipe: Recipe, role: str, devices: Sequence[Device]) -> str:
+    """Returns a remark on a rank that holds more devices than it computes on; the ledger shows these as idle."""
+    used = num_used(recipe, role, devices)
+    return "" if used == len(devices) else f"; computes on {used} of the {len(devices)} devices that it holds"
+
+
+def largest_microbatch(recipe: Recipe, longest_prompt: int) -> int:
+    """Counts the tokens of the largest micro-batch that can occur. longest_prompt: tokens of the recipe's longest.
+
+    That is the budget, or the longest sample if it is longer, for a sample is not split; or all of a step if that is
+    less. How long a conversation grows is not known before a run, so of one with several turns the first is counted.
+    """
+    longest = longest_prompt + recipe.sampling.max_new_tokens
+    largest = max(recipe.tokens_per_microbatch, longest)
+    samples = recipe.prompts_per_step * recipe.samples_per_prompt
+    return min(largest, samples * longest) if recipe.episode.is_single_turn else largest
+
+
+def working_bytes(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> Mapping[str, int]:
+    """Returns, by role, the bytes that an operation needs on each device in addition to the state: an upper bound.
+
+    longest_prompt: as in largest_microbatch().
+    """
+    size = model_size(empty_model(recipe.model))
+    loads = MemoryLoads(size=size, num_lora=None, microbatch_tokens=largest_microbatch(recipe, longest_prompt))
+    forecast = forecast_memory(recipe, algorithm_of(recipe).needs, loads, devices)
+    return {worker.worker.partition("/")[0]: worker.transient_bytes for worker in forecast}
+
+
+def check_memory(memory: Sequence[WorkerMemory]) -> None:
+    """Raises UserError if a worker's state and its transient memory exceed the memory of a device."""
+    for worker in memory:
+        for device in worker.devices:
+            if worker.peak_bytes > device.memory_bytes:
+                raise UserError(
+                    f"{worker.worker} needs about {worker.num_bytes / 2**30:.1f} GiB ({worker.how})"
+                    f"{_while_computing(worker)}, and {device.name} has {device.memory_bytes / 2**30:.1f} GiB. "
+                    "Lower rollout.max_tokens or tokens_per_microbatch, take a smaller model, more ranks "
+                    "(actor.ranks), or another device (schedule.placement, cluster.devices)."
+                )
+
+
+def _while_computing(worker: WorkerMemory) -> str:
+    if not worker.transient_bytes:
+        return ""
+    return f" and {worker.transient_bytes / 2**30:.1f} GiB while it computes (activations, logits, gathered layers)"
+
+
+def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]) -> list[_Role]:
+    size, tokens = loads.size, loads.microbatch_tokens
+    logits = tokens * size.logit_bytes_per_token
+    kv_bytes = recipe.rollout.max_tokens * size.kv_bytes_per_token
+    is_cut = isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
+    copies = size.num_parameters if is_cut else 0
+    how = "weights + KV cache of rollout.max_tokens" + (" + weights in eight bits" if is_cut else "")
+    if loads.num_adapted:
+        # Under drain each sequence ends under its own adapter: an engine holds one for each version of staleness.
+        older = recipe.schedule.resolved.adapters_beside
+        copies += (1 + older) * loads.num_adapted * size.weight_bytes // size.num_parameters
+        how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
+    roles = [_Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]
+    if create_kind(recipe.rollout).num_addresses is not None:
+        roles = []  # servers elsewhere
+    serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
+    needed = {role.name for role in needed_roles(needs)}
+    if "reference" in needed and not serves_as_reference:
+        roles.append(_Role(name="reference", num_bytes=size.weight_bytes, how="weights", logit_bytes=logits))
+    if recipe.reward is not None and recipe.reward.model is not None:
+        weights = sum(parameter.nbytes for parameter in empty_classifier(recipe.reward.model).parameters())
+        roles.append(_Role(name="reward", num_bytes=weights, how="weights of reward.model, whole on each"))
+    trained = ADAM_COPIES * size.trained_bytes
+    if "critic" in needed:
+        passing = size.activation_bytes(tokens, recomputed=recipe.critic.gradient_checkpointing)
+        roles.append(
+            _Role(
+                name="critic",
+                num_bytes=trained,
+                how=TRAINED,
+                logit_bytes=logits if needs.process_reward else 0,
+                activation_bytes=passing,
+                gathered_bytes=_gathered_bytes(recipe.critic, size),
+                exchange=_exchange(recipe.critic, size, tokens),
+                moment_bytes=2 * size.trained_bytes,
+            )
+        )
+    how, moments = TRAINED, 2 * size.trained_bytes
+    if loads.num_lora is not None:
+        trained = size.weight_bytes + ADAM_COPIES * FLOAT_BYTES * loads.num_lora
+        moments = 2 * FLOAT_BYTES * loads.num_lora
+        how = f"weights, of {loads.num_lora:,} in an adapter gradients and two moments"
+        how += ", also the reference" if needs.reference and serves_as_reference else ""
+    actor = _Role(
+        name="actor",
+        num_bytes=trained,
+        how=how,
+        logit_bytes=logits,
+        activation_bytes=size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing),
+        gathered_bytes=_gathered_bytes(recipe.actor, size),
+        exchange=_exchange(recipe.actor, size, tokens),
+        moment_bytes=moments,
+    )
+    return [*roles, actor]
+
+
+def _gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:
+    """Counts the bytes of whole weights and a whole gradient, if ranks keep them for a minibatch."""
+    return 0 if trained.reshard else 2 * size.trained_bytes
+
+
+def _exchange(trained: TrainedConfig, size: ModelSize, tokens: int) -> Callable[[int], int]:
+    """Returns what tokens take that travel to their experts, by the number of ranks that these are dealt out to."""
+    is_recomputed = trained.gradient_checkpointing
+    return lambda ranks: size.exchange_bytes(tokens, ranks, recomputed=is_recomputed) if ranks > 1 else 0

@@ -1,0 +1,94 @@
+"""A recipe's prompts, as its episodes need them."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Messages, ToolSpec
+from interlace.core.types import JSON
+from interlace.data.loading import PromptSet, load_prompts
+from interlace.data.rows import Row
+from interlace.data.warmup import MessageWriter
+from interlace.models.loading import load_tokenizer
+from interlace.rollouts.by_row import check_rows, config_of
+from interlace.rollouts.config import create_kind
+from interlace.rollouts.rendering.examples import ExampleWriter
+from interlace.rollouts.rendering.load import create_renderer
+from interlace.run.recipe.config import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from interlace.rollouts.rendering.chat_template import ChatTemplateRenderer
+
+
+def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> "ChatTemplateRenderer | None":
+    """Makes the renderer of a recipe's model; None if its prompts are written without one."""
+    if recipe.episode.is_single_turn and not recipe.renderer.chat_template_kwargs:
+        return None
+    tokenizer = tokenizer or load_tokenizer(recipe.model)
+    if not (recipe.task.format.chat_template and tokenizer.chat_template):
+        if recipe.renderer.chat_template_kwargs:
+            raise UserError(
+                f"renderer.chat_template_kwargs = {dict(recipe.renderer.chat_template_kwargs)}, and no chat template "
+                "is applied. Take a tokenizer with a chat template (model.tokenizer) and keep "
+                "task.format.chat_template=true, or remove the setting."
+            )
+        return None
+    return create_renderer(tokenizer, recipe.renderer, recipe.sampling.stop_token_ids)
+
+
+def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> PromptSet:
+    """Reads or generates both splits. Raises UserError as load_prompts, and for prompts that no episode can use."""
+    tokenizer = tokenizer or load_tokenizer(recipe.model)
+    renderer = renderer_of(recipe, tokenizer)
+    _check_chat(recipe, tokenizer, renderer)
+    if renderer is None:
+        prompts = load_prompts(recipe.task, tokenizer)
+    else:
+        tools_of = _tools_by_row(recipe)
+
+        def write(messages: Messages, row: Row) -> list[int]:
+            if row.tools:
+                raise UserError(
+                    f"{row.origin}: column 'tools' lists the tools of a row, and the recipe's episode shows the tools "
+                    "that it can call. Set task.columns.tools=null, or take episode=single_turn."
+                )
+            return renderer.render(messages, tools_of(row.metadata))
+
+        prompts = load_prompts(recipe.task, tokenizer, write)
+    check_rows(recipe.episode, [*prompts.train, *prompts.heldout])
+    return prompts
+
+
+def message_writer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> MessageWriter | None:
+    """Returns the writer of a recipe's warm-up examples that are messages; None without a chat template."""
+    renderer = renderer_of(recipe, tokenizer)
+    if renderer is None:
+        return None
+    tools_of = _tools_by_row(recipe)
+    return ExampleWriter(renderer, lambda prompt: tools_of(prompt.metadata))
+
+
+def _tools_by_row(recipe: Recipe) -> Callable[[Mapping[str, JSON]], tuple[ToolSpec, ...]]:
+    """Returns a function from a row's metadata to the tools of its episode."""
+    configs = (recipe.episode, *recipe.episode.others.values())
+    shown = {id(config): create_kind(config).tools() for config in configs}
+    return lambda row: shown[id(config_of(recipe.episode, row, "a row"))]
+
+
+def _check_chat(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", renderer: "ChatTemplateRenderer | None") -> None:
+    """Raises UserError for episodes on messages or with tools if the chat template cannot write them."""
+    for config in (recipe.episode, *recipe.episode.others.values()):
+        kind = create_kind(config)
+        if kind.needs_chat and renderer is None:
+            why = "task.format.chat_template=false" if tokenizer.chat_template else "the tokenizer has none"
+            raise UserError(
+                f"episode {config.name!r} works on messages, which only a chat template can write, and {why}. Take an "
+                "instruct model or its tokenizer (model.tokenizer), or another episode."
+            )
+        if renderer and kind.tools() and not renderer.proof.has_tools:
+            raise UserError(
+                f"episode {config.name!r} has tools, and the chat template of {recipe.model.path!r} writes none. Set "
+                "renderer.tools=prompt, which describes them in the system message, or take a model that knows tools."
+            )

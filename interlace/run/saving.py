@@ -1,0 +1,106 @@
+"""Checkpoints of a run that goes on while they are written."""
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from interlace.core.types import JSON
+from interlace.flows.run import RoleGroups
+from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_identity import write_settings
+from interlace.robots.replay.learning import Learning
+from interlace.run.state import RunState
+from interlace.runtime.cluster import Cluster
+
+CRITIC_FOLDER = "critic"
+"""Folder of the value model in a checkpoint, where the algorithm has one."""
+REPLAY_FOLDER = "replay"
+"""Folder of kept trajectories in a checkpoint, and in a run, for what does not fit into memory."""
+WORLD_MODEL_FOLDER = "world_model"
+"""Folder of the published world models in a run, and of them beside the kept trajectories in a checkpoint."""
+COPY_FOLDER = "copied"
+"""Folder within a run's, of what a checkpoint that is being written will hold of them."""
+
+
+class Saver:
+    """Copies the trained models at a step boundary, and writes the copies beside the steps that follow."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        checkpoints: Checkpoints,
+        groups: RoleGroups,
+        folder: RunFolder,
+        learning: Learning | None = None,
+        *,
+        settings: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """folder: the run's folder, whose metrics and samples a checkpoint counts on.
+
+        settings: the run's settings, secrets masked, which each checkpoint records.
+        """
+        self._settings = settings or {}
+        self._learning, self._copied = learning, folder.path / REPLAY_FOLDER / COPY_FOLDER
+        self._cluster, self._checkpoints, self._folder = cluster, checkpoints, folder
+        self._trained = {".": groups.actor, **({CRITIC_FOLDER: groups.critic} if groups.critic else {})}
+        """Folder within a checkpoint -> whose it is."""
+        self._writing: asyncio.Future[None] | None = None
+        self._step = 0
+        """Step of the newest checkpoint that is written or being written."""
+        self._synced = 0
+        """The step up to which samples are known to be on disk."""
+
+    async def copy(self) -> float:
+        """Returns the seconds that the run was held up: one checkpoint is written at a time, so it may wait for it."""
+        start_s = self._cluster.clock.now()
+        await self.finish()
+        await asyncio.gather(*(group.copy_checkpoint() for group in self._trained.values()))
+        if self._learning:
+            shutil.rmtree(self._copied, ignore_errors=True)
+            self._copied.mkdir()
+            self._learning.replay.save(self._copied)
+            if self._learning.world and self._learning.world.folder.is_dir():
+                shutil.copytree(self._learning.world.folder, self._copied / WORLD_MODEL_FOLDER)
+        return self._cluster.clock.now() - start_s
+
+    def write(self, state: RunState) -> None:
+        """Begins to write what was copied. A failure ends the run."""
+        self._step = state.done_steps
+        self._writing = asyncio.get_running_loop().create_future()
+        self._cluster.spawn(self._write(state, self._writing), name="checkpoint")
+
+    async def finish(self) -> None:
+        """Returns once what is being written is whole."""
+        if self._writing:
+            await self._cluster.waits.wait_for(self._writing, who="checkpoint", what=f"step {self._step} on disk")
+
+    async def save(self, state: RunState) -> None:
+        """At the end of a run: returns once the step's checkpoint is whole."""
+        if self._step != state.done_steps and state.done_steps not in self._checkpoints.steps():
+            await self.copy()
+            self.write(state)
+        await self.finish()
+
+    async def _write(self, state: RunState, done: "asyncio.Future[None]") -> None:
+        loop = asyncio.get_running_loop()
+
+        async def write_models(folder: Path) -> None:
+            for place, group in self._trained.items():
+                await group.write_checkpoint(folder / place)
+
+        def write(folder: Path) -> None:
+            asyncio.run_coroutine_threadsafe(write_models(folder), loop).result()
+            if self._learning:
+                self._copied.rename(folder / REPLAY_FOLDER)
+            self._folder.keep_log(state.done_steps, folder, synced=self._synced)
+            self._synced = state.done_steps
+            write_settings(folder, self._settings)
+            state.write(folder)
+
+        num_bytes: int = sum([await group.checkpoint_bytes() for group in self._trained.values()])
+        # Off the loop: what is waited for here is the disk.
+        written = asyncio.to_thread(self._checkpoints.save, state.done_steps, write, num_bytes=num_bytes)
+        await self._cluster.outside("checkpoint", "write", written)
+        done.set_result(None)

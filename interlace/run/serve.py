@@ -1,0 +1,185 @@
+"""Serves a model or a run's checkpoint over HTTP, without training."""
+
+import asyncio
+import itertools
+import math
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from interlace.agents.server.app import SessionServer, serving
+from interlace.agents.server.errors import ApiError
+from interlace.core.errors import UserError
+from interlace.core.types import JSON, Prompt, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.engines.rollout.kinds import create_kind
+from interlace.models.loading import load_tokenizer
+from interlace.rollouts.base import Session
+from interlace.rollouts.engine_job import OnDraft
+from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.rendering.load import create_renderer
+from interlace.rollouts.rendering.text import longest_token
+from interlace.rollouts.session import EpisodeSession, SessionLimits
+from interlace.run.clusters.base import run_on
+from interlace.run.host import sampling_of
+from interlace.run.launch_services import launch_engines
+from interlace.run.recipe.config import Recipe
+from interlace.run.shared_engine import SharedEngine
+from interlace.runtime.cluster import Cluster
+from interlace.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client may try again while the server is paused."""
+_FIRST_VISIT = -2
+"""Group of the first session of a client; later ones count down. Groups of a run have numbers above NO_GROUP."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeOptions:
+    """Options of a server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    """None generates a key."""
+    admin_key: str | None = None
+    """None generates a key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serving:
+    """Address and keys of a server that listens."""
+
+    url: str
+    api_key: str
+    admin_key: str
+
+
+def serve(recipe: Recipe, options: ServeOptions, *, on_ready: Callable[[Serving], None], stop: asyncio.Event) -> None:
+    """Serves the recipe's model until `stop` is set. The recipe's sampling is the default of each request.
+
+    on_ready: called once it listens.
+    """
+
+    async def run(cluster: Cluster) -> None:
+        await _serve(cluster, recipe, options, on_ready, stop)
+
+    asyncio.run(run_on(recipe.cluster, Schedule(), run))
+
+
+async def _serve(
+    cluster: Cluster, recipe: Recipe, options: ServeOptions, on_ready: Callable[[Serving], None], stop: asyncio.Event
+) -> None:
+    sharing = SharedEngine(recipe)
+    engines = await launch_engines(cluster, recipe, wrap=sharing.wrap if sharing.is_possible(cluster) else None)
+    sampling = await sampling_of(recipe, engines[0])
+    pool = EnginePool(
+        cluster,
+        engines,
+        Schedule(),
+        samples_per_step=1,
+        expected_tokens=sampling.max_new_tokens,
+        on_suspended=lambda: None,
+    )
+    pool.start()
+    tokenizer = load_tokenizer(recipe.model)
+    if recipe.renderer.chat_template_kwargs and not tokenizer.chat_template:
+        raise UserError(
+            f"renderer.chat_template_kwargs = {dict(recipe.renderer.chat_template_kwargs)}, and the tokenizer has no "
+            "chat template. Name a tokenizer with one (model.tokenizer), or remove the setting."
+        )
+    renderer = create_renderer(tokenizer, recipe.renderer, sampling.stop_token_ids) if tokenizer.chat_template else None
+    limits = SessionLimits(
+        renderer=renderer, max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.max_tokens)
+    )
+    visitors = PoolVisitors(cluster, pool, sampling, limits)
+    server = SessionServer(
+        codec=TokenizerCodec(tokenizer, limits.max_tokens),
+        visitors=visitors,
+        control=visitors,
+        add_routes=sharing.add_routes if sharing.hosted else None,
+        api_key=options.api_key,
+        admin_key=options.admin_key,
+    )
+    # A registered operation: an idle server is not a stall.
+    with cluster.waits.operation(who="server", what="clients"):
+        async with serving(server, options.host, options.port) as url:
+            on_ready(Serving(url=url, api_key=server.api_key, admin_key=server.admin_key))
+            await stop.wait()
+
+
+class TokenizerCodec:
+    """A tokenizer for prompts of text, without a chat template."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_tokens: int | None = None) -> None:
+        """max_tokens: of the longest sequence that an engine holds."""
+        self._tokenizer, self._max_tokens = tokenizer, max_tokens
+        self._longest_token = longest_token(tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text. A text that begins with the BOS token gets no second one.
+
+        UserError for a text that is too long for an engine, before it is tokenized.
+        """
+        fewest = -(-len(text) // self._longest_token)
+        if self._max_tokens is not None and fewest >= self._max_tokens:
+            raise UserError(
+                f"the prompt has {len(text)} characters, which are at least {fewest} tokens, and an engine holds "
+                f"{self._max_tokens} of one sequence. Shorten it, or raise rollout.max_tokens."
+            )
+        found = list(self._tokenizer.encode(text))
+        bos = self._tokenizer.bos_token_id
+        has_two = bos is not None and found[:2] == [bos, bos]
+        return found[1:] if has_two and text.startswith(str(self._tokenizer.bos_token)) else found
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens, special tokens included."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+
+class PoolVisitors:
+    """Sessions over an engine pool, for clients, and the verbs that pause the server."""
+
+    def __init__(self, cluster: Cluster, pool: EnginePool, sampling: SamplingParams, limits: SessionLimits) -> None:
+        self._cluster, self._pool, self._sampling, self._limits = cluster, pool, sampling, limits
+        self._numbers = itertools.count()
+        self._is_paused = False
+
+    @asynccontextmanager
+    async def session(self, seed: int | None) -> AsyncIterator[Session]:
+        """Opens a session. seed: seed of its sampling noise; sessions with the same seed sample the same tokens."""
+        noise = secrets.token_hex(8) if seed is None else f"seed {seed}"
+        key = SampleKey(_FIRST_VISIT - next(self._numbers), 0)
+        prompt = Prompt(uid=f"serve/{noise}", token_ids=np.zeros(0, np.int32), text="", answer="")
+        sample = Sample(key=key, prompt=prompt)
+        session = EpisodeSession(self._cluster, self._ask, sample, self._sampling, self._limits)
+        session.begin()
+        try:
+            yield session
+        finally:
+            session.close()
+
+    async def _ask(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
+    ) -> Response:
+        del what, patience_s  # weights do not change
+        [response] = await self._pool.complete([request], who=who, on_draft=on_draft)
+        return response
+
+    def busy_s(self) -> float | None:
+        """Returns the seconds after which a client may retry, while the server is paused; else None."""
+        return RETRY_AFTER_S if self._is_paused else None
+
+    async def command(self, verb: str) -> dict[str, JSON]:
+        """Executes pause, resume or is_paused. A paused server finishes its requests and takes no new ones."""
+        if verb in ("pause", "resume"):
+            self._is_paused = verb == "pause"
+        elif verb != "is_paused":
+            raise ApiError(404, f"the verb {verb!r} is unknown: pause, resume, is_paused.")
+        return {"is_paused": self._is_paused}

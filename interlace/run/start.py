@@ -1,0 +1,83 @@
+"""The place from which a process of a run starts: step 0, or the newest checkpoint that is whole."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON
+from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.manifest import read_identity
+from interlace.observe.progress import ProgressView
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_identity import RunIdentity, check_changed_settings, create_run_id, read_run_id
+from interlace.run.evaluation import Evaluation
+from interlace.run.recipe.config import Recipe
+from interlace.run.state import RunState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStart:
+    """Start of one process of a run."""
+
+    checkpoint: Path | None = None
+    """None for the start of the whole run."""
+    state: RunState | None = None
+    """State of the run in that checkpoint."""
+
+    @property
+    def done_steps(self) -> int:
+        """Returns the steps that other processes did before."""
+        return self.state.done_steps if self.state else 0
+
+    @property
+    def before(self) -> Evaluation | None:
+        """Returns the evaluation before the first step, where it was made already."""
+        return self.state.before if self.state else None
+
+
+def identify_run(recipe: Recipe, folder: RunFolder, *, resume: bool) -> RunIdentity:
+    """Makes the identity of a new run, or reads that of a resumed one.
+
+    If the file with the id is lost, the id is that of the newest checkpoint with a readable manifest.
+    """
+    run = read_run_id(folder.path) if resume else None
+    for step in reversed(Checkpoints(folder.checkpoints, keep=1).steps()) if run is None and resume else ():
+        with contextlib.suppress(OSError, ValueError):
+            found = read_identity(folder.checkpoints / f"step_{step}")
+            run = run or (found.run if found else None)
+    return RunIdentity(run=run or create_run_id(folder.path), model=recipe.model.path)
+
+
+def resumed_start(
+    folder: RunFolder, checkpoints: Checkpoints, progress: ProgressView, settings: Mapping[str, JSON]
+) -> RunStart:
+    """Cuts a run's logs back to its newest whole checkpoint and starts there; from step 0 if there is none.
+
+    settings: the settings of the resumed run, secrets masked. Damaged checkpoints are set aside, and `progress` shows
+    them and the changed settings. Raises UserError if all are damaged, if the newest whole one is of another run,
+    model or step, or if a changed setting would make the resumed run another run.
+    """
+    newest = _newest_whole(folder, checkpoints, progress)
+    for change in check_changed_settings(newest, settings) if newest else ():
+        progress.say(f"changed since {newest}: {change}")
+    start = RunStart(checkpoint=newest, state=RunState.read(newest) if newest else None)
+    for lost in folder.return_to(start.done_steps, newest):
+        progress.say(lost)
+    if newest:
+        progress.say(f"resuming after step {start.done_steps} from {newest}")
+    return start
+
+
+def _newest_whole(folder: RunFolder, checkpoints: Checkpoints, progress: ProgressView) -> Path | None:
+    found = checkpoints.newest_whole()
+    damage = [f"{path} {reason}" for path, reason in found.damaged.items()]
+    if damage and found.path is None:
+        raise UserError(
+            f"run {folder.name!r} has no whole checkpoint to go on from: {'; '.join(damage)}. Start it again "
+            "without --resume: with --overwrite, or under another name (--name)."
+        )
+    for path, sentence in zip(found.damaged, damage, strict=True):
+        progress.say(f"{sentence}; set aside as {checkpoints.set_aside(path).name}")
+    return found.path

@@ -1,0 +1,221 @@
+"""Work at each step boundary of a training run: logs, evaluation, checkpoint, and what is left at the run's end."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from interlace.core.types import Metrics, Prompt, TerminalEvent
+from interlace.data.stream import PromptStream
+from interlace.flows.run import Ended, StepResult
+from interlace.flows.step_metrics import SCORED
+from interlace.observe.goodput import Ledger
+from interlace.observe.jsonl import to_line, truncate_after
+from interlace.observe.loggers import MetricsLoggers
+from interlace.observe.loggers.base import LoggedSample
+from interlace.observe.progress import ProgressView
+from interlace.observe.quiet import QuietWatch
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.observe.transcripts import write_transcripts
+from interlace.rewards.results import ACCURACY
+from interlace.run.callbacks import Callbacks
+from interlace.run.evaluation import Evaluation
+from interlace.run.evaluator import RIGHT_FROM, Evaluator
+from interlace.run.failed_updates import FailedUpdates
+from interlace.run.films import keep_films
+from interlace.run.host import Hosted
+from interlace.run.online import ScheduleChanger
+from interlace.run.recipe.config import Recipe
+from interlace.run.saving import Saver
+from interlace.run.start import RunStart
+from interlace.run.state import RunState
+from interlace.run.step_notes import StepNotes
+from interlace.run.step_trace import StepTrace
+
+LOGGED_SAMPLES = 32
+"""Most samples in a table of a logger."""
+SAVE_WITHIN_S = 15.0
+"""For a checkpoint to be written, where a run that was asked to stop did not come to the end of its step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainJob:
+    """A run that is asked for, and who looks at it."""
+
+    recipe: Recipe
+    folder: RunFolder
+    progress: ProgressView
+    stop: StopSignal
+    planner: ScheduleChanger | None
+    start: RunStart
+    callbacks: Callbacks = field(default_factory=Callbacks)
+
+
+def solved_samples(ended: Sequence[Ended], recipe: Recipe) -> list[tuple[str, float]]:
+    """Returns, for each scored sample, the uid of its prompt and 1 if it was solved, else 0; in order of admission."""
+    scored = [entry.sample for entry in ended if entry.event in SCORED and entry.sample.reward is not None]
+    found = []
+    for sample in sorted(scored, key=lambda sample: sample.key):
+        reward = recipe.task.rewards.get(sample.prompt.source, recipe.reward)
+        enough = reward.correct if reward else RIGHT_FROM
+        verdict = sample.reward_parts.get(ACCURACY, float((sample.reward or 0.0) >= enough))
+        found.append((sample.prompt.uid, verdict))
+    return found
+
+
+class StepBoundary:
+    """Observes the flow: each step is logged, and may be checkpointed and evaluated."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        hosted: Hosted,
+        saver: Saver,
+        evaluator: Evaluator,
+        stream: PromptStream,
+        *,
+        logger: MetricsLoggers,
+        trace: StepTrace,
+        quiet: QuietWatch,
+    ) -> None:
+        self._job, self._hosted, self._saver, self._evaluator = job, hosted, saver, evaluator
+        self._stream, self._logger, self._trace, self._quiet = stream, logger, trace, quiet
+        self._recipe, self._run, self._folder, self._progress = job.recipe, hosted.run, job.folder, job.progress
+        self._notes = StepNotes(job.recipe, job.folder, job.progress)
+        self._failed_updates = FailedUpdates(job.recipe.optimizer.max_failed_updates)
+        self._boundary: Callable[[], RunState] | None = None
+        """The state at the end of the last step of this process."""
+        self._num_updates = 0
+        """Begun until then."""
+        self._last_ended: Sequence[Ended] = ()
+        """Samples of the last step, for the loggers that have tables."""
+        self.done_steps = job.start.done_steps
+        self.before: Evaluation | None = job.start.before
+        self.after: Evaluation | None = None
+        self.ledger = Ledger()
+
+    async def begin(self) -> None:
+        """Evaluates what the run starts with."""
+        if self._evaluator.has_prompts and self._job.start.checkpoint is None:
+            self.before = await self._evaluate("evaluation before")
+            self._logger.log_evaluation(self.done_steps, self.before.metrics())
+        await self._trace.at(self.done_steps + 1)
+
+    async def on_step(self, result: StepResult) -> bool:
+        """Logs the step; evaluates and saves where it is time. Returns False after a stop was requested."""
+        recipe, planner = self._recipe, self._job.planner
+        self.done_steps = result.step
+        write_transcripts(self._folder.samples, result.step, result.ended)
+        self._notes.say(result, is_unchanged=self._run.publisher.is_unchanged)
+        self._stream.observe(solved_samples(result.ended, self._recipe))
+        evaluation: Metrics = {}
+        self.after = None
+        if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:
+            self.after = await self._evaluate(f"evaluation after step {result.step}")
+            evaluation = self.after.metrics()
+        metrics = {
+            **result.metrics,
+            **evaluation,
+            **(planner.on_step(result, self._progress) if planner else {}),
+        }
+        metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
+        self._boundary = self._state_later(self._run.unconsumed_prompts())
+        self._num_updates = self._run.num_updates
+        state = None
+        if recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0:
+            state = self._boundary()
+            metrics["timing_s/checkpoint"] = await self._saver.copy()
+        self._logger.log(result.step, metrics)
+        self._last_ended = result.ended
+        if evaluation:
+            self._log_samples(result.step)
+        self._progress.step(result.step, metrics)
+        self._quiet.heard(f"step {result.step + 1}")
+        self._notes.refuse_failures(result)
+        if state:
+            self._saver.write(state)
+        if failing := self._failed_updates.failing(result.metrics):
+            await self._saver.save(self._boundary())  # no update since the last good one changed anything
+            self._failed_updates.refuse(failing, result.step)
+        await self._trace.at(result.step + 1)
+        return not (self._job.stop.requested or self._job.callbacks.want_stop or self._is_to_change)
+
+    async def finish(self) -> None:
+        """Ends the run after its flow: saves, and evaluates what was trained."""
+        self.ledger = self._run.ledger()
+        # Before what is in flight is given up: a resumed run with more steps starts with these prompts.
+        unfinished = self._run.unconsumed_prompts()
+        self.keep_transcripts(self._run.finish())
+        if self.done_steps:  # first: nothing that is asked of the model now may cost it
+            await self._saver.save(self._state_later(unfinished)())
+        self._failed_updates.refuse_a_run_without_updates()
+        if self._evaluator.has_prompts and self.after is None and not self._is_to_change:
+            await self._run.install_weights()
+            self.after = await self._evaluate("evaluation after")
+            self._logger.log_evaluation(self.done_steps, self.after.metrics())
+            self._log_samples(self.done_steps)
+
+    async def finish_saving(self) -> None:
+        """Waits for the checkpoint that is being written, as long as a stop may last."""
+        await asyncio.wait({asyncio.ensure_future(self._saver.finish())}, timeout=SAVE_WITHIN_S)
+
+    async def stop(self) -> None:
+        """Saves where the last step ended, unless the weights have moved on, as long as a stop may last."""
+        if self._boundary and self._run.num_updates == self._num_updates:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_WITHIN_S):
+                    await self._saver.save(self._boundary())
+        self.ledger = self._run.ledger()
+
+    def keep_transcripts(self, ended: Sequence[Ended]) -> None:
+        """Writes the transcripts of samples that no step will log."""
+        if leftover := [entry for entry in ended if entry.event != TerminalEvent.TRAINED]:
+            write_transcripts(self._folder.samples, self.done_steps + 1, leftover)
+
+    @property
+    def ended(self) -> Sequence[Ended]:
+        """Returns the samples that ended since the last step."""
+        return self._run.ended
+
+    @property
+    def scoring(self) -> str:
+        """Returns how far scoring has come in this process, for people."""
+        return f"{self._run.scoring} so far"
+
+    @property
+    def _is_to_change(self) -> bool:
+        planner = self._job.planner
+        return planner is not None and planner.change is not None and self.done_steps < self._recipe.steps
+
+    async def _evaluate(self, title: str) -> Evaluation:
+        self._progress.stage(title, 0, 1)
+        self._quiet.heard(title)
+        evaluation = await self._evaluator.evaluate()
+        self._progress.stage(title, 1, 1, f"greedy {evaluation.greedy_accuracy:.3f}")
+        if evaluation.warning:
+            self._progress.say(f"{title}: {evaluation.warning}")
+        loggers = self._recipe.logging.loggers
+        if missing := keep_films(self._hosted.filming, self._folder, self.done_steps, loggers):
+            self._notes.say_once("films", missing)
+        self._quiet.heard(f"step {self.done_steps + 1}")
+        truncate_after(self._folder.evaluations, self.done_steps - 1)  # a resumed run may repeat the last one
+        with self._folder.evaluations.open("a", encoding="utf-8") as file:
+            file.write(to_line({"step": self.done_steps, **evaluation.metrics()}))
+        return evaluation
+
+    def _log_samples(self, step: int) -> None:
+        samples = [
+            LoggedSample(
+                prompt=entry.sample.prompt.text, response=entry.sample.text, reward=entry.sample.reward,
+                num_tokens=entry.sample.num_tokens,
+            )
+            for entry in self._last_ended[:LOGGED_SAMPLES]
+        ]  # fmt: skip
+        self._logger.log_samples(step, samples)
+
+    def _state_later(self, unfinished: Sequence[Prompt]) -> Callable[[], RunState]:
+        """Returns a function that gives the state of now. unfinished: prompts that were drawn and not trained on."""
+        stream = self._stream.state_later(unfinished)
+        done_steps, num_groups, before = self.done_steps, self._run.num_groups, self.before
+        return lambda: RunState(done_steps=done_steps, num_groups=num_groups, stream=stream(), before=before)

@@ -1,0 +1,145 @@
+"""The warmed-up model of a recipe, made once and kept by content."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import interlace
+from interlace.core.config import Config
+from interlace.core.random import stable_hash
+from interlace.core.types import Prompt, Sample
+from interlace.data.loading import PromptSet
+from interlace.data.warmup import Demonstrations
+from interlace.flows.warmup import ExampleSource, HabitCheck, supervised_warmup
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_tokenizer
+from interlace.observe.manifest import write_manifest
+from interlace.observe.progress import ProgressView
+from interlace.run.expert_examples import expert_examples
+from interlace.run.launch_services import launch_warmup
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.prompts import message_writer
+from interlace.runtime.cluster import Cluster
+
+
+class _Examples:
+    """Demonstrations as samples."""
+
+    def __init__(self, recipe: Recipe, prompts: Sequence[Prompt]) -> None:
+        if recipe.warmup is None:
+            raise ValueError("the recipe has no warm-up")
+        self._size, self._until = recipe.warmup.batch_size, recipe.warmup.until
+        self._demonstrations = Demonstrations(
+            recipe.warmup.demonstrations,
+            prompts,
+            load_tokenizer(recipe.model),
+            recipe.seed,
+            message_writer(recipe),
+        )
+
+    def batch(self, step: int) -> Sequence[Sample]:
+        from interlace.engines.train import supervised_sample
+
+        shown = self._demonstrations.batch(step, self._size)
+        return [
+            supervised_sample(example.prompt.token_ids, example.response_ids, example.imitated) for example in shown
+        ]
+
+    def build_check(self, prompts: Sequence[Prompt]) -> HabitCheck | None:
+        """Builds the measurement that ends the warm-up, on these prompts; None if the recipe sets no criterion."""
+        from interlace.engines.train import supervised_sample
+
+        if self._until is None:
+            return None
+        shown = self._demonstrations.checked(prompts, self._until.num_examples)
+        return HabitCheck(
+            samples=[supervised_sample(each.prompt.token_ids, each.response_ids, each.imitated) for each in shown],
+            checked=[each.checked for each in shown if each.checked is not None],
+            accuracy=self._until.accuracy,
+            every=self._until.check_every,
+            max_steps=self._until.max_steps,
+        )
+
+
+def warmup_folder(recipe: Recipe) -> Path:
+    """Returns the folder of the warmed-up model, named by everything that the model depends on."""
+    parts: tuple[Config | None, ...] = (recipe.model, recipe.task, recipe.warmup)
+    if not recipe.episode.is_single_turn:
+        parts = (*parts, recipe.episode, recipe.renderer)
+    content = [part.model_dump_json() for part in parts if part is not None]
+    key = stable_hash(interlace.__version__, recipe.seed, recipe.tokens_per_microbatch, *content)
+    return Path(recipe.model.cache_dir).expanduser() / "warmup" / f"{key:016x}"
+
+
+async def warmed_model(
+    cluster: Cluster,
+    recipe: Recipe,
+    prompts: PromptSet,
+    progress: ProgressView,
+    *,
+    on_step: Callable[[], None] = lambda: None,
+) -> ModelConfig:
+    """Returns the model to start from: the recipe's model, or the result of its warm-up.
+
+    on_step: called after each step of a warm-up; an exception that it raises ends the warm-up.
+    """
+    if recipe.warmup is None:
+        return recipe.model
+    folder = warmup_folder(recipe)
+    if folder.exists():
+        progress.say(f"warm-up: found in {folder}")
+    else:
+        num_steps = recipe.warmup.steps
+        limit = recipe.warmup.until.max_steps if recipe.warmup.until else num_steps
+        done_steps = 0
+
+        def told(done: int) -> None:
+            nonlocal done_steps
+            done_steps = done
+            progress.stage("warm-up", done, num_steps if done <= num_steps else limit)
+            on_step()
+
+        accuracy = await _warm_up(cluster, recipe, prompts, told, folder)
+        if accuracy is not None:
+            progress.say(f"warm-up: accuracy {accuracy:.2f} of the demonstrated habit after {done_steps} steps")
+    return recipe.model.model_copy(update={"path": str(folder), "tokenizer": None})
+
+
+async def _examples(cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt]) -> ExampleSource:
+    if recipe.warmup is None or recipe.warmup.experts is None:
+        return _Examples(recipe, prompts)
+    async with cluster.waiting("warm-up", "demonstrations"):
+        return await expert_examples(recipe, prompts)
+
+
+async def _warm_up(
+    cluster: Cluster, recipe: Recipe, prompts: PromptSet, told: Callable[[int], None], folder: Path
+) -> float | None:
+    """Makes the folder of the warmed-up model. Returns the accuracy of the habit; None if it is not measured."""
+    if recipe.warmup is None:
+        raise ValueError("the recipe has no warm-up")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # A folder of its own: runs that are started together warm up the same model side by side.
+    with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as own:
+        unfinished = Path(own) / folder.name
+        unfinished.mkdir()
+        examples = await _examples(cluster, recipe, prompts.train)
+        check = examples.build_check(prompts.heldout or prompts.train) if isinstance(examples, _Examples) else None
+        trainer = await launch_warmup(cluster, recipe)
+        accuracy = await supervised_warmup(
+            trainer,
+            examples,
+            num_steps=recipe.warmup.steps,
+            folder=unfinished,
+            on_step=told,
+            check=check,
+        )
+        write_manifest(unfinished)
+        await cluster.dismiss(trainer)
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            # A faster process made the same folder.
+    return accuracy

@@ -1,0 +1,16 @@
+"""Joins the two ends of publication: the actor's ranks and the engines."""
+
+from interlace.flows.run import RoleGroups
+from interlace.run.recipe.config import Recipe
+from interlace.weights.choose import choose_transport
+from interlace.weights.ref import Route
+
+
+async def join_weights(groups: RoleGroups, recipe: Recipe) -> str:
+    """Chooses how weights travel and tells the actor's ranks. Returns what was chosen and why, for the run's header."""
+    writers = await groups.actor.weight_place()
+    readers = [await engine.weight_place() for engine in groups.rollout]
+    name, reason = choose_transport(recipe.weights, writers, readers)
+    await groups.actor.open_weights(Route(transport=name, config=recipe.weights, reason=reason))
+    content = f"{recipe.weights.codec}{', the adapter alone' if recipe.weights.adapter == 'alone' else ''}"
+    return f"weights: {name}, {content} ({reason})"

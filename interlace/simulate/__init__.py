@@ -1,1 +1,0 @@
-"""Workers that only cost time, for the runtime on a virtual clock."""

@@ -1,0 +1,183 @@
+"""Graphs and environments as episodes: what they ask the policy, and what their reward is."""
+
+import asyncio
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, ToolCall
+from interlace.core.types import JSON, Prompt
+from interlace.rollouts.base import Outcome, Turn
+from interlace.rollouts.config import create_kind, parse_episode
+from tests.support.scripted_session import ScriptedSession
+
+ROW = Prompt(
+    uid="sums/3", token_ids=np.arange(3, dtype=np.int32), text="", answer="2", metadata={"level": 4},
+    messages=(Message(role="user", content="1+1"),),
+)  # fmt: skip
+CALL = Message(
+    role="assistant", content="", tool_calls=(ToolCall(id="000000001", name="add", arguments={"a": 1, "b": 1}),)
+)
+TWO = Message(role="assistant", content="2")
+
+
+class Rewarded(ScriptedSession):
+    """A scripted session that keeps the rewards of turns."""
+
+    def reward(self, turn: Turn, value: float) -> None:
+        self.asked.append(([turn.number, value], [], self.params))
+
+
+def play(session: ScriptedSession, **settings: object) -> tuple[float | None, str | None]:
+    """The reward and the text of an episode."""
+    found = asyncio.run(asyncio.wait_for(create_kind(parse_episode(settings)).create().run(ROW, session), 20))
+    return found.reward, found.text
+
+
+def react(model: Any) -> Any:
+    from langchain_core.tools import tool
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Adds two numbers."""
+        return a + b
+
+    bound = model.bind_tools([add])
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await bound.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", think)
+    graph.add_node("tools", ToolNode([add]))
+    graph.add_edge(START, "think")
+    graph.add_conditional_edges("think", tools_condition)
+    graph.add_edge("tools", "think")
+    return graph.compile()
+
+
+def sync_graph(model: Any) -> Any:
+    """A graph whose node is no coroutine, with a reward in its state."""
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    class State(MessagesState):
+        reward: float
+
+    def answer(state: State) -> Mapping[str, Any]:
+        return {"messages": [model.invoke(state["messages"], stop=["!"])], "reward": 0.5}
+
+    graph = StateGraph(State)
+    graph.add_node("answer", answer)
+    graph.add_edge(START, "answer")
+    graph.add_edge("answer", END)
+    return graph.compile()
+
+
+def not_compiled(model: Any) -> Any:
+    from langgraph.graph import MessagesState, StateGraph
+
+    return StateGraph(MessagesState)
+
+
+def test_a_graph_calls_its_tools_and_its_last_message_is_scored() -> None:
+    pytest.importorskip("langgraph")
+    session = ScriptedSession([CALL, TWO])
+    assert play(session, name="langgraph", graph=f"{__name__}:react") == (None, "2")
+    (first, tools, _), (second, _, _) = session.asked
+    assert first == [Message(role="user", content="1+1")] and [tool.name for tool in tools] == ["add"]
+    assert second[1].tool_calls == CALL.tool_calls
+    assert (second[2].role, second[2].content, second[2].tool_call_id) == ("tool", "2", "000000001")
+    kind = create_kind(parse_episode({"name": "langgraph", "graph": f"{__name__}:react"}))
+    assert [(tool.name, tool.description) for tool in kind.tools()] == [("add", "Adds two numbers.")]
+
+
+def test_a_sync_node_asks_from_its_thread_and_the_state_may_hold_the_reward() -> None:
+    pytest.importorskip("langgraph")
+    session = ScriptedSession([TWO])
+    assert play(session, name="langgraph", graph=f"{__name__}:sync_graph") == (0.5, "2")
+    assert session.asked[0][2].stop == ("!",)
+
+
+def test_episodes_side_by_side_ask_in_their_own_sessions() -> None:
+    pytest.importorskip("langgraph")
+    episode = create_kind(parse_episode({"name": "langgraph", "graph": f"{__name__}:react"})).create()
+    sessions = [ScriptedSession([CALL, Message(role="assistant", content=str(place))]) for place in range(5)]
+
+    async def together() -> list[Outcome]:
+        return await asyncio.gather(*(episode.run(ROW, session) for session in sessions))
+
+    assert [outcome.text for outcome in asyncio.run(together())] == list("01234")
+
+
+def test_a_graph_that_is_not_compiled_is_refused() -> None:
+    pytest.importorskip("langgraph")
+    with pytest.raises(UserError, match=r"has no `ainvoke`\. Call its compile\(\)"):
+        create_kind(parse_episode({"name": "langgraph", "graph": f"{__name__}:not_compiled"})).check()
+
+
+class Guess:
+    """Says whether a guess is right; three at most."""
+
+    tools: ClassVar = [{"name": "hint", "parameters": {"type": "object", "properties": {}}}]
+
+    def __init__(self, most: int = 3) -> None:
+        self.left = most
+
+    async def reset(self, row: Mapping[str, JSON]) -> list[Mapping[str, str]]:
+        self.answer = row["answer"]
+        return [{"role": "user", "content": f"guess at level {row['level']}"}]
+
+    def step(self, message: Message) -> tuple[list[Mapping[str, str]], float, bool]:
+        self.left -= 1
+        right = message.content == self.answer
+        return [{"role": "user", "content": "no"}], float(right), right or not self.left
+
+
+class NoStep:
+    def reset(self, row: Mapping[str, JSON]) -> None: ...
+
+
+class EndlessSilence(Guess):
+    def step(self, message: Message) -> tuple[list[Mapping[str, str]], float, bool]:
+        return [], 0.0, False
+
+
+def test_an_environment_speaks_in_turn_and_rewards_turns() -> None:
+    session = Rewarded([Message(role="assistant", content="1"), TWO])
+    assert play(session, name="environment", environment=f"{__name__}:Guess") == (0.0, "2")
+    assert session.asked[0][0] == [Message(role="user", content="guess at level 4")]
+    assert [tool.name for tool in session.asked[0][1]] == ["hint"]
+    assert [message.content for message in session.asked[1][0]] == ["guess at level 4", "1", "no"]
+    assert session.asked[2][0] == [1, 1.0]  # the second turn, rewarded
+
+
+def test_an_environment_ends_at_its_own_limit() -> None:
+    session = Rewarded([TWO])
+    play(session, name="environment", environment=f"{__name__}:Guess", options={"most": 1})
+    assert len(session.turns) == 1
+
+
+def test_environments_that_cannot_work_are_refused() -> None:
+    with pytest.raises(UserError, match="has no method `step`"):
+        create_kind(parse_episode({"name": "environment", "environment": f"{__name__}:NoStep"})).check()
+    with pytest.raises(UserError, match="set one of `environment` and `verifiers`"):
+        parse_episode({"name": "environment"})
+    with pytest.raises(ValueError, match="gives the model no new message"):
+        play(Rewarded([TWO]), name="environment", environment=f"{__name__}:EndlessSilence")
+
+
+def test_a_version_of_verifiers_without_a_known_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = types.ModuleType("verifiers")
+    package.__version__ = "0.9.1"  # type: ignore[attr-defined]
+    package.__path__ = []
+    monkeypatch.setitem(sys.modules, "verifiers", package)
+    monkeypatch.delitem(sys.modules, "verifiers.v1", raising=False)
+    with pytest.raises(UserError, match=r"verifiers 0\.9\.1 is installed"):
+        create_kind(parse_episode({"name": "environment", "verifiers": "own-sums"})).create()

@@ -1,0 +1,204 @@
+"""Programs as episodes: what they get, what counts as their reward, how they are ended."""
+
+import asyncio
+import json
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.messages import Message
+from interlace.core.types import JSON, Prompt
+from interlace.rollouts.base import Outcome
+from interlace.rollouts.config import create_kind, parse_episode
+from tests.support.scripted_session import ScriptedSession
+
+pytest.importorskip("aiohttp")
+HELLO = Message(role="assistant", content="hello")
+ROW = Prompt(
+    uid="sums/3", token_ids=np.arange(3, dtype=np.int32), text="<user>1+1", answer="2",
+    messages=(Message(role="user", content="1+1"),), metadata={"level": 4},
+)  # fmt: skip
+CLIENT = """
+import json, os, sys, urllib.request
+def post(path, body):
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, data=json.dumps(body).encode())
+    request.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+    return json.load(urllib.request.urlopen(request))
+def ask(text):
+    body = {"model": "gpt", "messages": [{"role": "user", "content": text}]}
+    return post("/chat/completions", body)["choices"][0]["message"]["content"]
+"""
+
+
+def outcome(session: ScriptedSession, row: Prompt = ROW, **settings: object) -> Outcome:
+    config = parse_episode({"name": "program", **settings})
+    episode = create_kind(config).create()
+    return asyncio.run(asyncio.wait_for(episode.run(row, session), 20))
+
+
+def command(code: str, *arguments: str) -> list[str]:
+    return ["python", "-c", CLIENT + code, *arguments]
+
+
+def call(base_url: str, api_key: str, path: str, body: object) -> dict:
+    request = urllib.request.Request(base_url + path, data=json.dumps(body).encode())
+    request.add_header("Authorization", f"Bearer {api_key}")
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
+
+
+def answers_well(row: Mapping[str, JSON], base_url: str, api_key: str) -> float:
+    """A program that is a function."""
+    assert (row["prompt"], row["level"], row["uid"]) == ("1+1", 4, "sums/3")
+    ask = {"model": "gpt", "messages": row["messages"]}
+    found = call(base_url, api_key, "/chat/completions", ask)
+    return float(found["choices"][0]["message"]["content"] == "hello")
+
+
+async def rewards_by_the_route(row: Mapping[str, JSON], base_url: str, api_key: str) -> None:
+    await asyncio.to_thread(call, base_url, api_key, "/session/reward", {"reward": 0.5})
+
+
+def returns_a_list(row: Mapping[str, JSON], base_url: str, api_key: str) -> list[int]:
+    return [1]
+
+
+def test_a_functions_number_is_its_reward_and_the_reward_route_counts_before_it() -> None:
+    session = ScriptedSession([HELLO])
+    assert outcome(session, function=f"{__name__}:answers_well").reward == 1.0
+    assert session.asked[0][0] == [Message(role="user", content="1+1")]
+    assert outcome(ScriptedSession([]), function=f"{__name__}:rewards_by_the_route").reward == 0.5
+    with pytest.raises(TypeError, match="returned a list"):
+        outcome(ScriptedSession([]), function=f"{__name__}:returns_a_list")
+
+
+def test_a_command_gets_its_row_and_its_output_is_scored() -> None:
+    session = ScriptedSession([HELLO])
+    code = "row = json.load(sys.stdin); print(ask(sys.argv[1]), row['level'], os.environ['INTERLACE_SEED'])"
+    found = outcome(session, command=command(code, "what is {prompt}?"))
+    assert (found.text, found.reward) == ("hello 4 7", None)
+    assert session.asked[0][0] == [Message(role="user", content="what is 1+1?")]
+
+
+def test_exit_status_and_reward_route_of_a_command() -> None:
+    assert outcome(ScriptedSession([]), command=command("sys.exit(3)"), result="exit").reward == 0.0
+    assert outcome(ScriptedSession([]), command=command(""), result="exit").reward == 1.0
+    given = "post('/session/reward', {'reward': 0.25})"
+    assert outcome(ScriptedSession([]), command=command(given), result="exit").reward == 0.25
+    with pytest.raises(InterlaceError, match=r"(?s)exit status 1: .*ValueError: no"):
+        outcome(ScriptedSession([]), command=command("raise ValueError('no')"))
+
+
+def test_secrets_of_the_run_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("HARMLESS", "1")
+    code = "print(os.environ.get('WANDB_API_KEY'), os.environ['HARMLESS'], os.environ['MINE'])"
+    found = outcome(ScriptedSession([]), command=command(code), variables={"MINE": "2"})
+    assert found.text == "None 1 2"
+
+
+def test_what_a_command_left_behind_ends_with_it_and_its_output_is_bounded() -> None:
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid); print('x' * 10**6)"
+    start = time.monotonic()
+    found = outcome(ScriptedSession([]), command=command(code), stdout_bytes=1000)
+    assert found.text is not None and len(found.text) <= 1000 and time.monotonic() - start < 10
+    _wait_for_the_end(int(found.text.split()[0]))
+
+
+def test_a_command_that_is_given_up_is_killed(tmp_path: Path) -> None:
+    place = tmp_path / "pid"
+    code = f"import time; open({str(place)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    episode = create_kind(parse_episode({"name": "program", "command": command(code)})).create()
+
+    async def give_up() -> None:
+        run = asyncio.ensure_future(episode.run(ROW, ScriptedSession([])))
+        while not place.exists() or not place.read_text():
+            await asyncio.sleep(0.01)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    asyncio.run(give_up())
+    _wait_for_the_end(int(place.read_text()))
+
+
+def test_sessions_have_a_key_each_and_the_server_ends_with_the_last() -> None:
+    episode = create_kind(parse_episode({"name": "program", "function": f"{__name__}:answers_well"})).create()
+
+    async def several() -> list[Outcome]:
+        sessions = [ScriptedSession([HELLO]) for _ in range(5)]
+        found = await asyncio.gather(*(episode.run(ROW, session) for session in sessions))
+        assert [len(session.turns) for session in sessions] == [1] * 5
+        assert episode._host._server is None
+        return found
+
+    assert [found.reward for found in asyncio.run(several())] == [1.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "set one of `command` and `function`"),
+        ({"command": ["x"], "function": "a:b"}, "set one of"),
+        ({"command": ["x"], "distribution": "theirs"}, "episode program: distribution"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parse_episode({"name": "program", **settings})
+
+
+def test_tools_are_those_that_the_recipe_names_in_openais_form() -> None:
+    pytest.importorskip("openai")
+    mapping = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    given = ["interlace.agents.examples.program_agent:TOOL", mapping]
+    kind = create_kind(parse_episode({"name": "program", "command": ["true"], "shown_tools": given}))
+    kind.check()
+    assert [tool.name for tool in kind.tools()] == ["calculator", "look"]
+    wrong = create_kind(parse_episode({"name": "program", "command": ["true"], "shown_tools": [f"{__name__}:HELLO"]}))
+    with pytest.raises(UserError, match="is a Message, no mapping in OpenAI's form"):
+        wrong.check()
+
+
+MANY = 24
+TOGETHER = threading.Barrier(MANY)
+
+
+def meets_the_others(row: Mapping[str, JSON], base_url: str, api_key: str) -> float:
+    TOGETHER.wait(timeout=10)
+    return 1.0
+
+
+def test_functions_run_side_by_side_however_many_cores_there_are() -> None:
+    episode = create_kind(parse_episode({"name": "program", "function": f"{__name__}:meets_the_others"})).create()
+
+    async def run() -> list[Outcome]:
+        return await asyncio.gather(*(episode.run(ROW, ScriptedSession([])) for _ in range(MANY)))
+
+    assert [found.reward for found in asyncio.run(run())] == [1.0] * MANY
+
+
+def test_a_function_that_is_not_there_is_refused_before_the_run() -> None:
+    with pytest.raises(UserError, match="has no 'nowhere'"):
+        create_kind(parse_episode({"name": "program", "function": f"{__name__}:nowhere"})).check()
+
+
+def _wait_for_the_end(pid: int) -> None:
+    """A process that was killed is there until the kernel comes to it."""
+    deadline = time.monotonic() + 5
+    while _is_alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} lives on"
+        time.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,31 @@
+"""A functools.partial and an object with __call__ are tools as functions are."""
+
+import asyncio
+import functools
+
+import pytest
+
+from interlace.agents.tools.callables import as_function
+from interlace.agents.tools.function import FunctionTool
+from interlace.agents.tools.schema import signature_of
+
+
+def look(query: str, top_k: int = 3) -> str:
+    """Looks it up."""
+    return query * top_k
+
+
+class Caller:
+    async def __call__(self, query: "str") -> str:
+        """Looks it up."""
+        return f"{query}!"
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "answer"), [(functools.partial(look, top_k=2), "look", "aa"), (Caller(), "Caller", "a!")]
+)
+def test_an_object_that_can_be_called_is_a_tool(found: object, name: str, answer: str) -> None:
+    function = as_function(found)  # type: ignore[arg-type]
+    tool = FunctionTool(function, signature_of(function, function.__name__))
+    assert tool.spec.name == name and list(tool.spec.properties) == ["query"]
+    assert asyncio.run(tool.call({"query": "a"})) == answer

@@ -1,0 +1,42 @@
+"""The tool `python`: code of the model in a sandbox, what the model reads of it, and bad settings."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from interlace.agents.episodes.tools import ToolsConfig, ToolsKind
+from interlace.agents.tools.base import ToolError, Visit
+from interlace.agents.tools.config import ToolConfig, tool_source
+from interlace.core.errors import UserError
+from interlace.core.types import JSON, Prompt
+
+VISIT = Visit(prompt=Prompt(uid="u", token_ids=np.zeros(1, np.int32), text="", answer=""), seed=1)
+OPTIONS: dict[str, JSON] = {"sandbox": "available", "timeout_s": 2}
+
+
+def test_the_model_reads_output_errors_and_how_a_run_was_ended() -> None:
+    source = tool_source(ToolConfig(name="python", options=OPTIONS))
+    [tool] = source.open(VISIT)
+
+    async def calls() -> list[object]:
+        codes = ("print('a')\n6 * 7", "1 / 0", "while True: pass", "x = 1")
+        return [await tool.call({"code": code}) for code in codes]
+
+    answer, error, endless, silent = asyncio.run(calls())
+    assert answer == "a\n42" and silent == "(no output)"
+    assert "ZeroDivisionError" in str(error) and "(killed after 2" in str(endless)
+    with pytest.raises(ToolError, match="one argument"):
+        asyncio.run(tool.call({"source": "1"}))
+
+
+def test_a_setting_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match="tool python: "):
+        tool_source(ToolConfig(name="python", options={"sandox": "strict"}))
+
+
+def test_a_run_says_once_which_guards_this_machine_keeps() -> None:
+    entry = ToolConfig(name="python", options={"sandbox": "available"})
+    [note] = ToolsKind(ToolsConfig(name="tools", tools=(entry,))).notes()
+    assert note.startswith("sandbox: ") and " kept" in note
+    assert ToolsKind(ToolsConfig(name="tools", tools=(ToolConfig(name="calculator"),))).notes() == ()

@@ -1,0 +1,57 @@
+"""Simulators on the virtual clock: where they are, and how many of them move together, decides what a step takes."""
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Lengths, Profile, RolloutCosts, TrainCosts, Turns
+from interlace.forecast.simulate import Simulation, simulate
+from interlace.forecast.virtual import Simulated
+from interlace.run.recipe.load import load_recipe
+
+pytest.importorskip("gymnasium")
+PROFILE = Profile(
+    device="made up",
+    device_memory_bytes=1 << 40,
+    rollout=RolloutCosts(steps=((1, 0.125), (8, 1.0)), kv_tokens=10**6),
+    actor=TrainCosts(token_s=1e-6),
+    critic=TrainCosts(token_s=1e-6),
+    reference=InferenceCosts(token_s=0.0),
+    env=EnvCosts(chunks=((1, 0.125), (8, 1.0)), host_processes=2),
+    turns=Turns(turns=(10.0,), given_tokens=(0.0,), tool_s=(0.0,)),
+    lengths=Lengths(prompt_tokens=1, median=1, prompt_sigma=0, response_sigma=0),
+)
+"""An answer takes an eighth of a second, and so does a chunk; eight together take a second."""
+SIZES = ("steps=2", "prompts_per_step=8", "minibatches=1", "episode.env.num_envs=8", "sampling.max_new_tokens=1")
+
+
+def simulated(*overrides: str) -> Simulated:
+    recipe = load_recipe("robot-cartpole", [*SIZES, *overrides])
+    return simulate(recipe, Simulation(profile=PROFILE, num_devices=2))
+
+
+def rollout_s(run: Simulated) -> float:
+    """Seconds of a step, but for what training takes."""
+    return run.seconds / 2
+
+
+def test_halves_that_take_turns_hide_the_simulator_behind_the_policy() -> None:
+    apart = ("schedule.placement={rollout: 0, env: 1, reference: 1, critic: 1, actor: 1}",)
+    lockstep = rollout_s(simulated(*apart, "schedule.granularity.env=100%"))
+    halves = rollout_s(simulated(*apart, "schedule.granularity.env=50%"))
+    assert lockstep == pytest.approx(20, rel=0.1), "ten answers and ten chunks"
+    assert halves == pytest.approx(10.5, rel=0.1), "while one half moves for half a second, the other is answered"
+
+
+def test_environments_on_the_host_share_its_processes() -> None:
+    on_host = simulated("schedule.placement.rollout=0")
+    assert 5 <= rollout_s(on_host) <= 11, "80 chunks of an eighth of a second on two processes"
+    assert on_host.ledger.seconds["simulate"] == 0
+    on_device = simulated("schedule.placement={rollout: 0, env: 1, reference: 1, critic: 1, actor: 1}")
+    assert on_device.ledger.seconds["simulate"] > 0
+    assert on_device.ledger.total_s == pytest.approx(2 * on_device.seconds, rel=1e-3)
+
+
+def test_a_profile_without_simulators_serves_no_robot() -> None:
+    with pytest.raises(UserError, match="has simulators, and the profile has no `env`"):
+        recipe = load_recipe("robot-cartpole", SIZES)
+        simulate(recipe, Simulation(profile=PROFILE.model_copy(update={"env": None}), num_devices=2))

@@ -1,0 +1,67 @@
+"""Work beside other work takes as long as the profile's interference says."""
+
+import asyncio
+
+import pytest
+
+from interlace.forecast.costs.pace import Pace
+from interlace.forecast.profile.types import Interference, Profile, RolloutCosts, TrainCosts
+from interlace.runtime.sim.loop import VirtualLoop
+
+PROFILE = Profile(
+    device="a test's",
+    device_memory_bytes=1,
+    rollout=RolloutCosts(steps=((1, 1.0),), kv_tokens=1),
+    actor=TrainCosts(token_s=0),
+    interference=(
+        Interference(role="rollout", beside="actor", slowdown=2.0),
+        Interference(role="actor", beside="rollout", slowdown=1.5),
+    ),
+)
+
+
+def ends_of(*jobs: tuple[str, float, float]) -> list[float]:
+    """When each (role, start, seconds) ends."""
+    loop = VirtualLoop()
+
+    async def one(pace: Pace, role: str, start_s: float, seconds: float) -> float:
+        await asyncio.sleep(start_s)
+        await pace.work(role, seconds)
+        return loop.time()
+
+    async def main() -> list[float]:
+        pace = Pace(PROFILE)
+        return await asyncio.gather(*(one(pace, *job) for job in jobs))
+
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def test_work_alone_and_of_roles_that_are_not_named_takes_its_time() -> None:
+    assert ends_of(("rollout", 0, 3.0)) == pytest.approx([3.0])
+    assert ends_of(("reference", 0, 3.0), ("actor", 0, 2.0)) == pytest.approx([3.0, 2.0])
+
+
+def test_both_are_slow_while_both_work_and_only_then() -> None:
+    # The actor works from 1 to 4 (2 seconds at 1.5); until then the rollout did 1 + 3 / 2 of its 5 seconds.
+    assert ends_of(("rollout", 0, 5.0), ("actor", 1, 2.0)) == pytest.approx([6.5, 4.0])
+
+
+def test_work_that_is_stopped_says_how_much_was_done() -> None:
+    loop = VirtualLoop()
+
+    async def main() -> float:
+        pace = Pace(PROFILE)
+        job, other = pace.begin("rollout", 5.0), pace.begin("actor", 100.0)
+        loop.call_later(4.0, job.stop)
+        done = await pace.finish(job)
+        other.stop()
+        await pace.finish(other)
+        return done
+
+    try:
+        assert loop.run_until_complete(main()) == pytest.approx(2.0)
+    finally:
+        loop.close()

@@ -1,0 +1,28 @@
+"""What a simulated sample costs does not depend on how many devices there are."""
+
+import cProfile
+import pstats
+
+import pytest
+
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.simulate import Simulation, simulate
+from interlace.run.recipe.load import load_recipe
+
+GROWTH = 1.1
+"""Of Python calls a sample, from 16 to 128 devices, that is let pass."""
+
+
+def calls_a_sample(preset: str, num_devices: int) -> float:
+    """As many prompts as devices, so that each has as much to do."""
+    settings = [f"schedule={preset}", f"prompts_per_step={num_devices}", "samples_per_prompt=16", "steps=2"]
+    recipe = load_recipe("quickstart", [*settings, "sampling.max_new_tokens=28672"])
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=num_devices, num_prompts=512)
+    profile = cProfile.Profile()
+    simulated = profile.runcall(simulate, recipe, simulation)
+    return pstats.Stats(profile).total_calls / len(simulated.events)
+
+
+@pytest.mark.parametrize("preset", ["rlinf-hybrid", "rollpacker", "areal"])
+def test_a_sample_costs_as_much_among_many_devices(preset: str) -> None:
+    assert calls_a_sample(preset, 128) < GROWTH * calls_a_sample(preset, 16)

@@ -1,0 +1,54 @@
+"""A run's own records say what its workers cost: a simulation of that profile takes as long as the run did."""
+
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.forecast.profile.from_run import profile_of_run
+from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
+from interlace.forecast.simulate import Simulation, simulate, simulate_into
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder
+from interlace.run.recipe.load import load_recipe
+
+PROFILE = Profile(
+    device="a test's",
+    device_memory_bytes=2**33,
+    rollout=RolloutCosts(
+        steps=((1, 0.004), (64, 0.02)), call_s=0.002, prefill_token_s=2e-5, kv_tokens=16384, update_s=0.03
+    ),
+    actor=TrainCosts(token_s=2e-4, optimizer_s=0.05, export_s=0.01),
+    reward=RewardCosts(median_s=0.01, workers=4),
+    lengths=Lengths(prompt_tokens=8, median=20),
+)
+
+
+def recorded(root: Path, steps: int) -> RunFolder:
+    simulate_into(
+        "quickstart", [f"steps={steps}", "cluster.devices=cpu:2"], "verl-colocated", root,
+        Simulation(profile=PROFILE, num_devices=2),
+    )  # fmt: skip
+    [path] = root.iterdir()
+    return RunFolder(path=path)
+
+
+def test_a_simulation_of_the_profile_takes_as_long_as_the_run_did(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, 10)
+    recipe, found = profile_of_run(folder)
+    run = RunData.read(folder)
+    again = simulate(load_recipe(str(folder.config)), Simulation(profile=found, num_devices=2)).run
+    for metric in ("timing_s/step", "timing_s/rollout", "timing_s/train"):
+        assert sum(again.values(metric)[2:]) == pytest.approx(sum(run.values(metric)[2:]), rel=0.1), metric
+    assert recipe.model.path == found.model
+    assert found.rollout.update_s == pytest.approx(0.03)
+    assert found.rollout.step_s(32) == pytest.approx(PROFILE.rollout.step_s(32), rel=0.05)
+    assert found.rollout.prefill_token_s == pytest.approx(PROFILE.rollout.prefill_token_s, rel=0.05)
+    assert found.actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.05)
+    assert found.lengths.quantiles[16] == pytest.approx(20, rel=0.2)
+    assert found.lengths.prompt_tokens == pytest.approx(8, abs=1)
+
+
+def test_a_run_of_few_steps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="logged 3 steps; a profile is fitted to 5 or more"):
+        profile_of_run(recorded(tmp_path, 3))

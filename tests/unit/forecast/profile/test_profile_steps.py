@@ -1,0 +1,79 @@
+"""Costs scaled to whole steps: what a simulation then says is what was measured."""
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from interlace.core.types import SampleKey
+from interlace.forecast.profile.steps import StepTimes, fitted, simulated, waiting_s
+from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
+from interlace.run.recipe.load import load_recipe
+from interlace.runtime.timeline import Span, StepRecord
+
+PROFILE = Profile(
+    device="a test's",
+    device_memory_bytes=2**30,
+    rollout=RolloutCosts(
+        steps=((1, 1e-3), (64, 3e-3)), call_s=1e-4, intake_s=1e-3, sequence_s=1e-4, prefill_token_s=1e-5, kv_tokens=8192
+    ),
+    actor=TrainCosts(token_s=5e-5, call_s=1e-2, optimizer_s=2e-3),
+    reward=RewardCosts(median_s=5e-5, call_s=1e-4),
+    lengths=Lengths(prompt_tokens=6, quantiles=(4.0, 8.0, 10.0, 24.0)),
+)
+RECIPE = load_recipe("quickstart", ["cluster.devices=cpu:2"])
+
+
+def test_a_simulation_of_the_fitted_costs_takes_as_long_as_the_steps_did() -> None:
+    real = StepTimes(steps_s=[0.5], rollouts_s=[0.2], trains_s=[0.15])
+    found = fitted(PROFILE, real, RECIPE, 2)
+    said = simulated(found, RECIPE, 2)
+    assert median(said.rollouts_s) == pytest.approx(0.2, rel=0.05)
+    assert median(said.trains_s) == pytest.approx(0.15, rel=0.05)
+    assert said.step_s == pytest.approx(real.step_s, rel=0.05)
+    assert found.controller_sample_s > 0
+
+
+def test_a_step_that_is_no_longer_than_its_parts_leaves_nothing_to_the_controller() -> None:
+    said = simulated(PROFILE, RECIPE, 2)
+    found = fitted(PROFILE, said, RECIPE, 2)
+    assert found.controller_sample_s * 128 < 0.02 * said.step_s
+    assert found.rollout.step_s(64) == pytest.approx(PROFILE.rollout.step_s(64), rel=0.02)
+    assert found.actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.02)
+
+
+def test_costs_are_fitted_to_responses_as_long_as_the_real_ones_were() -> None:
+    lengths = {SampleKey(gid, index): 24 for gid in range(8 * 16) for index in range(8)}
+    like = StepTimes(steps_s=[1.0] * 6, rollouts_s=[0.1] * 6, trains_s=[0.1] * 6, lengths=lengths)
+    real = replace(simulated(PROFILE, RECIPE, 2, like), lengths=lengths)
+    assert median(real.rollouts_s) > 1.3 * median(simulated(PROFILE, RECIPE, 2).rollouts_s)
+    found = fitted(PROFILE, real, RECIPE, 2)
+    assert found.rollout.step_s(64) == pytest.approx(PROFILE.rollout.step_s(64), rel=0.001)
+    assert found.controller_sample_s * 128 < 0.01 * real.step_s
+
+
+def test_what_engines_and_trainer_wait_for_is_found_between_their_calls() -> None:
+    bins = {"serve": "generate", "accumulate": "train", "optimizer_step": "train", "update_weights": "weight_sync"}
+
+    def span(operation: str, start_s: float, end_s: float) -> Span:
+        where = {"devices": (0,), "group": "a/0", "rank": 0, "cause": "", "step": 1, "version": 0}
+        return Span(start_s=start_s, end_s=end_s, operation=operation, bin=bins[operation], **where)
+
+    spans = [
+        span("serve", 9.0, 9.9),  # the step's before
+        span("serve", 10.5, 12.0),
+        span("accumulate", 11.0, 11.5),  # while samples still come: what follows waits for them
+        span("accumulate", 13.0, 14.0),
+        span("optimizer_step", 14.25, 15.0),
+        span("update_weights", 15.5, 16.0),
+    ]
+    step = StepRecord(step=1, start_s=10.0, end_s=16.5, counts={})
+    assert waiting_s(step, spans) == pytest.approx(0.5 + 0.25 + 0.5 + 0.5)
+    assert waiting_s(step, spans[:2]) == 0.0, "nothing was trained on"
+
+
+def test_waiting_is_charged_once_a_step_where_the_trainer_has_to_wait() -> None:
+    plain = simulated(PROFILE, RECIPE, 2)
+    found = simulated(PROFILE.model_copy(update={"controller_step_s": 0.25}), RECIPE, 2)
+    assert found.step_s - plain.step_s == pytest.approx(0.25, rel=0.01)
+    assert found.trains_s == pytest.approx(plain.trains_s)

@@ -1,0 +1,52 @@
+"""What a profile says of costs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlace.core.errors import UserError
+from interlace.forecast.profile.types import Interference, Profile, RolloutCosts, StateCosts, TrainCosts, speed_up
+
+
+def test_a_decode_step_is_linear_between_measured_batches_and_beyond() -> None:
+    costs = RolloutCosts(steps=((1, 0.010), (8, 0.017), (16, 0.033)), kv_tokens=100)
+    assert costs.step_s(1) == pytest.approx(0.010)
+    assert costs.step_s(4) == pytest.approx(0.013)
+    assert costs.step_s(16) == pytest.approx(0.033)
+    assert costs.step_s(32) == pytest.approx(0.065)
+
+
+@given(st.integers(1, 512))
+def test_one_device_is_never_faster_than_two(num_devices: int) -> None:
+    assert 1 <= speed_up(num_devices, 0.9) <= num_devices
+
+
+def test_state_is_sharded_and_buffers_are_not() -> None:
+    assert StateCosts(state_bytes=80, device_bytes=5).memory_bytes(4) == 25
+
+
+@pytest.mark.parametrize("steps", [[], [[8, 0.1], [4, 0.2]], [[1, 0.0]]])
+def test_decode_steps_that_make_no_sense_are_refused(steps: list[list[float]]) -> None:
+    with pytest.raises(UserError, match=r"steps|decode step"):
+        RolloutCosts.parse({"steps": steps, "kv_tokens": 1})
+
+
+def test_workers_beside_one_another_add_up() -> None:
+    pairs = (
+        Interference(role="rollout", beside="actor", slowdown=1.5),
+        Interference(role="rollout", beside="rollout", slowdown=2),
+    )
+    profile = Profile(
+        device="cpu",
+        device_memory_bytes=1,
+        rollout=RolloutCosts(steps=((1, 1e-3),), kv_tokens=1),
+        actor=TrainCosts(token_s=0),
+        interference=pairs,
+    )
+    assert profile.slowdown("rollout", []) == 1
+    assert profile.slowdown("rollout", ["actor", "rollout", "rollout"]) == 3.5
+    assert profile.slowdown("actor", ["rollout"]) == 1
+
+
+def test_an_instance_may_be_no_faster_on_several_devices() -> None:
+    assert speed_up(8, 0.5) == 1

@@ -1,0 +1,252 @@
+"""What the planner promises: within bounds, better where there is better, and always able to run."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from interlace.core.errors import UserError
+from interlace.forecast.profile.types import Lengths, Profile, RolloutCosts, TrainCosts
+from interlace.forecast.search.bounds import Workload, least_step_s, misfit
+from interlace.forecast.search.candidates import Candidate, Layout, neighbours, plain
+from interlace.forecast.search.planner import coarser, search
+from interlace.forecast.search.plans import (
+    Fidelity,
+    PlanLimits,
+    Planned,
+    Refused,
+    SampleEffort,
+    Score,
+    differing,
+    pareto,
+)
+from interlace.schedule.placement import Device
+from interlace.schedule.presets import load_schedule, preset_names
+from interlace.schedule.schedule import Schedule
+
+PROFILE = Profile(
+    device="a test's",
+    device_memory_bytes=100,
+    rollout=RolloutCosts(steps=((1, 0.01), (64, 0.02)), kv_tokens=10_000, state_bytes=10, device_bytes=10),
+    actor=TrainCosts(token_s=1e-4, state_bytes=60),
+    lengths=Lengths(median=100),
+)
+WORKLOAD = Workload(num_devices=8, prompts_per_step=16, samples_per_prompt=4, max_new_tokens=1000, spans=(1, 2))
+
+
+def devices(count: int, memory: int = 100) -> tuple[Device, ...]:
+    return tuple(Device(index=n, pool="sim", pool_index=n, memory_bytes=memory) for n in range(count))
+
+
+def score(tokens_per_s: float, *, shift: float = 0.0) -> Score:
+    return Score(
+        step_s=1000 / tokens_per_s, error_s=0.0, tokens_per_s=tokens_per_s, goodput=0.5, staleness_mean=0.0,
+        staleness_max=0.0, length_shift=shift, bins={"train": 0.5, "idle": 0.5},
+    )  # fmt: skip
+
+
+class Invented:
+    """Scores by a rule, and notes what was asked."""
+
+    def __init__(self, rule) -> None:
+        self.rule, self.asked = rule, []
+
+    def __call__(self, tasks):
+        self.asked += tasks
+        return [self.rule(schedule) for schedule, _ in tasks]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_a_candidate_like_any_other(name: str) -> None:
+    preset = load_schedule(name)
+    on = Candidate.of(preset, name).on(8)
+    assert on is not None
+    for role in ("rollout", "reference", "critic", "actor"):
+        assert on.instances(role, devices(8)) == preset.instances(role, devices(8)), role
+    assert on.model_copy(update={"placement": preset.placement}) == preset
+
+
+@given(
+    eighths=st.integers(1, 8), trains=st.integers(1, 8), span=st.sampled_from([1, 2, 4, 8]), count=st.integers(1, 40),
+    inference=st.sampled_from(["training", "rollout", "apart"]),
+)  # fmt: skip
+def test_a_layout_fits_every_cluster_or_says_no(eighths, trains, span, count, inference) -> None:
+    layout = Layout(rollout=Fraction(eighths, 8), training=Fraction(trains, 8), span=span, inference=inference)
+    placement = layout.placement(count)
+    if placement is None:
+        return
+    schedule = Schedule.parse({"placement": placement})
+    for role in ("rollout", "reference", "critic", "actor"):
+        instances = schedule.instances(role, devices(count))
+        assert instances and all(instances)
+    if layout.is_split:
+        used = {
+            d.index
+            for role in ("rollout", "actor", "reference")
+            for i in schedule.instances(role, devices(count))
+            for d in i
+        }
+        assert used == set(range(count))
+
+
+def test_neighbours_differ_and_are_valid() -> None:
+    for candidate in plain():
+        found = list(neighbours(candidate, spans=(1, 2), has_reference=True))
+        assert candidate not in found
+        assert len(found) > 40
+
+
+def test_a_schedule_that_publishes_seldom_does_not_pass_for_on_policy() -> None:
+    seldom, limits = load_schedule("verl-fully-async-b"), PlanLimits()
+    assert seldom.staleness_bound == 0
+    assert limits.refusal(load_schedule("verl-colocated")) is None
+    assert limits.refusal(seldom) == "publishes every 4 steps, and 1 is allowed"
+    assert replace(limits, max_sync_every=4).refusal(seldom) is None
+    assert limits.refusal(load_schedule("areal")) == "samples may be 4 versions stale, more than the 0 allowed"
+
+
+def test_the_bound_refuses_what_is_staler() -> None:
+    scorer = Invented(lambda schedule: score(100.0 + 10 * schedule.staleness_bound))
+    on_policy = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), scorer, effort=SampleEffort(40_000))
+    assert all(plan.staleness_bound == 0 for plan in on_policy.ranked)
+    ahead = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(40_000))
+    assert ahead.best.staleness_bound == 4
+
+
+def test_the_search_climbs_to_what_no_preset_has() -> None:
+    def rule(schedule: Schedule) -> Score:
+        wide = schedule.instances("rollout", devices(8))[0]
+        return score(
+            100.0 * len(wide) + 50 * (schedule.dispatch == "longest_first") + 30 * (schedule.concurrency == 64)
+        )
+
+    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=SampleEffort(200_000))
+    assert found.best.score.tokens_per_s == 280.0
+    assert found.ratio(found.best) == pytest.approx(2.8)
+
+
+def test_biased_plans_are_out_of_bounds_where_the_user_says_so() -> None:
+    def rule(schedule: Schedule) -> Score:
+        short = schedule.tail.kind in ("oversample", "tail_batching")
+        return score(300.0, shift=-0.2) if short else score(100.0)
+
+    free = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=SampleEffort(60_000))
+    fair = search(
+        PROFILE, WORKLOAD, devices(8), PlanLimits(max_length_shift=0.05), Invented(rule), effort=SampleEffort(60_000)
+    )
+    assert free.best.score.length_shift == -0.2
+    assert fair.best.score.length_shift == 0.0
+    assert {plan.score.length_shift for plan in free.front} == {-0.2, 0.0}
+    assert free.unbiased is not None
+    assert free.unbiased.score == score(100.0)
+
+
+def test_no_schedule_is_simulated_twice() -> None:
+    scorer = Invented(lambda schedule: score(100.0 + len(str(schedule)) % 11))
+    search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(100_000))
+    assert len(scorer.asked) == len(set(scorer.asked))
+
+
+def test_each_preset_is_given_its_reason() -> None:
+    def rule(schedule: Schedule) -> Score | Refused:
+        if schedule.dispatch == "skew_aware":
+            return Refused(reason="a test refuses it")
+        return score(100.0 + 5 * (schedule.dispatch == "least_tokens"))
+
+    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=SampleEffort(40_000))
+    reasons = {why.preset: why for why in found.why_not}
+    assert reasons["streamrl-sync"].reason == "a test refuses it"
+    assert reasons["verl-colocated"].ratio == pytest.approx(100 / 105)
+    assert "4 versions" in reasons["areal"].reason
+    assert reasons["verl-colocated"].loses == [("train", 0.5 * 105 / 100 - 0.5)] or reasons["verl-colocated"].loses
+
+
+def test_no_memory_says_which_part_and_by_how_much() -> None:
+    large = PROFILE.model_copy(update={"actor": TrainCosts(token_s=1e-4, state_bytes=9000)})
+    with pytest.raises(
+        UserError,
+        match=r"no plan fits into memory.*actor on 8 devices needs .* Its largest part is state",
+    ):
+        search(large, WORKLOAD, devices(8), PlanLimits(), Invented(lambda _: score(1.0)), effort=SampleEffort(1000))
+    found = misfit(Schedule(), large, WORKLOAD, devices(8))
+    assert found is not None
+    assert (found.memory.role, found.needed_bytes, found.memory.device_bytes) == ("actor", 1125, 100)
+
+
+def test_limits_that_contradict_each_other_are_refused_with_the_fastest_step() -> None:
+    with pytest.raises(UserError, match=r"no schedule holds a step to 1 s .*best plan found takes 10 s per step: {.*}"):
+        search(
+            PROFILE,
+            WORKLOAD,
+            devices(8),
+            PlanLimits(max_step_s=1.0),
+            Invented(lambda _: score(100.0)),
+            effort=SampleEffort(20_000),
+        )
+
+
+def test_the_same_arguments_give_the_same_plan() -> None:
+    rule = lambda schedule: score(100.0 + len(str(schedule)) % 7)  # noqa: E731
+    first, second = (
+        search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=2), Invented(rule), effort=SampleEffort(50_000))
+        for _ in "ab"
+    )
+    assert first == second
+
+
+def test_more_fidelity_is_spent_on_fewer() -> None:
+    scorer = Invented(lambda schedule: score(100.0 + len(str(schedule)) % 11))
+    large = replace(WORKLOAD, num_devices=256, prompts_per_step=256, samples_per_prompt=16)
+    assert coarser(large)[:2] == (32, 8)
+    search(PROFILE, large, devices(256), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(600_000))
+    asked = {scale: sum(each.scale == scale for _, each in scorer.asked) for scale in (32, 8, 1)}
+    assert asked[32] > asked[8] > asked[1] > 0
+
+
+def test_the_front_holds_what_no_other_plan_beats() -> None:
+    def plan(tokens: float, lag: int, shift: float) -> Planned:
+        return Planned(
+            name="", schedule=Schedule(), score=score(tokens, shift=shift), staleness_bound=lag, candidate=plain()[0]
+        )
+
+    front = pareto([plan(3, 4, 0), plan(2, 4, 0), plan(2, 0, -0.1), plan(1, 0, 0), plan(1, 1, -0.05)])
+    assert [(each.score.tokens_per_s, each.staleness_bound) for each in front] == [(3, 4), (2, 0), (1, 0)]
+
+
+def test_a_lower_bound_is_below_what_a_long_response_takes() -> None:
+    alone = least_step_s(Schedule(), PROFILE, WORKLOAD, devices(8))
+    assert alone > 0
+    ahead = Schedule.parse({"max_staleness": 4, "batching": "arrival"})
+    assert least_step_s(ahead, PROFILE, WORKLOAD, devices(8)) <= alone
+
+
+def test_a_schedules_file_holds_what_differs_and_loads_again() -> None:
+    for name in preset_names():
+        schedule = load_schedule(name)
+        assert Schedule.parse(differing(schedule)) == schedule
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_scales_divide_devices_and_prompts(num_devices: int, prompts: int) -> None:
+    coarse, middle, *_ = coarser(replace(WORKLOAD, num_devices=num_devices, prompts_per_step=prompts))
+    for scale in (coarse, middle):
+        assert num_devices % scale == 0 == prompts % scale
+    assert Fidelity(scale=coarse, steps=4).num_steps(Schedule()) == 4
+
+
+def test_a_search_returns_the_best_so_far_when_its_time_is_over() -> None:
+    asked = []
+
+    def scorer(tasks):
+        asked.extend(tasks)
+        return [score(100.0 + lag(schedule)) if len(asked) <= 16 else None for schedule, _ in tasks]
+
+    def lag(schedule: Schedule) -> float:
+        return schedule.max_staleness
+
+    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(100))
+    assert found.ranked and found.num_scored <= 16
+    assert any("the time was over" in each.reason for each in found.why_not)

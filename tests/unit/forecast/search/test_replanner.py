@@ -1,0 +1,75 @@
+"""The rule of changes: drift makes a plan due, and only a gain that pays its cost twice, seen twice, changes a run."""
+
+from interlace.forecast.search.replanner import AT_MOST, RECENT, Replanner
+
+
+def told(rule: Replanner, step_s: float, times: int) -> None:
+    for _ in range(times):
+        rule.observe(step_s)
+
+
+def test_the_error_is_predicted_against_measured() -> None:
+    assert Replanner(2.0).observe(2.5) == 2.0 / 2.5 - 1
+
+
+def test_a_steady_run_is_planned_again_now_and_then_only() -> None:
+    rule = Replanner(1.0)
+    told(rule, 1.3, AT_MOST - 1)  # a constant error of the profile is no drift
+    assert not rule.is_due
+    rule.observe(1.3)
+    assert rule.is_due
+
+
+def test_drift_makes_a_plan_due() -> None:
+    rule = Replanner(1.0)
+    told(rule, 1.0, RECENT)
+    assert not rule.is_due
+    told(rule, 1.2, RECENT)
+    assert rule.is_due
+
+
+def drifted(switch_s: float) -> Replanner:
+    rule = Replanner(1.0)
+    rule.switch_s = switch_s
+    told(rule, 1.0, RECENT)
+    told(rule, 2.0, RECENT)
+    return rule
+
+
+def test_one_plan_is_not_enough() -> None:
+    rule = drifted(switch_s=1.0)
+    assert not rule.planned(2.0, 1.0, steps_left=100)
+    told(rule, 2.0, RECENT)
+    assert rule.is_due  # to hear a second time
+    assert rule.planned(2.0, 1.0, steps_left=100)
+
+
+def test_a_small_gain_changes_nothing() -> None:
+    rule = drifted(switch_s=0.0)
+    for _ in range(3):
+        assert not rule.planned(2.0, 1.95, steps_left=100)
+        told(rule, 2.0, RECENT)
+
+
+def test_a_change_must_pay_its_measured_cost_back_twice() -> None:
+    for steps_left, changes in ((15, False), (25, True)):
+        rule = drifted(switch_s=10.0)
+        rule.planned(2.0, 1.0, steps_left=steps_left)
+        told(rule, 2.0, RECENT)
+        assert rule.planned(2.0, 1.0, steps_left=steps_left) is changes
+
+
+def test_no_change_before_its_cost_was_measured() -> None:
+    rule = Replanner(1.0)
+    told(rule, 2.0, 2 * RECENT)
+    assert not rule.planned(2.0, 0.1, steps_left=10**6)
+    told(rule, 2.0, RECENT)
+    assert not rule.planned(2.0, 0.1, steps_left=10**6)
+
+
+def test_after_a_change_residuals_begin_anew() -> None:
+    rule = drifted(switch_s=1.0)
+    rule.changed(0.5)
+    assert rule.predicted_s == 0.5
+    assert rule.ratio == 1.0
+    assert not rule.is_due

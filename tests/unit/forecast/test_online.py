@@ -1,0 +1,108 @@
+"""schedule=auto: what the recipe may say, and a run whose planner changes its schedule on the way."""
+
+import os
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.flows.run import StepResult
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.online import LOWEST, OnlinePlanner, with_lengths
+from interlace.forecast.plan import PlanRequest, PlanSettings
+from interlace.forecast.search.plans import accept_all
+from interlace.forecast.simulate import Simulation, simulate
+from interlace.observe.progress import QuietProgress
+from interlace.run.recipe.check_settings import check_placement
+from interlace.run.recipe.config import set_schedule
+from interlace.run.recipe.load import load_recipe
+from interlace.schedule.presets import load_schedule
+from interlace.schedule.schedule import Schedule
+
+
+def test_auto_takes_a_bound_and_nothing_else() -> None:
+    open_one = load_recipe("longtail", ["schedule={preset: auto, max_staleness: 4}"])
+    assert open_one.schedule.open
+    assert open_one.model_dump(mode="json")["schedule"] == {"preset": "auto", "max_staleness": 4.0}
+    assert load_recipe("longtail", ["schedule=auto"]).schedule.resolved == Schedule()
+    with pytest.raises(UserError, match="dispatch cannot be given beside it"):
+        load_recipe("longtail", ["schedule={preset: auto, dispatch: least_tokens}"])
+
+
+def test_what_was_chosen_is_in_the_runs_settings(tmp_path) -> None:
+    from interlace.core.yaml_text import to_yaml
+
+    chosen = set_schedule(load_recipe("longtail", ["schedule=auto"]), load_schedule("areal"), "auto")
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(chosen.model_dump(mode="json")))
+    again = load_recipe(str(path))
+    assert again == chosen
+    assert not again.schedule.open
+
+
+def test_what_does_not_train_refuses_an_open_schedule() -> None:
+    recipe = load_recipe("longtail", ["schedule=auto"])
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=4)
+    with pytest.raises(UserError, match="interlace plan"):
+        check_placement(recipe, simulation.devices)
+
+
+def test_measured_lengths_take_the_place_of_the_profiles() -> None:
+    profile = load_profile("qwen2.5-7b-h800")
+    assert with_lengths(profile, [5] * 3) is profile  # too few to say anything
+    fitted = with_lengths(profile, range(1, 1001))
+    assert fitted.lengths.quantiles[0] == 1
+    assert fitted.lengths.quantiles[-1] == 1000
+    assert fitted.lengths.quantiles[16] == pytest.approx(500, abs=2)
+    assert fitted.rollout == profile.rollout
+
+
+def request(num_steps: int) -> PlanRequest:
+    sizes = ["prompts_per_step=4", "samples_per_prompt=2", "sampling.max_new_tokens=4000", f"steps={num_steps}"]
+    return PlanRequest(
+        recipe=load_recipe("longtail", sizes),
+        simulation=Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=4, num_prompts=64),
+        settings=PlanSettings(max_staleness=2, search_s=600, search_samples=12_000, search_processes=1),
+    )
+
+
+def steps_under(schedule: Schedule, asked: PlanRequest) -> list[StepResult]:
+    return list(simulate(set_schedule(asked.recipe, schedule), asked.simulation).results)
+
+
+def test_a_run_that_drifts_is_planned_again_and_changed() -> None:
+    asked = request(40)
+    poor = load_schedule("rlinf-disaggregated")
+    results = steps_under(poor, asked)
+    planner = OnlinePlanner(asked, poor, results[0].metrics["timing_s/step"] / 3, accepts=accept_all)
+    planner.started(1.0)
+    changed = None
+    for result in results:
+        metrics = planner.on_step(result, QuietProgress())
+        assert metrics["plan/predicted_s"] > 0
+        planner.wait()
+        if changed := planner.take_change():
+            break
+    planner.close()
+    assert changed is not None and changed != poor
+    before = sum(result.metrics["timing_s/step"] for result in results[8:16])
+    after = sum(result.metrics["timing_s/step"] for result in steps_under(changed, asked)[8:16])
+    assert after < 0.9 * before
+
+
+def test_a_good_schedule_is_left_alone() -> None:
+    asked = request(40)
+    first = steps_under(load_schedule("async-colocated"), asked)
+    planner = OnlinePlanner(asked, load_schedule("async-colocated"), 1.0, accepts=accept_all)
+    for result in first:  # it was never told what a change costs
+        planner.on_step(result, QuietProgress())
+        planner.wait()
+        assert planner.change is None
+    planner.close()
+
+
+def test_a_search_has_the_lowest_priority() -> None:
+    """At that of training it kept a core from a trainer's threads, which wait for one another."""
+    planner = OnlinePlanner(request(4), load_schedule("areal"), 1.0, accepts=accept_all)
+    [niceness] = planner._process.map(os.nice, [0])
+    planner.close()
+    assert niceness == LOWEST

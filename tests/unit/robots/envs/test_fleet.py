@@ -1,0 +1,137 @@
+"""Episodes in processes: equal however many there are, and each ends once whatever happens to its process."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.robots.envs.base import Start
+from interlace.robots.envs.fleet import EnvFleet
+from interlace.robots.envs.load import EnvConfig
+from interlace.robots.envs.process import SlotChunk
+from interlace.robots.envs.spec import SimulatorError
+
+WALK = "tests.contract.envs:Walk"
+FAULT_AT = 1.5
+
+
+def with_fleet(use: Callable[[EnvFleet], Awaitable[object]], *, workers: int = 2, num_envs: int = 4, **changed: object):
+    async def run() -> object:
+        timeout_s = float(changed.pop("timeout_s", 20.0))
+        settings = {"tasks": ["right", "left"], "horizon": 12, "end_on_success": False, **changed}
+        fleet = EnvFleet(EnvConfig(
+            family=WALK, settings=settings, num_envs=num_envs, workers=workers, timeout_s=timeout_s
+        ))  # fmt: skip
+        try:
+            return await use(fleet)
+        finally:
+            fleet.close()
+
+    return asyncio.run(run())
+
+
+async def walk(fleet: EnvFleet, index: int, size: float = 0.2, num_chunks: int = 4) -> list[SlotChunk]:
+    async with fleet.episode(Start(task=index % 2, init_state=index, seed=index)) as env:
+        return [await env.chunk_step(np.full((3, 1), size, np.float32)) for _ in range(num_chunks)]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_results_do_not_depend_on_the_number_of_processes(workers: int) -> None:
+    async def all_walks(fleet: EnvFleet) -> list[list[SlotChunk]]:
+        return await asyncio.gather(*(walk(fleet, index) for index in range(8)))
+
+    async def one_by_one(fleet: EnvFleet) -> list[list[SlotChunk]]:
+        return [await walk(fleet, index) for index in reversed(range(8))][::-1]
+
+    expected = with_fleet(one_by_one, workers=1, num_envs=1)
+    found = with_fleet(all_walks, workers=workers, num_envs=5)
+    for episode, other in zip(expected, found, strict=True):
+        assert episode[-1].truncated and other[-1].truncated
+        for one, another in zip(episode, other, strict=True):
+            np.testing.assert_array_equal(one.observation["state"], another.observation["state"])
+            np.testing.assert_array_equal(one.reward, another.reward)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "counted"),
+    [
+        ("nan", "NaN", "num_broken"),
+        ("raise", "the wheel came off", "num_broken"),
+        ("exit", "exit code 3", "num_died"),
+        ("crash", "exit code -11", "num_died"),
+        ("hang", r"env.timeout_s = 1 s", "num_hung"),
+    ],
+)
+def test_what_breaks_ends_one_episode_and_the_others_go_on(fault: str, reason: str, counted: str) -> None:
+    async def use(fleet: EnvFleet) -> tuple[list[object], int]:
+        runs = [walk(fleet, index, size=0.5 if index == 1 else 0.01) for index in range(4)]
+        done = await asyncio.gather(*runs, return_exceptions=True)
+        assert getattr(fleet.counts, counted) == 1
+        return done, fleet.counts.num_brought_back
+
+    # Three actions of 0.5 lead beyond 1.5 from where init state 1 begins.
+    done, brought_back = with_fleet(use, workers=1, fault=fault, fault_at=FAULT_AT, timeout_s=1.0)
+    assert isinstance(done[1], SimulatorError) and __import__("re").search(reason, str(done[1]))
+    healthy, _ = with_fleet(use_all_but_one, workers=1)
+    for index in (0, 2, 3):
+        for one, another in zip(done[index], healthy[index], strict=True):
+            np.testing.assert_array_equal(one.observation["state"], another.observation["state"])
+    assert (brought_back > 0) == (counted != "num_broken")
+
+
+async def use_all_but_one(fleet: EnvFleet) -> tuple[list[list[SlotChunk]], int]:
+    return await asyncio.gather(*(walk(fleet, index, size=0.01) for index in range(4))), 0
+
+
+def test_a_process_that_is_told_to_stop_costs_no_episode() -> None:
+    async def use(fleet: EnvFleet) -> object:
+        async with fleet.episode(Start(task=0, init_state=0)) as env:
+            await env.chunk_step(np.ones((2, 1)))
+            (child,) = fleet._servers[0]._pool._children
+            os.kill(child.process.pid, signal.SIGTERM)
+            return await env.chunk_step(np.ones((2, 1)))
+
+    async def undisturbed(fleet: EnvFleet) -> object:
+        async with fleet.episode(Start(task=0, init_state=0)) as env:
+            await env.chunk_step(np.ones((2, 1)))
+            return await env.chunk_step(np.ones((2, 1)))
+
+    found, expected = with_fleet(use, workers=1), with_fleet(undisturbed, workers=1)
+    np.testing.assert_array_equal(found.observation["state"], expected.observation["state"])
+
+
+def test_episodes_wait_for_a_free_environment_and_may_be_cancelled() -> None:
+    async def use(fleet: EnvFleet) -> None:
+        async with fleet.episode(Start(task=0, init_state=0)) as env:
+            waiting = asyncio.create_task(walk(fleet, 1))
+            impatient = asyncio.create_task(walk(fleet, 2))
+            await env.chunk_step(np.ones((1, 1)))
+            assert not waiting.done()
+            impatient.cancel()
+        assert len(await waiting) == 4
+        with pytest.raises(asyncio.CancelledError):
+            await impatient
+        assert len(await walk(fleet, 3)) == 4
+
+    with_fleet(use, workers=1, num_envs=1)
+
+
+def test_pictures_and_experts_come_from_the_process() -> None:
+    async def use(fleet: EnvFleet) -> None:
+        async with fleet.episode(Start(task=1, init_state=0)) as env:
+            assert (await env.render()).shape == (8, 64, 3)
+            assert await env.expert_action() == -1
+
+    with_fleet(use)
+
+
+def test_what_cannot_be_made_is_said_at_the_start() -> None:
+    async def use(fleet: EnvFleet) -> None:
+        with pytest.raises(UserError, match="names a task twice"):
+            await fleet.start()
+
+    with_fleet(use, tasks=["left", "left"])

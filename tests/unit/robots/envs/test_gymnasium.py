@@ -1,0 +1,53 @@
+"""Gymnasium's environments: states with wrappers, and what an environment lacks."""
+
+import numpy as np
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.robots.envs.base import VectorEnv
+from interlace.robots.envs.load import create_envs
+
+STACKED, DRIFT = "tests.support.wrapped_gym:Stacked-v0", "tests.support.wrapped_gym:Drift-v0"
+
+
+def envs(task: str, **arguments: object) -> VectorEnv:
+    pytest.importorskip("gymnasium")
+    made = create_envs("gymnasium", {"tasks": [task], "horizon": 20, "arguments": arguments}, 1)
+    made.reset(seeds=[3], task_ids=[0], init_state_ids=[5])
+    return made
+
+
+def test_a_state_includes_that_of_wrappers() -> None:
+    made, draw = envs(STACKED), np.random.default_rng(0)
+    first, later = (draw.uniform(-1, 1, (1, 3, 1)).astype(np.float32) for _ in range(2))
+    made.chunk_step(first)
+    state = made.get_state()
+    wanted = made.chunk_step(later)
+    other = envs(STACKED)
+    other.set_state(state)
+    found = other.chunk_step(later)
+    np.testing.assert_array_equal(found.observation["state"], wanted.observation["state"])
+    assert wanted.observation["state"].shape == (1, 3), "three frames"
+    np.testing.assert_array_equal(found.truncated, wanted.truncated)
+    assert wanted.truncated[0, -1], "the wrapper's limit of six steps"
+
+
+def test_an_environment_that_cannot_be_repeated_refuses_to_save() -> None:
+    made = envs(STACKED, honest=False)
+    made.chunk_step(np.zeros((1, 2, 1), np.float32))
+    with pytest.raises(UserError, match=r"Stacked-v0' cannot save its state: .*placement.env=host"):
+        made.get_state()
+
+
+def test_an_environment_without_a_renderer_runs_and_is_not_drawn() -> None:
+    made = envs(DRIFT)
+    with pytest.raises(UserError, match=r"cannot draw 'tests.support.wrapped_gym:Drift-v0' here: NotImplementedError"):
+        made.render()
+    assert np.isfinite(made.chunk_step(np.zeros((1, 2, 1), np.float32)).observation["state"]).all()
+
+
+def test_a_module_of_the_current_folder_is_found(tmp_path, monkeypatch) -> None:
+    lines = ["import gymnasium", "from tests.support.wrapped_gym import Drift", "gymnasium.register('Near-v0', Drift)"]
+    (tmp_path / "near_env.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    assert envs("near_env:Near-v0").spec.action.size == 1

@@ -1,0 +1,95 @@
+"""What a user may get wrong about environments, and what breaks in them."""
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.robots.envs import load
+from interlace.robots.envs.load import EnvConfig, check_memory, create_envs, env_family_names
+from interlace.robots.envs.spec import SimulatorError
+
+WALK = "tests.contract.envs:Walk"
+
+
+def walkers(num_envs: int = 2, **settings: object):
+    return create_envs(WALK, {"tasks": ["right"], "horizon": 20, **settings}, num_envs)
+
+
+def test_families_are_found_by_name() -> None:
+    assert {"metaworld", "gymnasium"} <= set(env_family_names())
+    assert walkers().spec.instructions == ("go right",)
+    assert walkers(instructions={"right": "walk on"}).spec.instructions == ("walk on",)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("metawrold", {}, "Did you mean 'metaworld'"),
+        (WALK, {"tasks": ["left"], "horizn": 3}, "Did you mean 'horizon'"),
+        (WALK, {"tasks": ["left", "left"]}, "names a task twice"),
+        (WALK, {"tasks": ["left"], "instructions": {"up": "go up"}}, "none of tasks"),
+        ("tests.contract.envs:Family", {}, "not a subclass of Simulator"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(family: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        create_envs(family, settings, 2)
+
+
+def test_an_unknown_task_names_the_nearest() -> None:
+    pytest.importorskip("metaworld")
+    with pytest.raises(UserError, match="Did you mean 'reach-v3'"):
+        create_envs("metaworld", {"tasks": ["reech-v3"]}, 1)
+    with pytest.raises(UserError, match="gymnasium cannot make 'CartPole-v9'"):
+        create_envs("gymnasium", {"tasks": ["CartPole-v9"]}, 1)
+    with pytest.raises(UserError, match="differ in the shape"):
+        create_envs("gymnasium", {"tasks": ["CartPole-v1", "Pendulum-v1"]}, 1)
+
+
+def test_a_library_that_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "metaworld", None)
+    with pytest.raises(UserError, match=r"interlace\[robots\]"):
+        create_envs("metaworld", {}, 1)
+
+
+def test_more_environments_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.contract.envs import Walk
+
+    monkeypatch.setattr(Walk, "memory_bytes", 100 << 20)
+    monkeypatch.setattr(load, "_memory_bytes", lambda: 450 << 20)
+    with pytest.raises(UserError, match=r"set env.num_envs to 4 or less"):
+        create_envs(WALK, {"tasks": ["left"]}, 5)
+    monkeypatch.setattr(Walk, "swaps", True)  # then each process has one a task
+    create_envs(WALK, {"tasks": ["left"]}, 5).close()
+    with pytest.raises(UserError, match=r"64 environments .* in 3 processes .* set env.workers to 2 or less"):
+        check_memory(EnvConfig(family=WALK, settings={"tasks": ["left", "right"]}, num_envs=64, workers=3))
+
+
+def test_a_chunk_before_the_reset_is_refused() -> None:
+    with pytest.raises(UserError, match="not reset"):
+        walkers().chunk_step([[[1.0]]], slots=[0])
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("raise", "the wheel came off"), ("nan", "NaN")])
+def test_a_simulator_that_breaks_ends_its_episode_alone(fault: str, reason: str) -> None:
+    envs = walkers(fault=fault, fault_at=1.0)
+    envs.reset(seeds=[0, 0], task_ids=[0, 0], init_state_ids=[1, 2])
+    result = envs.chunk_step([[[1.0]] * 2, [[-1.0]] * 2])
+    assert list(result.failures) == [0] and reason in result.failures[0]
+    assert result.valid[1].all() and not result.ended[1]
+    assert 0 in envs.chunk_step([[[1.0]] * 2], slots=[0]).failures
+    envs.reset(seeds=[0], task_ids=[0], init_state_ids=[3], slots=[0])
+    assert not envs.chunk_step([[[-1.0]] * 2], slots=[0]).failures
+
+
+def test_a_reset_that_breaks_says_so() -> None:
+    from tests.contract.envs import Walk
+
+    class NoStart(Walk):
+        def reset(self, init_state: int, seed: int) -> None:
+            raise OSError("no such scene")
+
+    from interlace.robots.envs.simulated import SimulatedEnvs
+
+    envs = SimulatedEnvs(NoStart, NoStart.Settings(tasks=("left",)), 1)
+    with pytest.raises(SimulatorError, match="no such scene"):
+        envs.reset(seeds=[0], task_ids=[0], init_state_ids=[0])

@@ -1,0 +1,94 @@
+"""A robot's episode: what is sensed becomes a prompt, and tokens become actions."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.core.types import Prompt, SamplingParams
+from interlace.models.inputs import InputEmbedding
+from interlace.robots.envs.load import EnvConfig
+from interlace.robots.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from interlace.robots.episodes.robot import RobotConfig, check_spaces
+from interlace.robots.features import Feature, StateFeatures
+from interlace.robots.models.actions import ActionTokens
+
+READS = InputEmbedding(placeholder=50, per_observation=2, shapes={"state": (3,)})
+
+
+def actions(**changed) -> ActionTokens:
+    given = {
+        "chunk": 2, "low": np.array([-1, 0], np.float32), "high": np.array([1, 4], np.float32), "num_bins": 8,
+        "reads": READS,
+    }  # fmt: skip
+    return ActionTokens(**{**given, **changed})
+
+
+def spec(**changed) -> EnvSpec:
+    given = {
+        "observation": {"state": ArraySpec(shape=(3,), dtype="float32")},
+        "action": ActionSpec(low=-np.ones(2, np.float32), high=np.ones(2, np.float32)),
+        "tasks": ("a",), "instructions": ("go",), "horizon": 10,
+    }  # fmt: skip
+    return EnvSpec(**{**given, **changed})
+
+
+def config(**changed) -> RobotConfig:
+    return RobotConfig(env=EnvConfig(family="gymnasium"), **changed)
+
+
+def test_actions_survive_their_tokens():
+    tokens = actions()
+    given = np.array([[-1.0, 0.1], [0.99, 3.9]])
+    found = tokens.decode(tokens.encode(given))
+    np.testing.assert_allclose(found, given, atol=0.26)
+    np.testing.assert_array_equal(tokens.encode(found), tokens.encode(given))
+    assert tokens.encode(np.array([[9.0, 9.0], [-9.0, -9.0]])).tolist() == [7, 7, 0, 0]
+
+
+def test_tokens_may_count_down_from_the_vocabularys_end():
+    tokens = actions(first_id=99, step=-1)
+    assert tokens.encode(np.array([[-1.0, 0.0], [1.0, 4.0]])).tolist() == [99, 99, 92, 92]
+    np.testing.assert_allclose(tokens.decode([99, 92, 92, 99]), [[-0.875, 3.75], [0.875, 0.25]])
+
+
+def test_features_are_offsets_centred_scaled_and_cut():
+    state = np.array([0.5, 2.0, 8.0], np.float32)
+    features = (
+        Feature(of=(1,), minus=(0,), scale=(3.0,)),
+        Feature(of=(0, 2), center=(0.25, 0.0), scale=(0.5, 4.0)),
+        Feature(of=(2,), scale=(4.0,), squash=True),
+    )
+    np.testing.assert_allclose(StateFeatures(features).of(state), [0.5, 0.5, 1.0, np.tanh(2.0)])
+    np.testing.assert_array_equal(StateFeatures(()).of(state), state)
+
+
+@pytest.mark.parametrize(
+    ("given", "simulator", "words"),
+    [
+        ({"chunk": 11}, {}, "horizon"),
+        ({"low": np.zeros(3, np.float32), "high": np.ones(3, np.float32)}, {}, "action_size=2"),
+        ({}, {"observation": {"image": ArraySpec(shape=(8, 8, 3), dtype="uint8")}}, "reads 'state'"),
+        ({}, {"observation": {"state": ArraySpec(shape=(5,), dtype="float32")}}, "state_size"),
+        (
+            {"low": np.zeros(1, np.float32), "high": np.ones(1, np.float32)},
+            {"action": ActionSpec(low=np.zeros(1, np.float32), high=np.ones(1, np.float32), num_choices=2)},
+            "bins=2",
+        ),
+    ],
+)
+def test_a_policy_that_cannot_serve_a_simulator_is_refused(given, simulator, words):
+    with pytest.raises(UserError, match=words):
+        check_spaces(config(), spec(**simulator), actions(**given))
+
+
+def test_a_text_model_is_no_robots_policy():
+    from interlace.robots.episodes.robot import RobotEpisode
+
+    class Session:
+        params, seed, actions = SamplingParams(), 0, None
+
+    prompt = Prompt(uid="a", token_ids=np.array([1], np.int32), text="", answer="", metadata={"task": 0})
+    with pytest.raises(UserError, match="tiny:vla"):
+        asyncio.run(RobotEpisode(config()).run(prompt, Session()))

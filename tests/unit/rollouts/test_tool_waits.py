@@ -1,0 +1,60 @@
+"""A device that has nothing to do because its episodes' tools run is told apart from the tail and from a stall."""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import pytest
+
+from interlace.core.types import Prompt
+from interlace.flows.run import SINGLE_TURN
+from interlace.observe.goodput import BINS, PREFIX
+from interlace.rollouts.base import Session
+from interlace.schedule.schedule import Schedule
+from tests.support.sim_run import Record, Workload, simulate
+
+WORK = Workload(prompts_per_step=4, samples_per_prompt=2, num_steps=3, num_devices=3)
+SPLIT = Schedule.parse({"placement": {"actor": 0, "rollout": "1-2"}})
+
+
+@dataclass
+class Searches:
+    """Two turns with a tool between."""
+
+    tool_s: float
+    is_named: bool = True
+
+    async def run(self, prompt: Prompt, session: Session) -> float:
+        turn = await session.generate(prompt.token_ids.tolist())
+        if self.is_named:
+            async with session.waiting("a search"):
+                await asyncio.sleep(self.tool_s)
+        else:
+            await asyncio.sleep(self.tool_s)
+        await session.generate([*prompt.token_ids.tolist(), *turn.token_ids.tolist(), 7])
+        return 1.0
+
+
+def shares(record: Record, name: str) -> list[float]:
+    return [result.metrics[f"{PREFIX}{name}"] for result in record.results]
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_engines_that_wait_for_tools_are_in_a_bin_of_their_own(is_named: bool) -> None:
+    record = simulate(SPLIT, replace(WORK, episode=Searches(tool_s=1000.0, is_named=is_named)))
+    # Two engines of three devices wait nearly all the time; the trainer's waits for them.
+    for tool_wait, pipeline, tail in zip(
+        *(shares(record, name) for name in ("tool_wait", "pipeline_bubble", "tail_bubble")), strict=True
+    ):
+        assert tool_wait == pytest.approx(2 / 3, abs=0.1) and tail < 0.05 and pipeline < 0.2
+
+
+def test_the_tail_stays_the_tail() -> None:
+    single, quick = (simulate(SPLIT, replace(WORK, episode=each)) for each in (SINGLE_TURN, Searches(tool_s=0.0)))
+    assert shares(single, "tool_wait") == [0.0] * 3 and sum(shares(single, "tail_bubble")) > 0
+    assert sum(shares(quick, "tool_wait")) < 1e-6 and sum(shares(quick, "tail_bubble")) > 0
+
+
+def test_every_device_second_is_in_one_bin() -> None:
+    record = simulate(SPLIT, replace(WORK, episode=Searches(tool_s=3.0)))
+    for result in record.results:
+        assert sum(result.metrics[f"{PREFIX}{name}"] for name in BINS) == pytest.approx(1)

@@ -1,0 +1,131 @@
+"""Episodes over the real engine: what a sample of several turns holds is what the model drew."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from interlace.core.types import Prompt, SampleKey
+from interlace.models.tiny import build_tiny
+from interlace.rollouts.base import Session
+from interlace.rollouts.episodes.single_turn import SingleTurn
+from interlace.runtime.watchdog import Watchdog
+from tests.support.episode_runs import samples_of
+
+HINT = [40, 41, 42]
+
+
+@dataclass
+class AskTwice:
+    """A question, what a tool says of the answer, a second answer."""
+
+    tool_s: Sequence[float]
+    """Seconds of the tool, in turn."""
+    num_asked: int = field(default=0, init=False)
+
+    async def run(self, prompt: Prompt, session: Session) -> float:
+        first = await session.generate(prompt.token_ids.tolist())
+        self.num_asked += 1
+        await asyncio.sleep(self.tool_s[self.num_asked % len(self.tool_s)])
+        async with session.waiting("the tool's end"):
+            await asyncio.sleep(0)
+        context = [*prompt.token_ids.tolist(), *first.token_ids.tolist(), *HINT]
+        second = await session.generate(context)
+        return float(len(second.token_ids))
+
+
+class SameContextTwice:
+    """Two answers to one question."""
+
+    async def run(self, prompt: Prompt, session: Session) -> None:
+        await session.generate(prompt.token_ids.tolist())
+        await session.generate(prompt.token_ids.tolist())
+
+
+@pytest.fixture
+def keen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watchdog that takes a few hundredths of a second without any operation for a stall."""
+    monkeypatch.setattr(Watchdog, "LOOK_EVERY_S", 0.01)
+
+
+@pytest.mark.usefixtures("keen")
+def test_turns_hold_what_was_drawn_and_what_was_put_in_and_no_tool_is_taken_for_a_stall() -> None:
+    samples = samples_of(AskTwice([0.2]), {})
+    model, _ = build_tiny("micro", seed=0)
+    assert len(samples) == 6
+    for sample in samples:
+        first, put_in, second = sample.segments
+        assert put_in.token_ids.tolist() == HINT and put_in.sampled is not None and not put_in.sampled.any()
+        assert sample.outcome is not None and sample.outcome.reward == len(second.token_ids)
+        ids = torch.from_numpy(np.concatenate([sample.prompt.token_ids, sample.token_ids]).astype(np.int64))
+        with torch.no_grad():
+            logprobs = model.eval()(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].numpy()
+        expected = logprobs[len(sample.prompt.token_ids) - 1 :]
+        mask = sample.loss_mask
+        assert mask is not None and mask.sum() == len(first.token_ids) + len(second.token_ids)
+        np.testing.assert_allclose(sample.logprobs[mask], expected[mask], atol=1e-4)
+
+
+def test_samples_do_not_depend_on_when_tools_return() -> None:
+    quick, slow = (samples_of(AskTwice(tool_s), {}) for tool_s in ([0.0], [0.05, 0.0, 0.02]))
+    for one, other in zip(quick, slow, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert one.logprobs.tolist() == other.logprobs.tolist()
+
+
+def test_the_first_turn_draws_what_a_single_turn_draws_and_the_second_draws_anew() -> None:
+    single, twice = samples_of(SingleTurn(), {}), samples_of(SameContextTwice(), {})
+    for one, two in zip(single, twice, strict=True):
+        first, second = two.segments
+        assert one.token_ids.tolist() == first.token_ids.tolist()
+        assert first.token_ids.tolist() != second.token_ids.tolist()
+        assert second.parent == first.parent
+
+
+def test_the_episode_that_the_documents_show_runs() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "extending.md").read_text(encoding="utf-8")
+    names: dict[str, type] = {}
+    exec(next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "TwoGuesses" in block), names)
+    first = samples_of(SingleTurn(), {})[0].text
+
+    def is_first(response: str, _answer: str) -> bool:
+        return response == first
+
+    samples = samples_of(names["TwoGuesses"](HINT, is_first), {})
+    assert [len(sample.segments) for sample in samples] == [1, 3, 3, 3, 3, 3]
+    assert [sample.outcome and sample.outcome.reward for sample in samples] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_an_episode_that_raises_leaves_the_others_whole() -> None:
+    class Breaks(AskTwice):
+        async def run(self, prompt: Prompt, session: Session) -> float:
+            if prompt.uid == "p1":
+                raise OSError("the tool is gone")
+            return await super().run(prompt, session)
+
+    failures: dict[SampleKey, str] = {}
+    samples = samples_of(Breaks([0.0]), failures)
+    assert [sample.key.gid for sample in samples] == [0, 0, 2, 2]
+    assert failures == {SampleKey(1, index): "OSError: the tool is gone" for index in range(2)}
+
+
+def test_a_turn_that_the_engine_refuses_ends_its_sample_alone() -> None:
+    class Refused(AskTwice):
+        async def run(self, prompt: Prompt, session: Session) -> float:
+            if prompt.uid == "p1":
+                await session.generate(prompt.token_ids.tolist())
+                await session.generate([70_000])
+            return await super().run(prompt, session)
+
+    failures: dict[SampleKey, str] = {}
+    samples = samples_of(Refused([0.0]), failures)
+    assert [sample.key.gid for sample in samples] == [0, 0, 2, 2]
+    assert set(failures) == {SampleKey(1, 0), SampleKey(1, 1)}
+    for reason in failures.values():
+        assert reason.startswith("UserError: the engine refused turn 1: request p1")
+        assert "token id 70000 is not in the model's vocabulary" in reason

@@ -1,0 +1,98 @@
+"""A robot's policy that cannot serve its simulator is refused before work starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.load import load_recipe
+from tests.support.openvla_folder import openvla_folder
+
+DOT = (
+    "episode.env.family=tests.support.dot_simulator:Dot",
+    "episode.env.settings={tasks: [near, far], horizon: 12}",
+    "episode.features=[]",
+    "cluster.devices=cpu:1",
+    "task.starts.train_size=16",
+)
+
+
+SWITCHES = "episode.env={family: gymnasium, settings: {tasks: ['tests.support.odd_gym:Switches-v0']}}"
+CLASSIC = "episode.env={family: gymnasium, settings: {tasks: [CartPole-v1]}}"
+CARTPOLE = "episode.env={family: gymnasium, num_envs: 100000000, settings: {tasks: [CartPole-v1]}}"
+
+
+def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
+    sizes = f"state_size: {state_size}, action_size: {action_size}, chunk: {chunk}"
+    return f"model.robot={{{sizes}, state_tokens: 1, bins: 8, layers: 1}}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ((robot(action_size=3),), r"take actions of 1 numbers, and the policy gives 3.*action_size=1"),
+        ((robot(state_size=5),), r"reads state of shape \[5\], and the episode gives \[2\]"),
+        ((robot(chunk=13),), r"a chunk has 13 actions, and an episode at most 12"),
+        ((robot(), "episode.max_turns=5"), r"max_turns=5 .* horizon of 12 actions in chunks of 2. Set it to 6 or more"),
+        (
+            (robot(), "actor.context_parallel=2", "cluster.devices=cpu:2"),
+            r"reads arrays beside them",
+        ),
+        (
+            (robot(), "model.robot.head=gaussian", "algorithm=prime", "samples_per_prompt=2"),
+            r"'prime' trains a process reward model .* model.robot.head=tokens",
+        ),
+        (("model={path: tiny:micro}",), r"needs a policy that answers in action tokens"),
+        ((robot(), "task.starts.instructions=[' ']"), r"an instruction is missing"),
+        ((robot(), "task.starts.instructions=[a, b, c]"), r"instruction 'c' .* is of task 2, .* has 2: near, far"),
+        ((robot(), "task.starts.tasks=[7]"), r"is of task 7"),
+        ((robot(state_size=1), "episode.features=[{of: [2]}]"), r"place 2 of a state of 2 numbers"),
+        ((robot(), SWITCHES), r"its actions are MultiDiscrete\(\[2 3\]\); they must be a Box or a Discrete"),
+        ((robot(), CARTPOLE), r"100000000 environments of 'gymnasium' .* env.num_envs to"),
+        ((robot(), "episode.env.family=tests.unit.robots.envs.blind:Pictured"), r"cannot be drawn"),
+        (
+            (robot(state_size=4, chunk=1), "model.robot.head=flow", CLASSIC),
+            r"an action of 'gymnasium' is one of 2 choices, and the policy's head gives continuous numbers. Set model",
+        ),
+        (
+            (robot(state_size=4, chunk=1), "model.robot.image_size=64", "model.robot.bins=2", CLASSIC),
+            r"reads the camera 'image', and environments of 'gymnasium' render none .* episode.env.settings.image_size",
+        ),
+        (
+            (robot(), "model.robot.image_size=64"),
+            r"reads image of shape \[64, 64, 3\], and the episode gives \[42, 42, 3\]",
+        ),
+        (
+            (robot(), "model.robot.head=flow", "model.robot.flow={steps: 0}"),
+            r"model.robot.flow.steps",
+        ),
+        (
+            (robot(), "model.robot.head=flow", "model.robot.flow={min_std: 0.5, max_std: 0.1}"),
+            r"min_std = 0.5 is above max_std = 0.1",
+        ),
+    ],
+)
+def test_a_policy_that_cannot_serve_is_refused_before_work_starts(settings: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_recipe(load_recipe("robot-cartpole", [*DOT, *settings]))
+
+
+def test_a_policy_without_statistics_of_its_data_is_refused(tmp_path: Path) -> None:
+    openvla_folder(tmp_path / "openvla")
+    file = tmp_path / "openvla" / "config.json"
+    config = json.loads(file.read_text())
+    asked = ("episode.env.settings={tasks: [near], horizon: 3}", f"model={{path: {tmp_path / 'openvla'}}}")
+    for stats, words in (
+        ({}, "statistics of no data set. Name one as unnorm_key"),
+        ({"a": config["norm_stats"]["dots"], "b": config["norm_stats"]["dots"]}, "statistics of a, b"),
+        ({"dots": {"action": {"mask": [True]}}}, r"norm_stats\['dots'\]\['action'\] .* has no q01"),
+    ):
+        file.write_text(json.dumps({**config, "norm_stats": stats}))
+        with pytest.raises(UserError, match=words):
+            check_recipe(load_recipe("robot-cartpole", [*DOT, *asked]))
+
+
+def test_one_that_can_is_not() -> None:
+    assert check_recipe(load_recipe("robot-cartpole", [*DOT, robot()])).num_train_prompts == 16

@@ -1,0 +1,27 @@
+"""Callbacks see each step, log values, and may stop the run."""
+
+import pytest
+
+from interlace.core.errors import InterlaceError
+from interlace.run.callbacks import Callbacks, StepInfo
+
+
+def test_what_a_callback_logs_is_a_metric_and_a_stop_is_kept() -> None:
+    def watch(step: StepInfo) -> None:
+        step.log("mine", step.metrics["reward/mean"] * 2)
+        if step.step == 2:
+            step.stop()
+
+    callbacks = Callbacks([watch])
+    assert callbacks.on_step(1, 5, {"reward/mean": 1.0}) == {"mine": 2.0}
+    assert not callbacks.want_stop
+    callbacks.on_step(2, 5, {"reward/mean": 1.0})
+    assert callbacks.want_stop
+
+
+def test_a_callback_that_raises_ends_the_run_by_its_name() -> None:
+    def broken(step: StepInfo) -> None:
+        raise KeyError("no such metric")
+
+    with pytest.raises(InterlaceError, match="callback 'broken' raised KeyError after step 3"):
+        Callbacks([broken]).on_step(3, 5, {})

@@ -1,0 +1,40 @@
+"""Workers are made as the recipe says."""
+
+import pytest
+import torch
+
+from interlace.models.config import ModelConfig
+from interlace.run.launch import EngineSource, make_actor_engine, make_rollout_engine
+from interlace.run.recipe.load import load_recipe
+from interlace.runtime.worker import WorkerContext
+from tests.support.publication import published
+
+CONTEXT = WorkerContext(group="actor/0", rank=0, num_ranks=1, devices=("cpu:0",))
+
+
+def source(*overrides: str) -> EngineSource:
+    model = ModelConfig(path="tiny:micro", dtype="bfloat16")
+    return EngineSource(recipe=load_recipe("quickstart", ["model.dtype=bfloat16", *overrides]), model=model)
+
+
+def test_a_bfloat16_model_generates_in_bfloat16_and_is_trained_in_float32() -> None:
+    rollout, (actor, _) = make_rollout_engine(source(), CONTEXT).engine, make_actor_engine(source(), CONTEXT)
+    weights = actor.weights()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    served = published(actor)
+    assert rollout.memory().weights == sum(tensor.nbytes for tensor in served.values())
+    assert all(torch.equal(tensor.bfloat16(), served[name]) for name, tensor in weights.items())
+    rollout.update_weights(served, 1, "keep", frozen=True)
+
+
+def test_beside_an_adapter_the_weights_that_stay_are_not_blown_up() -> None:
+    pytest.importorskip("peft")
+    actor, _ = make_actor_engine(source("actor.lora={}"), CONTEXT)
+    trained = {parameter.dtype for parameter in actor.model.parameters() if parameter.requires_grad}
+    kept = {parameter.dtype for parameter in actor.model.parameters() if not parameter.requires_grad}
+    assert (trained, kept) == ({torch.float32}, {torch.bfloat16})
+
+
+def test_an_engine_is_made_of_the_recipe_s_rollout_section() -> None:
+    plain = make_rollout_engine(source("rollout.kv=pages", "rollout.max_running=3"), CONTEXT).engine
+    assert plain.report().attention.startswith("pages")

@@ -1,0 +1,69 @@
+"""Rows of a program are written as they are, or refused by their place in the list."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.rewards.signature import reward_call
+from interlace.run.program_rows import rows_by_place, write_rows
+
+CALLS = (reward_call(lambda response, answer: 1.0),)
+NESTED = {"question": "1+1", "reward_model": {"ground_truth": "2"}}
+
+
+def written(rows: object, root: Path, columns: dict[str, str] | None = None) -> list[dict[str, object]]:
+    path = write_rows(rows, columns or {}, CALLS, root)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_columns_are_mapped_and_the_others_stay(tmp_path: Path) -> None:
+    columns = {"prompt": "question", "answer": "reward_model.ground_truth"}
+    assert written([NESTED], tmp_path, columns) == [{**NESTED, "prompt": "1+1", "answer": "2"}]
+
+
+@pytest.mark.parametrize("make", [list, tuple, iter, pandas.DataFrame])
+def test_any_rows_are_read(tmp_path: Path, make: object) -> None:
+    rows = [{"prompt": "a", "answer": "b", "level": 1}, {"prompt": "c", "answer": "d", "level": 2}]
+    assert written(make(rows), tmp_path) == rows  # type: ignore[operator]
+
+
+def test_numbers_of_numpy_are_written(tmp_path: Path) -> None:
+    [row] = written([{"prompt": "a", "answer": np.float32(0.5), "x": np.arange(2)}], tmp_path)
+    assert (row["answer"], row["x"]) == (0.5, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "data is empty"),
+        (["text"], r"data\[0\] is a str"),
+        (
+            [{"prompt": "a", "answer": "b"}, {"question": "c"}],
+            r"data\[1\] has no column 'prompt' or 'messages'",
+        ),
+        ([{"prompt": "a", "x": object()}], r"data\[0\]: column 'x' is of type object, which cannot be written as JSON"),
+        ([{"prompt": "a", "chosen": "b", "rejected": "c"}], r"data\[0\] has the column 'chosen'.*interlace train dpo"),
+        ([{"prompt": "a", "completion": "b"}], r"data\[0\] has the column 'completion'.*interlace train sft"),
+        ([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], "the recipe 'sft'"),
+        ({"train": [], "test": []}, r"give one split of it, such as data\['train'\]"),
+        (3, "data is of type int: give a file"),
+    ],
+)
+def test_a_mistake_names_the_row(tmp_path: Path, rows: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        written(rows, tmp_path)
+
+
+def test_a_mapped_column_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\[0\] has no column 'reward_model.truth'.*Did you mean 'ground_truth'"):
+        written([NESTED], tmp_path, {"prompt": "question", "answer": "reward_model.truth"})
+
+
+def test_a_later_error_names_the_row_and_not_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "0123.jsonl"
+    with pytest.raises(UserError, match=r"^data\[2\]: bad, and data\[0\] too$"), rows_by_place(path):
+        raise UserError(f"{path}:3: bad, and row train/{path.name}:1 too")

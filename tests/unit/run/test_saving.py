@@ -1,0 +1,134 @@
+"""A checkpoint is written beside the run, one at a time, and counts once it is whole."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlace.core.errors import InterlaceError, RemoteError
+from interlace.data.stream import StreamState
+from interlace.flows.run import RoleGroups
+from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.run_folder import RunFolder
+from interlace.run.saving import Saver
+from interlace.run.state import RunState
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.schedule.schedule import Schedule
+from tests.contract.clusters import run_local
+
+
+class Model(Worker):
+    """A number that training raises; writing it waits until the disk is let go."""
+
+    def __init__(self, context: WorkerContext, disk: threading.Event) -> None:
+        super().__init__(context)
+        self._disk, self._value, self._copies = disk, 0, [0]
+
+    @operation(bin="train")
+    def train(self) -> int:
+        self._value += 1
+        return self._value
+
+    @operation(bin="idle")
+    def copy_checkpoint(self) -> None:
+        self._copies.append(self._value)
+
+    @operation(on_device=False)
+    async def write_checkpoint(self, folder: Path) -> None:
+        value = self._copies.pop()
+        await asyncio.to_thread(self._disk.wait)
+        if value < 0:
+            raise ValueError("a disk that breaks")
+        (folder / "value").write_text(str(value))
+
+    @operation(on_device=False)
+    def checkpoint_bytes(self) -> int:
+        return 1
+
+    @operation(bin="idle")
+    def breaks(self) -> None:
+        self._value = -1
+
+
+def state(step: int) -> RunState:
+    return RunState(done_steps=step, num_groups=0, stream=StreamState(fingerprint=0), before=None)
+
+
+def run(tmp_path: Path, body: Callable[[Cluster, Any, Saver, threading.Event], Awaitable[None]]) -> Checkpoints:
+    disk, checkpoints = threading.Event(), Checkpoints(tmp_path, keep=2)
+
+    async def main(cluster: Cluster) -> None:
+        spec = WorkerSpec(name="actor", factory=lambda context: Model(context, disk), worker_class=Model)
+        group = await cluster.launch(spec)
+        groups = RoleGroups(rollout=[], reward=group, actor=group)
+        saver = Saver(cluster, checkpoints, groups, RunFolder.create(tmp_path, "run"))
+        try:
+            await body(cluster, group, saver, disk)
+        finally:
+            disk.set()
+
+    run_local(main, Schedule(), 100)
+    return checkpoints
+
+
+def value(checkpoints: Checkpoints, step: int) -> int:
+    return int((checkpoints.latest().parent / f"step_{step}" / "value").read_text())  # type: ignore[union-attr]
+
+
+def test_training_goes_on_while_the_copy_is_written(tmp_path: Path) -> None:
+    async def body(cluster: Cluster, group: Any, saver: Saver, disk: threading.Event) -> None:
+        await group.train()
+        await saver.copy()
+        saver.write(state(1))
+        assert await group.train() == 2
+        assert Checkpoints(tmp_path, keep=2).steps() == [], "it is not whole yet"
+        disk.set()
+        await saver.finish()
+
+    checkpoints = run(tmp_path, body)
+    assert checkpoints.steps() == [1] and value(checkpoints, 1) == 1
+
+
+def test_the_next_copy_waits_for_the_disk_and_the_run_s_end_for_both(tmp_path: Path) -> None:
+    async def body(cluster: Cluster, group: Any, saver: Saver, disk: threading.Event) -> None:
+        await saver.copy()
+        saver.write(state(1))
+        second = asyncio.ensure_future(saver.copy())
+        assert await group.train() == 1 and not second.done()
+        disk.set()
+        assert await second >= 0
+        saver.write(state(2))
+        await saver.save(state(2))
+
+    checkpoints = run(tmp_path, body)
+    assert checkpoints.steps() == [1, 2]
+    assert [value(checkpoints, step) for step in (1, 2)] == [0, 1]
+
+
+def test_a_step_that_is_written_is_not_written_again(tmp_path: Path) -> None:
+    async def body(cluster: Cluster, group: Any, saver: Saver, disk: threading.Event) -> None:
+        disk.set()
+        await group.train()
+        await saver.save(state(1))
+        await group.train()
+        await saver.save(state(1))
+
+    assert value(run(tmp_path, body), 1) == 1
+
+
+def test_a_disk_that_breaks_ends_the_run(tmp_path: Path) -> None:
+    async def body(cluster: Cluster, group: Any, saver: Saver, disk: threading.Event) -> None:
+        await group.breaks()
+        await saver.copy()
+        saver.write(state(1))
+        disk.set()
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(InterlaceError, match="a disk that breaks") as caught:
+        run(tmp_path, body)
+    assert isinstance(caught.value, RemoteError)
+    assert Checkpoints(tmp_path, keep=2).steps() == []
