@@ -65,6 +65,5 @@ class EngineHost(Protocol):
         """Notes that new weights serve."""
         ...
 
-    def on_lost(self, driver: "EngineDriver", reason: str) -> None:
-        """Notes that an engine cannot serve any more: its jobs go to others, and it may return."""
-        ...
+    on_lost: "Callable[[EngineDriver, str], None]"
+    """Notes that an engine cannot serve any more, and why: its jobs go to others, and it may return."""

@@ -10,6 +10,7 @@ from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_job import Job
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.runtime.cluster import Cluster
+from interlace.weights.ref import WeightRef
 
 if TYPE_CHECKING:
     from interlace.rollouts.pool import EnginePool
@@ -67,6 +68,11 @@ class Membership:
             self._cluster.spawn(self._watch(self.watch_every_s), name="engine health")
         self._loops[driver] = self._cluster.spawn(driver.run(), name=driver.group.name)
 
+    def bring_weights(self, driver: EngineDriver, ref: WeightRef) -> None:
+        """Gives one engine new weights."""
+        self._pool.num_unswapped += driver.pending_version is None
+        driver.update_weights(ref)
+
     def park(self, jobs: Sequence[Job]) -> None:
         """Keeps jobs until an engine returns."""
         self._parked += jobs
@@ -85,7 +91,10 @@ class Membership:
     async def add(self, launch: Awaitable[RolloutGroup]) -> EngineDriver:
         """Adds an engine, which takes requests once it serves the newest weights. Other engines do not wait for it."""
         with self._cluster.waits.operation(who="engines", what="start of a joiner"):
-            driver = self._pool.add(await launch)
+            driver = self._pool.make_driver(await launch)
+        driver.is_away = True
+        self._pool.drivers.append(driver)
+        self.start(driver)
         self._join(driver)
         self.on_note(f"{driver.group.name} has joined")
         return driver
@@ -101,7 +110,9 @@ class Membership:
         driver.leave(self._others(driver), drains=drains)
         with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
             await self._until_empty(driver)
-        self._pool.forget(driver)
+        self._pool.num_unswapped -= driver.pending_version is not None
+        self._pool.drivers.remove(driver)
+        self._pool.standing.fire()
         self._loops.pop(driver).cancel()
         await self._cluster.dismiss(driver.group)
         self.on_note(f"{driver.group.name} has left")
@@ -147,7 +158,7 @@ class Membership:
     def _join(self, driver: EngineDriver) -> None:
         """Lets an engine serve, after it has taken in the newest weights."""
         if self._pool.newest is not None:
-            self._pool.bring_weights(driver, self._pool.newest)
+            self.bring_weights(driver, self._pool.newest)
         driver.join()
         parked, self._parked = self._parked, []
         self._pool.on_partials(parked)

@@ -75,22 +75,26 @@ class EnginePool:
         """Engines that have new weights and serve older ones yet."""
         self._most_versions = 1
         """Most versions that engines served at the same time, since the start."""
-        self._lengths: LengthPredictor = LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
-        if predictor and self._policy.longest_first:
-            self._lengths = predictor
+        self._lengths: LengthPredictor = (
+            predictor
+            if predictor and self._policy.longest_first
+            else LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
+        )
         self.curve = DecodeCurve() if self._policy.adapts else None
         """How fast the engines decode; None where the dispatch policy does not ask."""
         self._on_suspended = on_suspended
-        self._schedule = schedule
-        self.drivers = [self._driver(engine) for engine in engines]
+        services = (cluster.waits, cluster.clock, cluster.timeline, schedule, self)
+        self.make_driver: Callable[[RolloutGroup], EngineDriver] = lambda group: EngineDriver(group, *services)
+        self.drivers = [self.make_driver(engine) for engine in engines]
         self.membership = Membership(cluster, self)
         """Engines that join, leave, or are lost and return."""
+        self.on_lost: Callable[[EngineDriver, str], None] = self.membership.on_lost
         self._gathering = None
         if isinstance(schedule.tail, Migrate):
             self._gathering = Gathering(
                 schedule.tail, cluster, self.drivers, samples_per_step=samples_per_step, drains=self._drains
             )
-        self._levelling = Levelling(self.drivers, self.on_partials)
+        self.fill: Callable[[EngineDriver], None] = Levelling(self.drivers, self.on_partials).fill
         self._kept: list[EngineDriver] = self.drivers
         """Engines that get requests of samples; fewer while the survivors of a step are gathered."""
         self._owners: dict[SampleKey, list[str]] = {}
@@ -109,26 +113,10 @@ class EnginePool:
         self._spent: dict[SampleKey, int] = {}
         """Tokens of an owner's requests since the last publication; nothing where there is no budget."""
 
-    def fill(self, driver: EngineDriver) -> None:
-        """Gives an engine that may start sequences the requests that wait for other engines to swap."""
-        self._levelling.fill(driver)
-
-    def _driver(self, group: RolloutGroup) -> EngineDriver:
-        cluster = self._cluster
-        return EngineDriver(group, cluster.waits, cluster.clock, cluster.timeline, self._schedule, self)
-
     def start(self) -> None:
         """Starts the engines' loops."""
         for driver in self.drivers:
             self.membership.start(driver)
-
-    def add(self, group: RolloutGroup) -> EngineDriver:
-        """Adds an engine, which takes no jobs before it joins, and starts its loop."""
-        driver = self._driver(group)
-        driver.is_away = True
-        self.drivers.append(driver)
-        self.membership.start(driver)
-        return driver
 
     def admit(self, owners: Sequence[SampleKey], *, as_episodes: bool = False) -> None:
         """Lets a wave of samples submit; each until finish() or cancel(). as_episodes: code of their own runs now."""
@@ -206,13 +194,8 @@ class EnginePool:
         """Gives every engine new weights; each swaps when it may."""
         self.newest = ref
         for driver in self.drivers:
-            self.bring_weights(driver, ref)
+            self.membership.bring_weights(driver, ref)
         self._gather()
-
-    def bring_weights(self, driver: EngineDriver, ref: WeightRef) -> None:
-        """Gives one engine new weights."""
-        self.num_unswapped += driver.pending_version is None
-        driver.update_weights(ref)
 
     @property
     def drains_for(self) -> int | None:
@@ -315,17 +298,6 @@ class EnginePool:
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
         """Dispatches again the jobs that an engine gave up unfinished. onto: the engines that may take them over."""
         self._deal(jobs, onto or self._kept)
-
-    def forget(self, driver: EngineDriver) -> None:
-        """Removes an engine that has no jobs."""
-        self.num_unswapped -= driver.pending_version is not None
-        self.drivers.remove(driver)
-        self._kept = self.drivers
-        self.standing.fire()
-
-    def on_lost(self, driver: EngineDriver, reason: str) -> None:
-        """Moves the jobs of an engine that cannot serve any more to the others, and brings the engine back."""
-        self.membership.on_lost(driver, reason)
 
     def on_swapped(self) -> None:
         """Wakes the waiters for a version."""

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from interlace.core.errors import UserError
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
 from interlace.engines.rollout.kinds import create_kind
@@ -18,7 +17,6 @@ from interlace.models.config import ModelConfig
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.rollouts.by_row import simulators_of
-from interlace.rollouts.role_groups import ActorGroup, RolloutGroup
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_threads, num_used, reference_is_base
 from interlace.run.recipe.memory import working_bytes as forecast_working_bytes
@@ -26,7 +24,7 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
-from interlace.schedule.roles import ROLES, Role, place_in_flow, role_named
+from interlace.schedule.roles import ROLES, Role, place_in_flow
 from interlace.workers.reward import RewardModelWorker, RewardWorker, SampleScorer
 from interlace.workers.reward_by_source import ScorerBySource
 
@@ -43,8 +41,10 @@ if TYPE_CHECKING:
     from interlace.workers.scoring import ScoringService
 
 
-Wrap: TypeAlias = "Callable[[RolloutEngine, Recipe], RolloutEngine]"
-"""Makes another engine of an engine, for instance one that other clients share."""
+class Wrap(Protocol):
+    """Makes another engine of an engine, for instance one that other clients share."""
+
+    def __call__(self, engine: "RolloutEngine", recipe: Recipe) -> "RolloutEngine": ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class EngineSource:
     """Folder for the logs of servers that an engine starts."""
     url: str | None = None
     """Address of the server that an engine is, for one that joins a run."""
-    wrap: "Wrap | None" = None
+    wrap: Wrap | None = None
     """Replaces the engine by another, in this process."""
 
 
@@ -103,7 +103,7 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
         del workers["reference"]
     working = forecast_working_bytes(recipe, cluster.devices, sources.longest_prompt)
     started = {
-        role.name: await _launch_all(cluster, recipe, role, workers[role.name], working.get(role.name, 0))
+        role.name: await launch_instances(cluster, recipe, role, workers[role.name], working.get(role.name, 0))
         for role in needed_roles(needs)
         if role.name in workers
     }
@@ -123,15 +123,15 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     base = EngineSource(recipe=recipe, model=sources.initial, adapter=sources.adapter)
     adds_adapters = recipe.weights.adapter == "alone"  # to the base, which a checkpoint's folder has merged
     critic = (
-        _around(ProcessRewardWorker, partial(make_process_reward_engine, initial, sources.critic))
+        wrap_engine(ProcessRewardWorker, partial(make_process_reward_engine, initial, sources.critic))
         if algorithm_of(recipe).needs.process_reward
-        else _around(CriticWorker, partial(make_critic_engine, source, sources.critic))
+        else wrap_engine(CriticWorker, partial(make_critic_engine, source, sources.critic))
     )
     workers = {
-        "rollout": _around(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
+        "rollout": wrap_engine(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
         "reference": _reference_worker(initial),
         "critic": critic,
-        "actor": _around(ActorWorker, partial(make_actor_engine, base if recipe.actor.lora else source)),
+        "actor": wrap_engine(ActorWorker, partial(make_actor_engine, base if recipe.actor.lora else source)),
     }
     return {**workers, "reward": _reward_worker(recipe, recipe.reward)} if recipe.reward else workers
 
@@ -143,8 +143,8 @@ def _reference_worker(initial: EngineSource) -> RoleWorker:
 
     service = initial.recipe.reference.service
     if service is None:
-        return _around(ReferenceWorker, partial(make_reference_engine, initial))
-    worker = _around(ScoringWorker, partial(make_scoring_services, initial))
+        return wrap_engine(ReferenceWorker, partial(make_reference_engine, initial))
+    worker = wrap_engine(ScoringWorker, partial(make_scoring_services, initial))
     return replace(worker, on_host=create_kind(service).num_addresses is not None)
 
 
@@ -182,7 +182,8 @@ def _env_worker(recipe: Recipe, cluster: Cluster) -> dict[str, RoleWorker]:
     return {"env": RoleWorker(worker_class=EnvWorker, factory=factory, on_host=not places[0])}
 
 
-def _around(worker: type[Worker], make_engine: Callable[..., object]) -> RoleWorker:
+def wrap_engine(worker: type[Worker], make_engine: Callable[..., object]) -> RoleWorker:
+    """Returns the class and the factory of a worker around an engine."""
     return RoleWorker(
         worker_class=worker,
         factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # of a Worker with an engine
@@ -200,43 +201,12 @@ def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
     """Makes the scorer: a model has a rank on each device of its placement; anything else scores on the host."""
     if reward.model is not None:
         make_engine = partial(make_reward_model, recipe.cluster.threads_per_worker, reward)
-        return replace(_around(RewardModelWorker, make_engine), whole_on_each=True)
+        return replace(wrap_engine(RewardModelWorker, make_engine), whole_on_each=True)
     factory = partial(RewardWorker, make_scorer=partial(make_scorer, reward, recipe.task.rewards))
     return RoleWorker(worker_class=RewardWorker, factory=factory, on_host=True)
 
 
-async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: "Wrap | None" = None) -> list[RolloutGroup]:
-    """Starts the rollout engines alone, to serve the recipe's model. wrap: replaces each engine by another."""
-    from interlace.workers.rollout import RolloutWorker
-
-    source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap)
-    worker = _around(RolloutWorker, partial(make_rollout_engine, source))
-    return cast("list[RolloutGroup]", await _launch_all(cluster, recipe, role_named("rollout"), worker, 0))
-
-
-async def launch_joiner(cluster: Cluster, sources: ModelSources, number: int, url: str | None) -> RolloutGroup:
-    """Starts one more engine of a run. number: of the instance, which places it. url: of a server that runs."""
-    from interlace.workers.rollout import RolloutWorker
-
-    recipe, role = sources.recipe, role_named("rollout")
-    places = cluster.place(role.name)
-    if url is None and number >= len(places):
-        raise UserError(f"engine {number}: the placement has {len(places)} engines, counted from 0.")
-    source = EngineSource(recipe=recipe, model=sources.policy, logs=sources.logs, url=url)
-    worker = _around(RolloutWorker, partial(make_rollout_engine, source))
-    return cast(RolloutGroup, await cluster.launch(_spec(recipe, role, number, () if url else places[number], worker)))
-
-
-async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:
-    """Starts the worker that is trained on examples, where the actor will be."""
-    from interlace.workers.actor import ActorWorker
-
-    worker = _around(ActorWorker, partial(make_warmup_engine, EngineSource(recipe=recipe, model=recipe.model)))
-    spec = _spec(recipe, role_named("actor"), 0, cluster.place("actor")[0], worker)
-    return cast(ActorGroup, await cluster.launch(replace(spec, name="warmup")))
-
-
-async def _launch_all(
+async def launch_instances(
     cluster: Cluster, recipe: Recipe, role: Role, worker: RoleWorker, working_bytes: int
 ) -> list[WorkerGroup[Any]]:
     """Starts the workers of a role, where the schedule places it. working_bytes: on each device, beside the state."""
@@ -244,13 +214,16 @@ async def _launch_all(
     kind = create_kind(recipe.rollout) if role.name == "rollout" else None
     if kind and kind.num_addresses is not None:
         places = [()] * kind.num_addresses
-    specs = [_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
+    specs = [instance_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
     starts = [cluster.launch(replace(spec, working_bytes=working_bytes)) for spec in specs]
     # Servers start side by side: each takes long, and most of it is another process's work.
     return await asyncio.gather(*starts) if kind and kind.is_service else [await start for start in starts]
 
 
-def _spec(recipe: Recipe, role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:
+def instance_spec(
+    recipe: Recipe, role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker
+) -> WorkerSpec:
+    """Returns how one instance of a role is started on its devices."""
     if worker.on_host or not devices:
         return role_spec(role, instance, (), worker)
     ranks = len(devices) if worker.whole_on_each else num_ranks(recipe, role.name, devices)
@@ -279,7 +252,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
     from interlace.weights.reader import WeightReader
     from interlace.workers.rollout import RolloutBundle
 
-    recipe, loaded = source.recipe, _load(source, context)
+    recipe, loaded = source.recipe, load_source(source, context)
     site = EngineSite(
         model=source.model,
         devices=tuple(map(torch_name, context.devices or ("cpu",))),
@@ -311,7 +284,7 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
 
     recipe, algorithm = source.recipe, algorithm_of(source.recipe)
     ranks = join_ranks(context, recipe.actor)
-    loaded = _load(source, context, trained=recipe.actor.lora is None, ranks=ranks)
+    loaded = load_source(source, context, trained=recipe.actor.lora is None, ranks=ranks)
     name = portable_name(recipe.model, is_warmed_up=recipe.warmup is not None)
     adapter = Adapter(loaded.model, recipe.actor.lora, seed=recipe.seed, base_name=name) if recipe.actor.lora else None
     if adapter and source.adapter:
@@ -339,37 +312,13 @@ def _replay_loss(recipe: Recipe) -> LossFn | None:
     return scaled(own, recipe.replay.loss_weight)
 
 
-def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
-    """Makes the engine of supervised warm-up."""
-    import torch
-
-    from interlace.engines.train import TrainEngine, sft_loss
-
-    warmup = source.recipe.warmup
-    if warmup is None:
-        raise ValueError("the recipe has no warm-up")
-    config = TrainConfig(tokens_per_microbatch=source.recipe.tokens_per_microbatch)
-    loaded = _load(source, context, trained=True)
-    # Cached by content, so the weights must not depend on how many cores the first run had.
-    torch.set_num_threads(source.recipe.cluster.threads_per_worker or 1)
-    engine = TrainEngine(
-        loaded.model,
-        loss=sft_loss,
-        optimizer=warmup.optimizer,
-        config=config,
-        device=torch_device(context),
-        ranks=join_ranks(context, source.recipe.actor),
-    )
-    return engine, loaded.tokenizer
-
-
 def make_critic_engine(source: EngineSource, folder: Path | None, context: WorkerContext) -> "CriticEngine":
     """Makes the engine of the value model: of a checkpoint, or new on the policy's body."""
     from transformers import AutoModelForTokenClassification
 
     from interlace.engines.train import CriticEngine, critic_model
 
-    policy = _load(source, context, trained=True).model
+    policy = load_source(source, context, trained=True).model
     model = (
         AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
         if folder
@@ -393,7 +342,7 @@ def make_process_reward_engine(
     from interlace.engines.train import ImplicitRewardEngine
 
     recipe = source.recipe
-    reference = _load(source, context, trained=True).model
+    reference = load_source(source, context, trained=True).model
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else reference
     return ImplicitRewardEngine(
         model,
@@ -410,16 +359,16 @@ def make_reference_engine(source: EngineSource, context: WorkerContext) -> "Logp
     from interlace.engines.train import LogprobEngine
 
     config = train_config(source.recipe)
-    return LogprobEngine(_load(source, context).model, config=config, device=torch_device(context))
+    return LogprobEngine(load_source(source, context).model, config=config, device=torch_device(context))
 
 
 def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequence[ScoringService]":
     """Connects to the services that compute the reference's log-probs, or starts one on the reference's devices."""
-    from interlace.engines.rollout.kinds import EngineSite
-
-    recipe, loaded, service = source.recipe, _load(source, context), source.recipe.reference.service
+    recipe, loaded, service = source.recipe, load_source(source, context), source.recipe.reference.service
     if service is None:
         raise ValueError("the recipe has no scoring service")
+    from interlace.engines.rollout.kinds import EngineSite
+
     kind = create_kind(service)
     site = EngineSite(
         model=source.model,
@@ -456,7 +405,7 @@ def train_config(recipe: Recipe) -> TrainConfig:
     )
 
 
-def _load(
+def load_source(
     source: EngineSource, context: WorkerContext, *, trained: bool = False, ranks: "Ranks | None" = None
 ) -> "LoadedModel":
     """trained: in float32; in bfloat16 an update of a small learning rate is lost. ranks: those that load together."""

@@ -25,7 +25,7 @@ from interlace.rollouts.rendering.text import longest_token
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.run.clusters.base import run_on
 from interlace.run.host import sampling_of
-from interlace.run.launch import launch_engines
+from interlace.run.launch_services import launch_engines
 from interlace.run.recipe.config import Recipe
 from interlace.run.shared_engine import SharedEngine
 from interlace.runtime.cluster import Cluster

@@ -39,7 +39,7 @@ class SharedEngine:
         from interlace.engines.rollout.engine import NativeEngine
         from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine, ServiceTraits
         from interlace.engines.rollout.services.hosted import HostedEngine
-        from interlace.engines.rollout.services.link import Link, LinkSettings
+        from interlace.engines.rollout.services.link import LinkSettings, ServerLink
         from interlace.engines.rollout.services.protocol import ServiceCapacity
 
         assert isinstance(engine, NativeEngine)
@@ -56,7 +56,7 @@ class SharedEngine:
         settings = LinkSettings(
             heartbeat_s=FOREVER_S, patience_s=FOREVER_S, progress_s=FOREVER_S, start_s=FOREVER_S, probe_gap=FOREVER_S
         )
-        link = Link(lambda: hosted, settings)
+        link = ServerLink(lambda: hosted, settings)
         link.open()
         report = engine.report()
         traits = ServiceTraits(

@@ -34,7 +34,8 @@ from interlace.run.engine_control import FOLDER, EngineControl
 from interlace.run.evaluation import Evaluation
 from interlace.run.evaluator import Evaluator
 from interlace.run.host import Hosted, host
-from interlace.run.launch import ModelSources, launch_joiner, launch_roles
+from interlace.run.launch import ModelSources, launch_roles
+from interlace.run.launch_services import launch_joiner
 from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, set_schedule
 from interlace.run.recipe.prompts import recipe_prompts, renderer_of

@@ -16,7 +16,7 @@ from interlace.models.loading import load_tokenizer
 from interlace.observe.manifest import write_manifest
 from interlace.observe.progress import ProgressView
 from interlace.run.expert_examples import expert_examples
-from interlace.run.launch import launch_warmup
+from interlace.run.launch_services import launch_warmup
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import message_writer
 from interlace.runtime.cluster import Cluster

@@ -190,7 +190,7 @@ class WorkerGroup(Generic[W_co]):
         return value, call.spans[0]
 
     async def ask(self, operation: Callable[..., Any]) -> Any:
-        """Returns the answer of rank 0 to a question about its state, outside the books: no span and no progress."""
+        """Returns the answer of rank 0 to a question about its state, without a span and without progress."""
         return (await self._ranks[0].call(operation.__name__, (), {})).value
 
     def notify(self, operation: Callable[..., Any], *args: Any) -> None:

@@ -59,7 +59,7 @@ class TypedGroup(Protocol):
         ...
 
     async def ask(self, operation: Callable[[Self], Handle[R]]) -> R:
-        """Returns the answer of rank 0 to a question about its state, outside the books: no span and no progress."""
+        """Returns the answer of rank 0 to a question about its state, without a span and without progress."""
         ...
 
     def notify(self, operation: Callable[[Self, *Ts], Handle[None]], *args: *Ts) -> None:

@@ -8,7 +8,7 @@ from interlace.rollouts.role_groups import ActorGroup
 from interlace.runtime.timeline import Timeline
 from interlace.schedule.gate import Gate
 from interlace.schedule.schedule import Schedule
-from interlace.weights.ref import Probe, WeightRef
+from interlace.weights.ref import WeightProbe, WeightRef
 
 
 class Publisher:
@@ -62,10 +62,10 @@ class Publisher:
         self.is_unchanged = bool(before) and ref.checksum == before
         return ref
 
-    async def _probe(self) -> Probe:
+    async def _probe(self) -> WeightProbe:
         """Computes the trainer's log-probs of the fixed text under the weights that are published."""
         token_ids = np.asarray(self._pool.membership.probe_ids, np.int32)
         prompt = Prompt(uid="probe", token_ids=token_ids[:1], text="", answer="")
         sample = Sample(key=SampleKey(NO_GROUP, 0), prompt=prompt, segments=(Segment(token_ids=token_ids[1:]),))
         [logprobs] = await self._actor.with_cause("publication").logprobs([sample])
-        return Probe(token_ids=token_ids.tolist(), logprobs=logprobs.tolist())
+        return WeightProbe(token_ids=token_ids.tolist(), logprobs=logprobs.tolist())

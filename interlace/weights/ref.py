@@ -100,7 +100,7 @@ class WeightPart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Probe:
+class WeightProbe:
     """A fixed text and its log-probs under one version, as the trainer computes them."""
 
     token_ids: Sequence[int]
@@ -116,7 +116,7 @@ class WeightRef:
     version: int
     parts: Sequence[WeightPart] = field(default=())
     """Parts of all trainer ranks, in their order; empty where weights are simulated."""
-    probe: Probe | None = None
+    probe: WeightProbe | None = None
     """By which a server's weights are checked after an update; None: they are not checked."""
 
     @property

@@ -45,6 +45,7 @@ def drain(engine: RolloutEngine, num_steps: int = 20000) -> dict[int, Completion
     done: dict[int, Completion] = {}
     for _ in range(num_steps):
         output = engine.step()
+        assert not output.lost, output.lost
         done |= {one.request.owner.index: one for one in output.finished}
         if not output.num_running + output.num_waiting:
             return done

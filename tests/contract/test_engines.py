@@ -147,7 +147,9 @@ def begin(engine: RolloutEngine, *requests: Request) -> None:
     while True:
         if not isinstance(engine, ServiceEngineProtocol):
             engine.interrupt()
-        drawn = engine.step().drawn
+        output = engine.step()
+        assert not output.lost, output.lost
+        drawn = output.drawn
         if all(drawn.get(name) for name in names):
             break
     engine.pause()

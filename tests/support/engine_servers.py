@@ -70,9 +70,9 @@ class FaultyProxy:
         app = web.Application(client_max_size=1 << 28)
         app.router.add_route("*", "/{path:.*}", self._pass_on)
         self._session = aiohttp.ClientSession()
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, shutdown_timeout=0.1)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 

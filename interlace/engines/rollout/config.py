@@ -64,7 +64,7 @@ class ServiceConfig(EngineConfig):
 
     heartbeat_s: float = Field(default=2.0, gt=0)
     """Seconds between two questions for a server's health."""
-    patience_s: float = Field(default=15.0, gt=0)
+    health_timeout_s: float = Field(default=15.0, gt=0)
     """Seconds without an answer about its health after which a server counts as lost."""
     progress_s: float = Field(default=120.0, gt=0)
     """Seconds without a token of any running request after which a server counts as lost."""

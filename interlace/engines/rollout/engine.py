@@ -1,6 +1,6 @@
 """The native rollout engine: continuous batching for any transformers causal LM, in this process."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from interlace.engines.rollout.protocol import (
 )
 from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.scheduler import Scheduler
-from interlace.engines.rollout.sequence import Drawn, SequenceState, SequenceTable
+from interlace.engines.rollout.sequence import DrawnTokens, SequenceState, SequenceTable
 from interlace.models.size import context_length
 from interlace.weights.plan import Shard
 from interlace.weights.ref import AdapterBase, UpdateMode
@@ -88,6 +88,8 @@ class NativeEngine:
             num_drawable=self._decode_loop.num_drawable,
         )  # fmt: skip
         self._live: dict[str, SequenceState] = {}
+        self.peek: Callable[[Sequence[str]], tuple[Completion, ...]] = self._peek
+        """Returns the tokens so far of the live requests of some ids, which continue."""
         self._streaming: set[str] = set()
         """Live requests that stream."""
         self._arrivals = self._version = 0
@@ -104,6 +106,11 @@ class NativeEngine:
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """Returns the model that serves, to be run by the caller of this engine alone."""
+        return self._model
 
     @property
     def limits(self) -> Limits:
@@ -186,17 +193,6 @@ class NativeEngine:
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         wanted = list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
         return tuple(self._end(self._live[name], FinishReason.ABORTED) for name in wanted)
-
-    def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
-        """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
-        live = [self._live[name] for name in ids if name in self._live]
-        return tuple(self._completion(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Returns the log-prob of each token after the first of each sequence, at temperature 1."""
-        from interlace.engines.rollout.services.scoring import score_sequences
-
-        return score_sequences(self._model, sequences)
 
     def release(self, owners: Sequence[SampleKey]) -> None:
         self._prefixes.release(owners)
@@ -338,6 +334,10 @@ class NativeEngine:
         if self._saved is not None:
             self._saved = {}
 
+    def _peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
+        live = [self._live[name] for name in ids if name in self._live]
+        return tuple(self._completion(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
+
     def _end(self, sequence: SequenceState, reason: FinishReason, failure: str = "") -> Completion:
         """Takes a sequence out for good."""
         if self._saved is not None:
@@ -347,11 +347,11 @@ class NativeEngine:
         self._streaming.discard(sequence.request.id)
         if sequence.version is not None:
             self._let_go_unused()
-        drawn = Drawn(sequence.token_ids[sequence.num_prompt :], sequence.logprobs, sequence.versions)
+        drawn = DrawnTokens(sequence.token_ids[sequence.num_prompt :], sequence.logprobs, sequence.versions)
         return self._completion(sequence, drawn, reason, failure)
 
     @staticmethod
-    def _completion(sequence: SequenceState, drawn: Drawn, reason: FinishReason, failure: str = "") -> Completion:
+    def _completion(sequence: SequenceState, drawn: DrawnTokens, reason: FinishReason, failure: str = "") -> Completion:
         return Completion(
             request=sequence.request,
             token_ids=tuple(drawn.token_ids),

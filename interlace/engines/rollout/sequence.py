@@ -71,7 +71,7 @@ class SequenceState:
         return self._marks[1]
 
 
-class Drawn(NamedTuple):
+class DrawnTokens(NamedTuple):
     """The tokens that were drawn of one sequence. [L] each."""
 
     token_ids: Sequence[int]
@@ -165,14 +165,14 @@ class SequenceTable:
         drawn: list[int] = self.token_ids[sequence.row, sequence.num_prompt : self.num_tokens[sequence.row]].tolist()
         return drawn
 
-    def copy_row(self, sequence: SequenceState) -> Drawn:
+    def copy_row(self, sequence: SequenceState) -> DrawnTokens:
         """Returns a copy of the drawn tokens of a live sequence, which keeps its row."""
         row, prompt = sequence.row, sequence.num_prompt
         if row < 0:
-            return Drawn(sequence.token_ids[prompt:], sequence.logprobs, sequence.versions)
+            return DrawnTokens(sequence.token_ids[prompt:], sequence.logprobs, sequence.versions)
         drawn = slice(prompt, int(self.num_tokens[row]))
         arrays = (self.token_ids, self.logprobs, self.versions)
-        return Drawn(*(array[row, drawn].tolist() for array in arrays))
+        return DrawnTokens(*(array[row, drawn].tolist() for array in arrays))
 
     def params(self, row: int) -> SamplingParams:
         """Returns the sampling parameters of the sequence in a row."""

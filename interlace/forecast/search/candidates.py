@@ -319,8 +319,8 @@ def _decisions(rest: Schedule, has_reference: bool) -> Iterator[Mapping[str, obj
     for granule in ("step", "group", "12%"):
         for stage in stages:
             yield {"granularity": {**rest.granularity.model_dump(), stage: granule}}
-    every = [stage for stage in rest.granularity.model_dump() if stage != "env"]
-    fine = {stage: "12%" if stage == "actor" else "sample" for stage in every}
+    staged = [stage for stage in rest.granularity.model_dump() if stage != "env"]
+    fine = {stage: "12%" if stage == "actor" else "sample" for stage in staged}
     yield {"granularity": {**rest.granularity.model_dump(), **fine}}
 
 

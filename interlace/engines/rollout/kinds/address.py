@@ -1,4 +1,4 @@
-"""`address`: servers that already run, started by somebody else."""
+"""`address`: servers that already run."""
 
 import importlib.util
 import os
@@ -64,12 +64,12 @@ class AddressKind(EngineKind):
         from interlace.engines.rollout.services.dialects import dialect_named
         from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine, ServiceTraits
         from interlace.engines.rollout.services.http import Address
-        from interlace.engines.rollout.services.link import Link
+        from interlace.engines.rollout.services.link import ServerLink
         from interlace.models.loading import empty_model
 
         address, dialect = Address(url=url, key=self.key), dialect_named(self.config.dialect)
         own_stops = end_tokens(loaded)
-        link = Link(
+        link = ServerLink(
             lambda: dialect.connect(address, seed=site.seed, own_stops=own_stops),
             link_settings(self.config, start_s=READY_S),
         )

@@ -69,7 +69,7 @@ class ServedKind(EngineKind, ABC):
         from interlace.engines.rollout.services.dialects import dialect_named
         from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
         from interlace.engines.rollout.services.http import UNIX, Address
-        from interlace.engines.rollout.services.link import Link
+        from interlace.engines.rollout.services.link import ServerLink
         from interlace.engines.rollout.services.process import ServerProcess, free_port
         from interlace.models.loading import empty_model
         from interlace.models.size import model_size
@@ -84,7 +84,7 @@ class ServedKind(EngineKind, ABC):
         command = self.command(ServerSite(folder=private / "model", site=site, address=address, size=size))
         dialect = dialect_named(self.dialect)
         own_stops = end_tokens(loaded)
-        link = Link(
+        link = ServerLink(
             lambda: dialect.connect(address, seed=site.seed, own_stops=own_stops),
             link_settings(self.config, start_s=self.config.start_s),
             process=ServerProcess(command, address, log),
@@ -121,7 +121,7 @@ def link_settings(config: ServiceConfig, *, start_s: float) -> "LinkSettings":
 
     return LinkSettings(
         heartbeat_s=config.heartbeat_s,
-        patience_s=config.patience_s,
+        patience_s=config.health_timeout_s,
         progress_s=config.progress_s,
         start_s=start_s,
         probe_gap=config.probe_gap,

@@ -18,11 +18,11 @@ from interlace.engines.rollout.protocol import (
     check_mode,
 )
 from interlace.engines.rollout.request_checks import Limits
-from interlace.engines.rollout.services.link import Link
+from interlace.engines.rollout.services.link import ServerLink
 from interlace.engines.rollout.services.protocol import Delta, ServiceError
 from interlace.engines.rollout.services.version_folders import VersionFolders, version_folder_of
 from interlace.weights.reader import WeightReader
-from interlace.weights.ref import Probe, UpdateMode, WeightRef
+from interlace.weights.ref import UpdateMode, WeightProbe, WeightRef
 from interlace.weights.saved import SavedWeights
 
 if TYPE_CHECKING:
@@ -56,14 +56,61 @@ class ServiceTraits:
     notes: tuple[str, ...] = ()
 
 
-class ServiceEngine:
+class LinkedServer:
+    """The parts of an engine that concern its server alone."""
+
+    def __init__(self, link: ServerLink, model: ServedModel, traits: ServiceTraits) -> None:
+        """link: connected, and the server is ready."""
+        self._link, self._model, self._traits = link, model, traits
+        self._folders = VersionFolders()
+
+    def interrupt(self) -> None:
+        """Ends the wait of step(), or of the next one."""
+        self._link.interrupt()
+
+    def release(self, owners: Sequence[SampleKey]) -> None:
+        """Does nothing: a server's prefix cache has its own order of eviction."""
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Returns the log-prob of each token after the first of each sequence, at temperature 1.
+
+        Raises ServiceError if the server is lost.
+        """
+        found = None if self._link.lost else self._link.call(lambda client: client.score(sequences))
+        if found is None:
+            raise ServiceError(self._link.lost)
+        return found
+
+    def health(self) -> str:
+        """See ServiceEngineProtocol."""
+        return self._link.lost
+
+    def memory(self) -> EngineMemory:
+        return self._model.memory
+
+    def report(self) -> EngineReport:
+        traits = self._traits
+        return EngineReport(
+            invariant=traits.invariant,
+            reason=traits.reason,
+            attention=f"{traits.name} at {self._link.name}",
+            notes=traits.notes,
+        )
+
+    def close(self) -> None:
+        """See ServiceEngineProtocol."""
+        self._link.close()
+        self._folders.close()
+
+
+class ServiceEngine(LinkedServer):
     """RolloutEngine over a server. Requests run at the server; step() waits for what it sends."""
 
     gives_up_parts = False
 
-    def __init__(self, link: Link, model: ServedModel, traits: ServiceTraits) -> None:
+    def __init__(self, link: ServerLink, model: ServedModel, traits: ServiceTraits) -> None:
         """link: connected, and the server is ready."""
-        self._link, self._model, self._traits = link, model, traits
+        super().__init__(link, model, traits)
         self._live = LiveRequests()
         self._unsent: dict[str, Request] = {}
         self._finished: list[Completion] = []
@@ -71,8 +118,7 @@ class ServiceEngine:
         self._version = 0
         self._folder: Path | None = None
         """Folder of the version that the server serves."""
-        self._probe: Probe | None = None
-        self._folders = VersionFolders()
+        self._probe: WeightProbe | None = None
         self._paused = self._is_away = False
 
     @property
@@ -102,10 +148,6 @@ class ServiceEngine:
             lost=self._link.lost,
         )
 
-    def interrupt(self) -> None:
-        """Ends the wait of step(), or of the next one."""
-        self._link.interrupt()
-
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         """Ends requests and returns them; one that ended by itself meanwhile has its own finish reason."""
         wanted = self._live.named(ids)
@@ -123,9 +165,6 @@ class ServiceEngine:
                 self._link.forget(name)
                 found.append(self._live.end(name, FinishReason.ABORTED))
         return tuple(found)
-
-    def release(self, owners: Sequence[SampleKey]) -> None:
-        """Does nothing: a server's prefix cache has its own order of eviction."""
 
     def pause(self) -> None:
         if not self._paused:
@@ -179,20 +218,6 @@ class ServiceEngine:
             self._link.lose(str(error))
         return self._link.lost
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Returns the log-prob of each token after the first of each sequence, at temperature 1.
-
-        Raises ServiceError if the server is lost.
-        """
-        found = None if self._link.lost else self._link.call(lambda client: client.score(sequences))
-        if found is None:
-            raise ServiceError(self._link.lost)
-        return found
-
-    def health(self) -> str:
-        """See ServiceEngineProtocol."""
-        return self._link.lost
-
     def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:  # noqa: ARG002 - a server wakes as a whole
         if self._is_away:
             self._link.call(lambda client: client.wake())
@@ -210,25 +235,8 @@ class ServiceEngine:
         self._link.call(lambda client: client.sleep())
         self._is_away = True
 
-    def memory(self) -> EngineMemory:
-        return self._model.memory
-
     def metrics(self) -> Metrics:
         return {"num_running": float(len(self._live)), "is_lost": float(bool(self._link.lost))}
-
-    def report(self) -> EngineReport:
-        traits = self._traits
-        return EngineReport(
-            invariant=traits.invariant,
-            reason=traits.reason,
-            attention=f"{traits.name} at {self._link.name}",
-            notes=traits.notes,
-        )
-
-    def close(self) -> None:
-        """See ServiceEngineProtocol."""
-        self._link.close()
-        self._folders.close()
 
     def _check(self, weights: NamedWeights) -> None:
         """Refuses weights of other shapes; a folder whose names are not the model's is left to the server."""
@@ -236,7 +244,7 @@ class ServiceEngine:
         if known is not None and (not isinstance(weights, SavedWeights) or weights.shapes.keys() <= known.names):
             known.check(weights)
 
-    def _replace(self, folder: Path, version: int, mode: UpdateMode, probe: Probe | None = None) -> None:
+    def _replace(self, folder: Path, version: int, mode: UpdateMode, probe: WeightProbe | None = None) -> None:
         """Loads a version. A server that is lost meanwhile keeps what it has, and says so in the next step."""
         partials = self.abort() if mode == "recompute" else ()
         try:
@@ -258,7 +266,7 @@ class ServiceEngine:
             self._link.send(requests)
 
     def _take(self) -> tuple[int, list[Completion], list[tuple[Request, str]]]:
-        """Books what has arrived. Returns the number of new tokens, what ended, and what was refused."""
+        """Takes in what has arrived. Returns the number of new tokens, what ended, and what was refused."""
         count, ended, refused = 0, list[Completion](), list[tuple[Request, str]]()
         for name, delta in self._link.arrivals():
             if name not in self._live:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import Completion, FinishReason, Request
@@ -25,6 +25,9 @@ from interlace.engines.rollout.services.protocol import (
 )
 from interlace.engines.rollout.services.wire import runs_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 T = TypeVar("T")
 FLUSH_EVERY_S = 0.02
 """Seconds between two deltas of a request that continues. A server that dies loses at most the tokens of this time."""
@@ -33,12 +36,12 @@ FLUSH_EVERY_S = 0.02
 class ServedEngine(RolloutEngine, Protocol):
     """An engine that a service can be made of."""
 
-    def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
-        """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
-        ...
+    peek: Callable[[Sequence[str]], tuple[Completion, ...]]
+    """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Returns the log-prob of each token after the first of each sequence, at temperature 1."""
+    @property
+    def model(self) -> "PreTrainedModel":
+        """Returns the model that serves, to be run by the caller of this engine alone."""
         ...
 
 
@@ -107,7 +110,9 @@ class HostedEngine:
             raise
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return await self._call(lambda: self._engine.score(sequences))
+        from interlace.engines.rollout.services.scoring import score_sequences
+
+        return await self._call(lambda: score_sequences(self._engine.model, sequences))
 
     async def abort(self, ids: Sequence[str]) -> None:
         await self._call(lambda: self._end(ids))
@@ -203,7 +208,7 @@ class HostedEngine:
     def _step(self) -> None:
         try:
             output = self._engine.step()
-        except Exception as error:  # noqa: BLE001 - every client is told
+        except Exception as error:  # noqa: BLE001 - every client gets it as the reason
             self._fault = error
             self._refuse(f"the engine failed: {type(error).__name__}: {error}")
             return

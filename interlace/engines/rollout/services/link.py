@@ -27,7 +27,7 @@ from interlace.engines.rollout.services.protocol import (
     ServiceCapacity,
     ServiceError,
 )
-from interlace.weights.ref import Probe
+from interlace.weights.ref import WeightProbe
 
 T = TypeVar("T")
 LOOK_EVERY_S = 0.25
@@ -47,7 +47,7 @@ class LinkSettings:
     probe_gap: float
 
 
-class Link:
+class ServerLink:
     """One server, as a thread that is not the event loop's sees it."""
 
     def __init__(
@@ -137,6 +137,8 @@ class Link:
                 await client.pause("abort")
                 await client.resume()
             capacity = await client.capacity()
+            if (version := (await client.health()).version) is not None:
+                self._known_versions.add(version)  # of requests that began before the first load
             await self._warm_up(client)
         return capacity
 
@@ -209,7 +211,7 @@ class Link:
 
         return self._settled(run())
 
-    def load(self, folder: Path, version: int, mode: LoadMode, probe: Probe | None) -> None:
+    def load(self, folder: Path, version: int, mode: LoadMode, probe: WeightProbe | None) -> None:
         """Loads a version and checks that the server serves it. Raises ServiceError if it does not, UserError for
         weights of another shape.
         """
@@ -241,7 +243,7 @@ class Link:
         if self.lost:
             raise ServiceError(self.lost)
 
-    async def _check_probe(self, probe: Probe, version: int) -> None:
+    async def _check_probe(self, probe: WeightProbe, version: int) -> None:
         """Compares the server's log-probs of a fixed text with the trainer's."""
         assert self._client is not None
         [found] = await self._client.score([probe.token_ids])

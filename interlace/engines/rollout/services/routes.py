@@ -80,7 +80,7 @@ class EngineRoutes:
         if refused is not None:
             return refused
         try:
-            wanted: list[Request] = [read_request(each) for each in body["requests"]]  # type: ignore[union-attr, arg-type]
+            wanted: list[Request] = [read_request(each) for each in body["requests"]]  # type: ignore[union-attr]
         except (KeyError, TypeError, ValueError) as error:
             return _failed(400, f"requests: {type(error).__name__}: {error}.")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})

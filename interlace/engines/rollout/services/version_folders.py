@@ -42,7 +42,7 @@ class VersionFolders:
         folder = self._root / f"{self._number:06d}"
         folder.mkdir()
         self._written.append(folder)
-        once: dict[tuple[int, int, tuple[int, ...]], str] = {}
+        once: dict[object, str] = {}
         for name, tensor in tensors.items():
             once.setdefault((tensor.data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape)), name)
         kept = {name: tensors[name].detach().cpu().contiguous() for name in once.values()}

@@ -39,16 +39,18 @@ class FolderWeights:
 
 
 def _read(files: Sequence[Path], *, is_tied: bool) -> "Iterator[tuple[str, Tensor]]":
-    from safetensors import safe_open
-
     embedding, has_head = None, False
-    for file in files:
-        with safe_open(file, framework="pt") as held:
-            for name in held.keys():  # noqa: SIM118 - the file is not a mapping
-                tensor = held.get_tensor(name)
-                has_head = has_head or name == HEAD
-                if name.endswith(EMBEDDINGS):
-                    embedding = tensor
-                yield name, tensor
+    for name, tensor in _read_files(files):
+        has_head = has_head or name == HEAD
+        embedding = tensor if name.endswith(EMBEDDINGS) else embedding
+        yield name, tensor
     if is_tied and not has_head and embedding is not None:
         yield HEAD, embedding
+
+
+def _read_files(files: Sequence[Path]) -> "Iterator[tuple[str, Tensor]]":
+    from safetensors import safe_open
+
+    for file in files:
+        with safe_open(file, framework="pt") as held:
+            yield from ((name, held.get_tensor(name)) for name in held.keys())  # noqa: SIM118 - not a mapping

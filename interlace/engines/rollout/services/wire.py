@@ -26,8 +26,9 @@ def write_request(request: Request) -> dict[str, JSON]:
     }
 
 
-def read_request(data: Mapping[str, Any]) -> Request:
+def read_request(given: JSON) -> Request:
     """Reads what write_request() wrote. Raises ValueError, KeyError or TypeError if a field is missing or wrong."""
+    data: Any = given
     gid, index = data["owner"]
     return Request(
         uid=str(data["uid"]),
@@ -58,8 +59,9 @@ def write_delta(request_id: str, delta: Delta) -> dict[str, JSON]:
     return found
 
 
-def read_delta(data: Mapping[str, Any]) -> tuple[str, Delta]:
+def read_delta(given: JSON) -> tuple[str, Delta]:
     """Reads what write_delta() wrote. Raises ServiceError for anything else."""
+    data: Any = given
     try:
         reason = data.get("finish_reason")
         return str(data["id"]), Delta(
@@ -79,10 +81,10 @@ def write_capacity(capacity: ServiceCapacity) -> dict[str, JSON]:
     return {name: getattr(capacity, name) for name in ServiceCapacity.__dataclass_fields__}
 
 
-def read_capacity(data: Mapping[str, Any]) -> ServiceCapacity:
+def read_capacity(data: Mapping[str, JSON]) -> ServiceCapacity:
     """Reads what write_capacity() wrote; fields that this version does not know are ignored."""
     known = {name: value for name, value in data.items() if name in ServiceCapacity.__dataclass_fields__}
-    return ServiceCapacity(**known)
+    return ServiceCapacity(**known)  # type: ignore[arg-type]
 
 
 def runs_of(versions: Iterable[int]) -> list[VersionRun]:

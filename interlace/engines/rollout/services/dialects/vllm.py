@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +70,11 @@ class VLLMClient:
         try:
             cached, last = 0, None
             async for line in self._connection.lines("/inference/v1/generate", body):
-                if not line.startswith(DATA) or line[len(DATA) :].startswith(DONE):
-                    continue
-                chunk = _parse(self.name, line[len(DATA) :])
-                cached = max(cached, _num_cached(chunk))
-                for choice in chunk["choices"]:
-                    delta = _read_choice(self.name, choice, cached)
-                    if delta.finish_reason is None:
-                        on_delta(request.id, delta)
-                    else:
-                        last = delta  # the count of cached tokens may follow
+                deltas, cached = _read_line(self.name, line, cached)
+                last = _pass_on(request.id, deltas, on_delta) or last
             if last is None:
                 raise ServiceError(f"{self.name} ended the stream of request {request.id} before its end.")
-            on_delta(request.id, Delta(**{**_fields(last), "num_cached_tokens": cached}))
+            on_delta(request.id, replace(last, num_cached_tokens=cached))  # the count follows the last token
         finally:
             if self._sent_as.get(request.id) == sent_as:
                 del self._sent_as[request.id]
@@ -142,6 +135,8 @@ class VLLMClient:
         name = str(model.get("root") or model.get("id") or "")
         found: Any = await self._connection.post("/collective_rpc", {"method": "count_bytes"}, timeout_s=LONG_S)
         sizes = found.get("results") or [[0, 0]]
+        if (await self.health()).version is None:  # a server names the weights that it started with `default`
+            await self._connection.post("/update_weight_version", {"new_version": "0"}, timeout_s=LONG_S)
         return ServiceCapacity(
             model=name,
             vocab_size=_vocab_size(name),
@@ -186,6 +181,26 @@ def _finite(bias: float) -> float:
     return bias if math.isfinite(bias) else -1e30
 
 
+def _read_line(name: str, line: bytes, cached: int) -> tuple[list[Delta], int]:
+    """Reads a line of a stream: its deltas, and the number of cached tokens that is known so far."""
+    if not line.startswith(DATA) or line[len(DATA) :].startswith(DONE):
+        return [], cached
+    chunk = _parse(name, line[len(DATA) :])
+    cached = max(cached, _num_cached(chunk))
+    return [_read_choice(name, choice, cached) for choice in chunk["choices"]], cached
+
+
+def _pass_on(name: str, deltas: Sequence[Delta], on_delta: OnDelta) -> Delta | None:
+    """Passes deltas on but for the last one of a request, which is returned."""
+    last = None
+    for delta in deltas:
+        if delta.finish_reason is None:
+            on_delta(name, delta)
+        else:
+            last = delta
+    return last
+
+
 def _parse(name: str, content: bytes) -> Any:
     try:
         chunk = json.loads(content)
@@ -215,16 +230,13 @@ def _read_choice(name: str, choice: Mapping[str, Any], cached: int) -> Delta:
     )
 
 
-def read_spans(spans: Sequence[Mapping[str, Any]]) -> list[VersionRun]:
+def read_spans(given: JSON) -> list[VersionRun]:
     """Reads the version runs of a server; a version that is not a number becomes -1, which no run serves."""
+    spans: Any = given
     return [
         (-1 if (version := _version(span["version"])) is None else version, int(span["end"]) - int(span["start"]))
         for span in spans
     ]
-
-
-def _fields(delta: Delta) -> dict[str, Any]:
-    return {name: getattr(delta, name) for name in Delta.__dataclass_fields__}
 
 
 def _num_cached(chunk: Mapping[str, Any]) -> int:

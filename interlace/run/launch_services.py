@@ -1,0 +1,86 @@
+"""Starts workers in addition to those of a run's roles: engines of a server, engines that join, the warm-up."""
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from interlace.core.errors import UserError
+from interlace.engines.train.config import TrainConfig
+from interlace.engines.train.place import join_ranks, torch_device
+from interlace.rollouts.role_groups import ActorGroup, RolloutGroup
+from interlace.run.launch import (
+    EngineSource,
+    ModelSources,
+    Wrap,
+    instance_spec,
+    launch_instances,
+    load_source,
+    make_rollout_engine,
+    wrap_engine,
+)
+from interlace.run.recipe.config import Recipe
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.worker import WorkerContext
+from interlace.schedule.roles import role_named
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from interlace.engines.train import TrainEngine
+
+
+async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: Wrap | None = None) -> list[RolloutGroup]:
+    """Starts the rollout engines alone, to serve the recipe's model. wrap: replaces each engine by another."""
+    from interlace.workers.rollout import RolloutWorker
+
+    source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap)
+    worker = wrap_engine(RolloutWorker, partial(make_rollout_engine, source))
+    return cast("list[RolloutGroup]", await launch_instances(cluster, recipe, role_named("rollout"), worker, 0))
+
+
+async def launch_joiner(cluster: Cluster, sources: ModelSources, number: int, url: str | None) -> RolloutGroup:
+    """Starts one more engine of a run. number: of the instance, which places it. url: of a server that runs."""
+    from interlace.workers.rollout import RolloutWorker
+
+    recipe, role = sources.recipe, role_named("rollout")
+    places = cluster.place(role.name)
+    if url is None and number >= len(places):
+        raise UserError(f"engine {number}: the placement has {len(places)} engines, counted from 0.")
+    source = EngineSource(recipe=recipe, model=sources.policy, logs=sources.logs, url=url)
+    worker = wrap_engine(RolloutWorker, partial(make_rollout_engine, source))
+    return cast(
+        RolloutGroup, await cluster.launch(instance_spec(recipe, role, number, () if url else places[number], worker))
+    )
+
+
+async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:
+    """Starts the worker that is trained on examples, where the actor will be."""
+    from interlace.workers.actor import ActorWorker
+
+    worker = wrap_engine(ActorWorker, partial(make_warmup_engine, EngineSource(recipe=recipe, model=recipe.model)))
+    spec = instance_spec(recipe, role_named("actor"), 0, cluster.place("actor")[0], worker)
+    return cast(ActorGroup, await cluster.launch(replace(spec, name="warmup")))
+
+
+def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
+    """Makes the engine of supervised warm-up."""
+    import torch
+
+    from interlace.engines.train import TrainEngine, sft_loss
+
+    warmup = source.recipe.warmup
+    if warmup is None:
+        raise ValueError("the recipe has no warm-up")
+    config = TrainConfig(tokens_per_microbatch=source.recipe.tokens_per_microbatch)
+    loaded = load_source(source, context, trained=True)
+    # Cached by content, so the weights must not depend on how many cores the first run had.
+    torch.set_num_threads(source.recipe.cluster.threads_per_worker or 1)
+    engine = TrainEngine(
+        loaded.model,
+        loss=sft_loss,
+        optimizer=warmup.optimizer,
+        config=config,
+        device=torch_device(context),
+        ranks=join_ranks(context, source.recipe.actor),
+    )
+    return engine, loaded.tokenizer
