@@ -146,7 +146,7 @@ class ModelConfig(Config):
     seed: int = Field(default=0, ge=0, lt=SEED_END)
     """Seed of a tiny model's random weights."""
     trust_remote_code: bool = False
-    """If True, transformers runs the model code that the hub repository contains."""
+    """Lets transformers run the model code that the hub repository contains."""
     robot: RobotShape | None = None
     """Sizes of `tiny:vla`; None for every other model."""
     cache_dir: str = "~/.cache/interlace"

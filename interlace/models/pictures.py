@@ -35,7 +35,7 @@ class PictureSteps:
     OpenVLA's evaluation code. `bicubic`: Pillow's filter, as in OpenVLA's image processor. `pad_left_top`,
     `pad_center`: bilinear with the aspect ratio kept and black padding, as in SmolVLA and pi0."""
     jpeg: bool = False
-    """If True, the picture is compressed and decompressed first, as the training data were."""
+    """Compresses and decompresses the picture first, as was done with the training data."""
     crop_area: float = 1.0
     """Share of the picture's area that a centre crop keeps; the crop is resized to `side`. If 1, nothing is cropped."""
 

@@ -91,7 +91,7 @@ class StopRule(NamedTuple):
     max_s: float
     """Time limit in seconds; the step that exceeds it is the last."""
     past_ends: bool
-    """If True, the other sequences continue after one has ended."""
+    """True if the other sequences continue after one has ended."""
     interrupted: int
     """Address of a 64-bit flag. Another thread sets it to make the current step the last one."""
 

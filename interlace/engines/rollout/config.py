@@ -53,22 +53,22 @@ class NativeConfig(SpanningConfig):
     kv: KVKind = "slots"
     """Layout of the KV cache: contiguous slots, or pages."""
     prefix_cache: bool = True
-    """If True, later sequences with the same prefix reuse the cells of ended sequences, until the cells are needed."""
+    """Keeps the cells of ended sequences for later ones with the same prefix, until the cells are needed."""
     compile_decoder: bool = True
-    """If True, the whole forward pass runs in C++ for models of the Llama shape; other models run in transformers."""
+    """Runs the whole forward pass of models of the Llama shape in C++; other models run in transformers."""
     cuda_graphs: bool = True
-    """If True, decode steps on a GPU replay captured graphs; a model that cannot be captured runs without them."""
+    """Replays captured graphs in decode steps on a GPU; a model that cannot be captured runs without them."""
     compile_kernels: bool = True
-    """If True and a compiler exists, C++ kernels replace torch operations."""
+    """Replaces torch operations by C++ kernels if a compiler exists."""
 
 
 class ServiceConfig(EngineConfig):
     """Settings of server engines: the limits after which a server counts as lost."""
 
     heartbeat_s: float = Field(default=2.0, gt=0)
-    """Seconds between two health checks of a server."""
+    """Seconds between two questions for a server's health."""
     patience_s: float = Field(default=15.0, gt=0)
-    """Seconds without an answer to health checks after which a server counts as lost."""
+    """Seconds without an answer about its health after which a server counts as lost."""
     progress_s: float = Field(default=120.0, gt=0)
     """Seconds without a token of any running request after which a server counts as lost."""
     lost_s: float = Field(default=600.0, gt=0)
@@ -110,7 +110,7 @@ class VLLMConfig(ServedConfig):
 
     engine: str = "vllm"
     enforce_eager: bool | None = None
-    """If True, vLLM uses no graphs and no compilation. If None, this holds on a CPU alone."""
+    """Turns vLLM's graphs and compilation off. If None, they are off on a CPU alone."""
 
 
 class SGLangConfig(ServedConfig):
