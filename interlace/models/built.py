@@ -25,8 +25,9 @@ def built_names() -> list[str]:
 
 
 def build_model(config: ModelConfig) -> "PreTrainedModel":
-    """Builds the model of a `tiny:` path. Raises UserError if the name is unknown, or if model.robot is missing or
-    unused.
+    """Builds the model of a `tiny:` path.
+
+    Raises UserError if the name is unknown, model.robot is missing (vla), or it is set for another model.
     """
     if config.path == VLA:
         build = load_callable("model", f"{VLA_MODULE}:build_tiny_vla")

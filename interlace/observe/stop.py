@@ -1,6 +1,6 @@
 """Handling of Ctrl-C and a scheduler's SIGTERM: one signal requests a stop at the next step boundary, two abort.
 
-After PATIENCE_S the run does not wait for the boundary: the sender of SIGTERM kills the process 30 s later.
+The run waits at most PATIENCE_S for the boundary, because schedulers kill a process 30 s after SIGTERM.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class AnswerRow:
 def derived_numbers_table(numbers: Sequence[DerivedNumber]) -> Table:
     """Builds the table of numbers computed from the settings, shown before any work starts."""
     table = Table(
-        title="What the settings come to", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False
+        title="Sizes derived from the settings", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False
     )
     table.add_column("name")
     table.add_column("value", justify="right", style="bold")
@@ -92,7 +92,7 @@ def goodput_table(ledger: Ledger) -> Table:
     """Builds the table of device-seconds by bin; the largest waste is red."""
     waste = ledger.largest_waste()
     table = Table(
-        title="Where the device time went, start-up and evaluations included",
+        title="Device time by bin, start-up and evaluations included",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),

@@ -176,7 +176,7 @@ class DecodeLoop:
         """Runs all passes of the plan in one call, if each row runs its last token and samples without special
         parameters.
 
-        If a caller waits for a row, the call ends with the first row that ends.
+        If a sequence waits for a row, the call ends with the first row that ends.
         """
         start = time.perf_counter()
         self._scheduler.prepare(plan)

@@ -61,7 +61,7 @@ class NativeEngine:
         """Prepares the model and verifies the properties that report() returns.
 
         tokenizer: for stop strings; if the model is a path, it is loaded from there. seed: of the sampling noise.
-        num_threads: threads of torch, a setting of the whole process (if two thread pools compete, small products
+        num_threads: threads of torch, a setting of the whole process (if threads contend for a core, small products
         become hundreds of times slower), and of the C++ decoder, whose threads run whole rows and synchronize only at
         the end of a pass. mesh: ranks that share the model's layers. Each rank has such an engine, and all must receive
         the same calls.
