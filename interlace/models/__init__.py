@@ -1,1 +1,3 @@
-"""Loading and building causal language models with their tokenizers, by the Auto classes."""
+"""Loading of causal language models and their tokenizers by transformers' Auto classes, and construction of small
+models.
+"""

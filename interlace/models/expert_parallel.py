@@ -1,9 +1,10 @@
-"""Experts of a mixture dealt out to ranks that have tokens of their own (expert parallelism, arXiv 2006.16668).
+"""Expert parallelism: the experts of a mixture are distributed over ranks with different tokens (arXiv 2006.16668).
 
-A module of experts keeps them stacked in tensors whose first dimension counts experts: each rank holds whole ones.
-While it computes, each pair of a token and an expert that was chosen for it travels to the expert's rank and the result
-comes back (two all-to-all exchanges a layer); the token's own rank weights and adds up. transformers does so from 5.23
-on, to models that it loads and cuts up by itself; this is for models of which each rank reads its part.
+A module of experts stores their weights in stacked tensors, whose first dimension is the expert; each rank holds whole
+experts. In the forward pass, each pair of a token and its chosen expert is sent to the expert's rank, and the output is
+sent back (two all-to-all exchanges per layer). The token's rank weights and sums the outputs. transformers 5.23 and
+later do the same for models that they load and shard themselves; this module serves models of which each rank reads its
+own part.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def expert_modules(model: nn.Module) -> list[nn.Module]:
-    """Returns the modules that hold stacked experts."""
+    """Returns the modules that contain stacked experts."""
     return [module for module in model.modules() if _is_stack(module)]
 
 
 def check_experts(model: PreTrainedModel, size: int, rest: int, setting: str) -> None:
-    """Raises UserError where the experts cannot be dealt out to `size` ranks. The model may be on the meta device.
+    """Raises UserError if the experts cannot be distributed over `size` ranks. The model may be on the meta device.
 
-    rest: ranks among which each dealt expert is then cut up. setting: of the recipe, for the message.
+    rest: number of ranks among which each expert is sharded further. setting: key of the recipe, for the message.
     """
     if size == 1:
         return
@@ -52,7 +53,7 @@ def check_experts(model: PreTrainedModel, size: int, rest: int, setting: str) ->
 
 
 def share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Deals out the experts of a model that is equal on every rank of the mesh. It may be on the meta device."""
+    """Distributes the experts of a model that is equal on every rank of the mesh. It may be on the meta device."""
     for module in expert_modules(model):
         _share(module, mesh)
 
@@ -89,14 +90,14 @@ def _share(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 class _Travel:
-    """One exchange of rows: what goes where."""
+    """Exchange of the rows of one forward pass: counts and order of the rows for each rank."""
 
     def __init__(self, chosen: Tensor, weights: Tensor, num_experts: int, mesh: DeviceMesh) -> None:
-        """chosen, weights: [tokens, k] experts of each token and what each counts."""
+        """chosen: [tokens, k] experts of each token. weights: [tokens, k] their weights."""
         self._mesh, self._weights = mesh, weights
         experts = chosen.reshape(-1)
         self._order = torch.argsort(experts, stable=True)
-        """[tokens * k] pairs by expert, and so by rank."""
+        """[tokens * k] indices that sort the pairs by expert, and thereby by rank."""
         counts = torch.bincount(experts, minlength=num_experts)
         taken = torch.empty_like(counts)
         distributed.all_to_all_single(taken, counts, group=mesh.get_group())
@@ -106,16 +107,18 @@ class _Travel:
         self._experts = torch.arange(each.shape[1], device=each.device).repeat(mesh.size()).repeat_interleave(taken)
 
     def there(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sends [tokens, H]; returns this rank's experts' rows, the expert of each, and a weight of 1."""
+        """Sends rows [tokens, H]. Returns the rows received for this rank's experts, the expert of each row, and
+        weights of 1.
+        """
         sent = rows.index_select(0, self._order // self._weights.shape[1])
         found, experts = exchanged(sent, self._given, self._taken, self._mesh), self._experts
         if not len(found):
-            # The backward has collectives too, which a rank that nothing came to must not miss.
+            # The backward pass has collectives too, in which a rank without rows must take part.
             found, experts = found.sum(0, keepdim=True), experts.new_zeros(1)
         return found, experts[:, None], found.new_ones(len(found), 1)
 
     def back(self, outputs: Tensor) -> Tensor:
-        """Returns [tokens, H]: what the experts made of each token, weighted and added up."""
+        """Returns [tokens, H]: the weighted sum of the experts' outputs for each token."""
         found = exchanged(outputs[: len(self._experts)], self._taken, self._given, self._mesh)
         pairs = torch.empty_like(found).index_copy(0, self._order, found)
         added: Tensor = (pairs.unflatten(0, self._weights.shape) * self._weights[..., None]).sum(1)

@@ -1,4 +1,4 @@
-"""Output layer of a flow-matching policy: conditions of a chunk, and a network that gives the velocity of its chain."""
+"""Output layer of a flow-matching policy: conditions of a chunk, and the velocity network of its chain."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from interlace.models.action_head import ids_to_numbers
 from interlace.models.flow import FlowSchedule
 
 FREQUENCIES = (1.0, 2.0, 4.0, 8.0)
-"""Frequencies, in half turns between time 0 and 1, of the features that a time is given by."""
+"""Frequencies of the time features, in half turns between time 0 and 1."""
 
 
 class FlowOutputs(nn.Linear):
-    """Output layer: from hidden states of query tokens to the numbers of a chain.
+    """Output layer from hidden states of query tokens to the numbers of a chain.
 
-    The queries of a chunk's first K numbers give its conditions. `expert` gives the velocity for conditions, a state of
+    The first K queries of a chunk produce its conditions. `expert` computes the velocity from conditions, a state of
     the chain and a time.
     """
 
@@ -33,10 +33,10 @@ class FlowOutputs(nn.Linear):
         )
 
     def forward(self, hidden: Tensor, answers: Tensor | None = None) -> Tensor:
-        """Computes the conditions of each query, [..., C]; with answers, their distributions.
+        """Computes the conditions of each query, [..., C]; with answers, the distributions of the answers.
 
-        hidden: [..., H]. answers: [T] ids of whole chains, of whose queries `hidden` [1, T, H] is. Returns for these
-        mean and log standard deviation, [1, T, 2].
+        hidden: [..., H]. answers: [T] ids of whole chains; `hidden` is then [1, T, H], their queries. Returns mean and
+        log standard deviation of each answer, [1, T, 2].
         """
         conditions = super().forward(hidden)
         if answers is None:
@@ -44,7 +44,7 @@ class FlowOutputs(nn.Linear):
         schedule = self.schedule
         if (
             len(answers) < schedule.num_tokens
-        ):  # a rank that has no samples runs one token, so that all ranks reduce gradients
+        ):  # A rank without samples runs one token, so that all ranks reduce gradients.
             return conditions + 0 * sum([parameter.sum() for parameter in self.expert.parameters()])
         with torch.autocast(hidden.device.type, enabled=False):
             chain = ids_to_numbers(answers).view(-1, schedule.num_states, schedule.state_size)
@@ -56,7 +56,7 @@ class FlowOutputs(nn.Linear):
             return torch.stack(found, 1).reshape(1, -1, 2)
 
     def conditions(self, outputs: Tensor) -> Tensor:
-        """Returns the conditions of each chunk, [B, K C], of the outputs of all queries, [B tokens, C]."""
+        """Selects the conditions of each chunk, [B, K C], from the outputs of all queries, [B tokens, C]."""
         of_queries = outputs.float().view(-1, self.schedule.num_tokens, outputs.shape[-1])
         return of_queries[:, : self.schedule.chunk].flatten(1)
 

@@ -1,4 +1,4 @@
-"""GGUF files, converted once to a Hugging Face folder that can be loaded fast and saved again."""
+"""Conversion of GGUF files, once per file, to Hugging Face folders that load fast and can be saved again."""
 
 import hashlib
 import importlib.util
@@ -13,9 +13,9 @@ FORMAT = 1
 
 
 def converted_folder(file: Path, cache_dir: Path) -> Path:
-    """Returns the Hugging Face folder of a GGUF file, made on first use and kept by the file's content.
+    """Returns the Hugging Face folder of a GGUF file. It is created on first use and cached by the file's content.
 
-    Raises UserError where a package for it is missing or transformers cannot read the file.
+    Raises UserError if a required package is missing or transformers cannot read the file.
     """
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
@@ -24,13 +24,13 @@ def converted_folder(file: Path, cache_dir: Path) -> Path:
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed, so that a stopped conversion is never taken for a whole one.
+    # Write to a temporary folder and rename it, so that an interrupted conversion is never taken for a complete one.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         _convert(file, Path(scratch) / "model")
         try:
             (Path(scratch) / "model").rename(target)
         except OSError:
-            if not target.is_dir():  # else another process was faster, with the same result
+            if not target.is_dir():  # Otherwise another process finished the same conversion first.
                 raise
     return target
 
@@ -52,7 +52,7 @@ def _convert(file: Path, folder: Path) -> None:
         quantized = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **source)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise UserError(f"{file} cannot be read as a causal language model: {error}") from error
-    # A model read from GGUF still calls itself quantized and refuses to be saved; its weights are plain by now.
+    # A model read from GGUF is still marked as quantized and refuses to be saved, although its weights are dequantized.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):

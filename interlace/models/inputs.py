@@ -1,7 +1,7 @@
 """Arrays that a model reads in addition to tokens, as its configuration defines. Imports no torch.
 
-An episode gives the simulator's arrays: `state`, and pictures of cameras. `InputEmbedding.prepare` makes the policy's
-arrays of them: pictures as in the policy's training, a state scaled by the statistics of its data set.
+An episode supplies the simulator's arrays: `state` and camera pictures. `InputEmbedding.prepare` converts them to the
+policy's arrays: pictures as in the policy's training, and a state scaled by the statistics of its data set.
 """
 
 from collections.abc import Mapping
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 IMAGE_TOKENS = 4
-"""Placeholder tokens of one image of the small tower."""
+"""Placeholder tokens per image of the small image tower."""
 STATE, IMAGE, WRIST = "state", "image", "wrist_image"
-"""Names of arrays, in the order in which their placeholders stand: pictures first in OpenVLA's layout."""
+"""Names of the arrays, in the order of their placeholders; OpenVLA's layout puts pictures first."""
 EPSILON = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StateScaling:
-    """Scaling of a state by the quantiles of a data set, to -1 ... 1, clipped."""
+    """Scaling of a state by the quantiles of a data set to [-1, 1], with clipping."""
 
     low: FloatArray
     """[F] quantile 0.01."""
     high: FloatArray
     """[F] quantile 0.99."""
     scaled: NDArray[np.bool_]
-    """[F] False on numbers that stay as they are."""
+    """[F] False for numbers that are not scaled."""
 
     def apply(self, state: FloatArray) -> FloatArray:
-        """Returns the policy's numbers, [F]."""
+        """Returns the scaled state, [F]."""
         share = (state - self.low) / (self.high - self.low + EPSILON)
         return np.where(self.scaled, np.clip(2 * share - 1, -1, 1), state).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputEmbedding:
-    """Arrays whose embeddings take the places of placeholder tokens.
+    """Arrays whose embeddings replace placeholder tokens.
 
     The model's body computes them: `base_model.embed_inputs(arrays)`, and `forward(..., inputs=, input_places=)`.
     """
@@ -51,16 +51,16 @@ class InputEmbedding:
     placeholder: int
     """Token whose embedding is replaced."""
     per_observation: int
-    """Placeholder tokens of one observation."""
+    """Placeholder tokens per observation."""
     shapes: Mapping[str, tuple[int, ...]]
     """Name of an array -> shape of one observation."""
     pictures: PictureSteps | None = None
-    """Preparation of pictures; None if the policy reads them as the simulator draws them."""
+    """Preparation of pictures. If None, the policy reads the simulator's pictures unchanged."""
     state: StateScaling | None = field(default=None, compare=False)
-    """Scaling of the state; None if the policy reads it as the episode gives it."""
+    """Scaling of the state. If None, the policy reads the episode's state unchanged."""
 
     def prepare(self, observation: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Returns the policy's arrays, [1, ...] each, of an episode's."""
+        """Converts an episode's arrays to the policy's, [1, ...] each."""
         found = {}
         for name in self.shapes:
             array = np.asarray(observation[name])
@@ -72,13 +72,13 @@ class InputEmbedding:
         return found
 
     def takes(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Returns whether an array of the episode's shape can be prepared."""
+        """Returns True if an array with the given name and shape can be prepared for the policy."""
         resizes = name != STATE and self.pictures is not None and self.pictures.takes_any_size
         return shape == self.shapes[name] or (resizes and len(shape) == len(self.shapes[name]))
 
 
 def input_embedding(config: "PretrainedConfig") -> InputEmbedding | None:
-    """Reads which arrays a model's configuration defines; None if it reads tokens alone."""
+    """Reads the arrays that a model's configuration defines; None if the model reads tokens only."""
     placeholder = getattr(config, "placeholder_token_id", None)
     if placeholder is None:
         return None

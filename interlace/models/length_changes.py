@@ -1,8 +1,8 @@
-"""Lengths from which a model computes differently, found in its configuration.
+"""Sequence lengths at which a model's computation changes, found in its configuration.
 
-A probe of a dozen tokens proves nothing about a model whose attention temperature changes at token 8,192 or whose
-indexer selects among more than 2,048 keys. The engines probe beyond each of these lengths. A length that is too long
-to reach is lowered in the model for the time of the probe.
+A probe of a dozen tokens does not cover a model whose attention temperature changes at token 8,192, or whose indexer
+selects among more than 2,048 keys. The engines probe beyond each of these lengths. If a length is too large to reach,
+it is lowered in the model during the probe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODEL_ERRORS = (
 )  # fmt: skip
 """Errors that a forward pass of an unknown architecture can raise."""
 REACHED = 128
-"""Tokens: a change up to this length is probed at its length. A later one is lowered to LOWERED."""
+"""Longest change, in tokens, that is probed at its real length. A later change is lowered to LOWERED."""
 LOWERED = 8
 MARGIN = 5
 """Tokens of a probe after the change."""
@@ -38,12 +38,13 @@ _ROPE_LENGTH = "original_max_position_embeddings"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthChange:
-    """A field of the configuration that changes the computation from a length on."""
+    """A configuration field that changes the computation from a given length."""
 
     field: str
     tokens: int
     is_window: bool
-    """A window reaches the attention function as an argument, so an engine sees it at any length."""
+    """True for an attention window: the attention function receives it as an argument, so an engine sees it at any
+    length."""
 
     @property
     def probe_tokens(self) -> int:
@@ -52,16 +53,16 @@ class LengthChange:
 
     @property
     def is_reached(self) -> bool:
-        """Returns True if a probe passes the change at its length."""
+        """Returns True if a probe passes the change at its real length."""
         return self.tokens <= REACHED
 
 
 def find_length_changes(config: PretrainedConfig, longest: int | None = None) -> list[LengthChange]:
     """Lists the lengths at which the configuration changes the computation, the shortest first.
 
-    longest: tokens of the longest sequence; changes beyond it are left out.
-    The static forms of rope scaling (linear, yarn, llama3) are the same at every length, and a longrope model is
-    limited to the reach of its short factors (`context_length`), so they are not listed.
+    longest: tokens of the longest sequence; changes beyond it are omitted.
+    The static forms of rope scaling (linear, yarn, llama3) are equal at every length, and a longrope model is limited
+    to the reach of its short factors (`context_length`), so they are not listed.
     """
     found: dict[str, LengthChange] = {}
     for name, value in _integers(config.get_text_config().to_dict()):
@@ -75,7 +76,7 @@ def find_length_changes(config: PretrainedConfig, longest: int | None = None) ->
 
 
 def _integers(settings: Mapping[str, object]) -> Iterator[tuple[str, int]]:
-    """Yields the integer fields. The length of rope scaling counts only if attention is scaled from it on."""
+    """Yields the integer fields. The length of rope scaling counts only if attention is scaled from that length."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _integers(value)
@@ -87,7 +88,7 @@ def _integers(settings: Mapping[str, object]) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def lowered(model: PreTrainedModel, change: LengthChange) -> Iterator[None]:
-    """Lowers a change to LOWERED tokens in the model's modules and configurations; restores it at the end."""
+    """Lowers a change to LOWERED tokens in the model's modules and configurations; restores the values at the end."""
     undo: list[tuple[object, str]] = []
 
     def lower(holder: object, name: str) -> None:
@@ -124,6 +125,6 @@ def _mappings(fields: Mapping[str, object]) -> Iterator[MutableMapping[str, obje
 
 
 def probe_ids(vocab_size: int, num_tokens: int, device: torch.device) -> torch.Tensor:
-    """Returns token ids to probe with, the same each time."""
+    """Returns deterministic token ids for a probe."""
     steps = torch.arange(num_tokens, device=device)
     return (steps * 7 + steps.square() % 11) % vocab_size

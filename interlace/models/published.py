@@ -8,7 +8,7 @@ from interlace.observe.atomic_file import write_atomic
 
 _CURRENT = "current"
 _KEPT = 4
-"""Models that stay, the newest: an environment may be about to read the one before."""
+"""Newest models that are kept: an environment may be about to read the previous one."""
 
 
 def newest_model(folder: Path) -> Path | None:
@@ -18,9 +18,10 @@ def newest_model(folder: Path) -> Path | None:
 
 
 def publish_model(folder: Path, step: int, write: Callable[[Path], None]) -> None:
-    """Publishes the model of a step. write: fills the folder that it is given."""
+    """Publishes the model of a step. write: writes the model into the given folder."""
     target = folder / f"step_{step:08d}"
-    shutil.rmtree(target, ignore_errors=True)  # left by a run that was stopped after it, and resumed from before it
+    # Left over if the run was stopped after this step and resumed from an earlier one.
+    shutil.rmtree(target, ignore_errors=True)
     write(target)
     write_atomic(folder / _CURRENT, target.name)
     for old in sorted(folder.glob("step_*"))[:-_KEPT]:

@@ -1,8 +1,9 @@
-"""Layers shared by several ranks (tensor parallelism, arXiv 1909.08053), by the plan that transformers has of a model.
+"""Tensor parallelism (arXiv 1909.08053): layers sharded over several ranks by transformers' plan of the model.
 
-A layer's parameter is a DTensor, cut along one dimension; while the layer computes, it sees this rank's part as a plain
-tensor, so any kernel serves. Between a layer that is cut by outputs and one that is cut by inputs each rank has its own
-heads, or its own columns of the MLP; all else is the same on every rank, to the bit. Logits stay cut by vocabulary.
+A layer's parameter is a DTensor, sharded along one dimension. During the computation the layer sees this rank's part as
+a plain tensor, so any kernel works. Between a layer that is sharded by outputs and one that is sharded by inputs, each
+rank has different heads, or different columns of the MLP; everything else is bit-identical on every rank. Logits stay
+sharded by vocabulary.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 COLUMNS, ROWS, GRADIENT, EXPERTS = "colwise", "rowwise", "replicated_with_grad_allreduce", "moe_tp_experts"
-"""Styles of transformers' plans that layers here can have."""
+"""Styles of transformers' plans that this module supports."""
 INSIDE_EXPERTS = ("packed_colwise", COLUMNS, ROWS)
-"""Styles of the tensors within EXPERTS, which are dealt by expert here."""
+"""Styles of the tensors within EXPERTS, which this module shards by expert."""
 EXPERT_INPUTS = ("hidden_states", "top_k_index", "top_k_weights")
 COUNTS = ("num_attention_heads", "num_key_value_heads")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularyPart:
-    """Columns of the logits that this rank computes, and the ranks that have the others."""
+    """This rank's columns of the logits, and the mesh of ranks that have the other columns."""
 
     mesh: DeviceMesh
     first: int
 
 
 def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
-    """Raises UserError where the model's layers cannot be shared by `size` ranks. The model may be on the meta device.
+    """Raises UserError if the model's layers cannot be sharded over `size` ranks. The model may be on the meta device.
 
-    setting: of the recipe, for the message.
+    setting: key of the recipe, for the message.
     """
     if size == 1:
         return
@@ -64,7 +65,7 @@ def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
 
 
 def check_heads(model: PreTrainedModel, size: int, setting: str) -> None:
-    """Raises UserError where the heads of attention cannot be shared out to `size` ranks; see check_plan."""
+    """Raises UserError if the attention heads cannot be divided among `size` ranks; see check_plan."""
     config = model.config.get_text_config()
     for count in COUNTS:
         number = getattr(config, count, None)
@@ -76,9 +77,10 @@ def check_heads(model: PreTrainedModel, size: int, setting: str) -> None:
 
 
 def share_layers(model: PreTrainedModel, mesh: DeviceMesh) -> VocabularyPart | None:
-    """Cuts the layers of a model that is whole, and equal on every rank of the mesh. Returns its part of the logits.
+    """Shards the layers of a whole model that is equal on every rank of the mesh. Returns this rank's part of the
+    logits.
 
-    None: the model has no head whose outputs are the vocabulary. The model may be on the meta device.
+    Returns None if the model has no head over the vocabulary. The model may be on the meta device.
     """
     styles = _styles(model)
     for name, style in styles.items():
@@ -97,7 +99,7 @@ def share_layers(model: PreTrainedModel, mesh: DeviceMesh) -> VocabularyPart | N
 
 
 def gather_logits(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Has a model of shared layers return whole logits on every rank, for who draws from them. Without gradients."""
+    """Makes a sharded model return whole logits on every rank, for sampling. The result has no gradients."""
     head = model.get_output_embeddings()
     num_columns = _weight(head).shape[0]
     each = -(-num_columns // mesh.size())
@@ -111,8 +113,10 @@ def gather_logits(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
 
 def _styles(model: PreTrainedModel) -> Mapping[str, str]:
-    """Returns the style of each layer that the model's plan shares, but for the first and the last, which are cut by
-    vocabulary. Raises UserError for a plan that is missing, or of a kind that this module does not know."""
+    """Returns the style of each sharded layer except the embedding and the head, which are sharded by vocabulary.
+
+    Raises UserError if the plan is missing or contains a style that this module does not support.
+    """
     plan: Mapping[str, str] = dict(getattr(model, "_tp_plan", None) or {})
     patterns = {re.compile(re.escape(key).replace(r"\*", r"[^.]+")): style for key, style in plan.items()}
     ends = (model.get_output_embeddings(), model.get_input_embeddings())
@@ -152,14 +156,14 @@ def _check_styles(model: PreTrainedModel, found: Mapping[str, str], inside: Mapp
 
 
 def _share_by_columns(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Each rank computes some of the outputs."""
+    """Shards a layer by outputs: each rank computes some of them."""
     cut(module, mesh, {"weight": 0, "bias": 0})
     module.register_forward_pre_hook(lambda _, args: (add_gradients(args[0], mesh), *args[1:]))
     compute_with_parts(module, ("weight", "bias"))
 
 
 def _share_by_rows(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Each rank computes a summand of the outputs, from inputs of its own; the bias is added once, to the sum."""
+    """Shards a layer by inputs: each rank computes a summand of the outputs. The bias is added once, to the sum."""
     cut(module, mesh, {"weight": 1})
     compute_with_parts(module, ("weight",))
 
@@ -179,10 +183,10 @@ def _share_by_rows(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _share_lookup(module: nn.Module, mesh: DeviceMesh, num_rows: int) -> None:
-    """Each rank looks up the tokens that it has the rows of; the sum over ranks has them all."""
+    """Shards the embedding by rows: each rank looks up the tokens of its rows; the results are summed over ranks."""
     first = _first_row(num_rows, mesh)
     size = _first_row(num_rows, mesh, after=1) - first
-    padding = cast("int | None", module.padding_idx)  # its row has no gradient
+    padding = cast("int | None", module.padding_idx)  # The gradient of its row is zero.
     vars(module)["padding_idx"] = padding - first if padding is not None and 0 <= padding - first < size else None
 
     def to_own(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -203,19 +207,19 @@ def _share_lookup(module: nn.Module, mesh: DeviceMesh, num_rows: int) -> None:
 
 
 def _share_gradient(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Each rank computes with the whole parameter on heads of its own: its gradient is the sum over ranks."""
+    """Keeps a whole parameter that each rank applies to different heads: its gradient is the sum over ranks."""
     names = [name for name, _ in module.named_parameters(recurse=False)]
     _replace_while_computing(module, {name: lambda tensor: add_gradients(tensor, mesh) for name in names})
 
 
 def _share_experts(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Each rank computes some of the experts, for all tokens; the sum over ranks has what all experts add."""
+    """Shards the experts: each rank computes some of them for all tokens, and the results are summed over ranks."""
     names = [name for name, _ in module.named_parameters(recurse=False)]
     cut(module, mesh, dict.fromkeys(names, 0))
     compute_with_parts(module, names)
     num_experts = _num_experts(module)
     first, size = _first_row(num_experts, mesh), num_experts // mesh.size()
-    vars(module)["_is_expert_parallel"] = True  # transformers then leaves out what is behind the last expert
+    vars(module)["_is_expert_parallel"] = True  # transformers then ignores indices after the last expert
 
     def to_own(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -223,7 +227,7 @@ def _share_experts(module: nn.Module, mesh: DeviceMesh) -> None:
         rows, chosen, weights = expert_inputs(args, kwargs)
         own = chosen - first
         vars(module)["num_experts"] = size
-        # Another rank's expert is the one behind the last, which adds nothing.
+        # Another rank's expert gets the index after the last one, which adds nothing.
         own = own.where((own >= 0) & (own < size), size)
         return (add_gradients(rows, mesh), own, add_gradients(weights, mesh)), {}
 
@@ -245,26 +249,26 @@ _SHARING: Mapping[str, Callable[[nn.Module, DeviceMesh], None]] = {
 
 
 def expert_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns what a module of experts was called with: rows, [rows, k] experts chosen for each, their weights."""
+    """Returns the inputs of a module of experts: rows, [rows, k] the experts of each row, and their weights."""
     rows, chosen, weights = (*args, *(kwargs[name] for name in EXPERT_INPUTS[len(args) :]))
     return rows, chosen, weights
 
 
 def cut(module: nn.Module, mesh: DeviceMesh, dims: Mapping[str, int]) -> None:
-    """Replaces parameters by DTensors, cut along a dimension each, as torch.chunk deals it."""
+    """Replaces parameters by DTensors, each sharded along one dimension as torch.chunk does."""
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
     for name, dim in dims.items():
         held = getattr(module, name, None)
         if held is None or isinstance(held, DTensor):
             continue
-        # Every rank has the same: nothing needs to be sent.
+        # Every rank has the same tensor: no data need to be sent.
         cut = distribute_tensor(held.detach(), mesh, [Shard(dim)], src_data_rank=None)
         module.register_parameter(name, nn.Parameter(cut, requires_grad=held.requires_grad))
 
 
 def compute_with_parts(module: nn.Module, names: tuple[str, ...] | list[str]) -> None:
-    """Has the module see this rank's part of each parameter as a plain tensor, while it computes."""
+    """Makes the module see this rank's part of each parameter as a plain tensor during its forward pass."""
     _replace_while_computing(module, dict.fromkeys(names, _part_with_gradient))
 
 
@@ -277,7 +281,7 @@ def _part_with_gradient(tensor: Tensor) -> Tensor:
 
 
 def _replace_while_computing(module: nn.Module, replacements: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
-    """Puts what is made of a parameter into the instance's own dictionary, where attributes are looked up first."""
+    """Puts replacements of parameters into the instance's `__dict__`, which attribute lookup reads first."""
 
     def replace(module: nn.Module, args: tuple[Any, ...]) -> None:
         del args
@@ -296,7 +300,7 @@ def _replace_while_computing(module: nn.Module, replacements: Mapping[str, Calla
 
 
 def _first_row(num_rows: int, mesh: DeviceMesh, after: int = 0) -> int:
-    """Returns the first of this rank's rows, dealt as torch.chunk does; of the rank `after` this one."""
+    """Returns the first row of this rank, or of the rank `after` places later, distributed as torch.chunk does."""
     size = -(-num_rows // mesh.size())
     return min((mesh.get_local_rank() + after) * size, num_rows)
 

@@ -28,12 +28,12 @@ CHAT_TEMPLATE = (
     "{{ '</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{%- if add_generation_prompt %}{{ open('assistant') }}{% endif %}"
 )
-"""ChatML with Hermes' calls, in few bytes: roles by their first letter, tools by name and arguments."""
+"""ChatML with Hermes' tool calls in few bytes: first letters for roles, and only names and arguments for tools."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinyShape:
-    """Sizes of a tiny model, in Llama's architecture with tied embeddings."""
+    """Sizes of a tiny model in Llama's architecture with tied embeddings."""
 
     hidden: int
     layers: int
@@ -41,9 +41,10 @@ class TinyShape:
     feed_forward: int
     max_positions: int = 1024
     initializer_range: float = 0.05
-    """Larger than the usual 0.02, with which so narrow a model takes longer to start learning."""
+    """Standard deviation of the initial weights. With the usual 0.02, so narrow a model takes longer to start learning.
+    """
     chat: bool = False
-    """True for a tokenizer with a chat template and tokens of its tags."""
+    """True for a tokenizer with a chat template and tokens for its tags."""
 
 
 SHAPES = {
@@ -62,7 +63,9 @@ def check_tiny(name: str) -> TinyShape:
 
 
 def build_tiny(name: str, seed: int) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """Builds a randomly initialised model, the same for a seed, and its tokenizer. Raises UserError as check_tiny."""
+    """Builds a randomly initialised model, deterministic for a seed, and its tokenizer. Raises the errors of
+    check_tiny.
+    """
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -89,10 +92,11 @@ def build_tiny(name: str, seed: int) -> "tuple[PreTrainedModel, PreTrainedTokeni
 
 
 def build_tokenizer(max_length: int, *, chat: bool = False) -> "PreTrainedTokenizerBase":
-    """Builds a tokenizer with one token a byte, and the tags of a thought and an answer as tokens of their own.
+    """Builds a tokenizer with one token per byte, and one token for each tag of a thought and an answer.
 
-    Decoding gives back any text exactly, tags included; pad and end-of-sequence are special and can be left out.
-    chat: with a chat template and its tags; an answer then ends with the template's end of a turn.
+    Decoding restores any text exactly, including the tags; pad and end-of-sequence are special tokens that can be
+    skipped.
+    chat: adds a chat template and its tags; an answer then ends with the template's end of a turn.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

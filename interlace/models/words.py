@@ -1,4 +1,4 @@
-"""The tokenizer of `tiny:vla`: action tokens first, then instructions in words, unknown words in letters."""
+"""Tokenizer of `tiny:vla`: action tokens first, then words of instructions; unknown words are split into letters."""
 
 import string
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ pole upright swing
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """Tokens of the policy's own."""
+    """Tokens that only the policy uses."""
 
     placeholder: int
     queries: tuple[int, ...]
 
 
 def build_word_tokenizer(bins: int, num_queries: int, max_length: int) -> "tuple[PreTrainedTokenizerBase, SpecialIds]":
-    """Builds the tokenizer. bins: action tokens; num_queries: tokens that stand in for a chunk decoded in parallel."""
+    """Builds the tokenizer. bins: action tokens. num_queries: query tokens of a chunk decoded in parallel."""
     from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,1 +1,1 @@
-"""Traces of a run, kept and shown: run folder, metrics, transcripts, progress, tables, checkpoints, Ctrl-C."""
+"""Records of a run and their display: run folder, metrics, transcripts, progress, tables, checkpoints, Ctrl-C."""

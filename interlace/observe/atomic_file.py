@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever ends the process that writes them, and after a power cut."""
+"""Atomic writes of files: complete or absent, even if the process is killed or the power fails."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Writes all of the text, or leaves what was there before."""
+    """Writes all of the text, or leaves the existing file unchanged."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -18,13 +18,13 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Returns once the file's content is on disk."""
+    """Waits until the file's content is on disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Returns once the folder's names are on disk. On Windows, whose folders cannot be opened, at once."""
+    """Waits until the folder's entries are on disk. Does nothing on Windows, which cannot open folders."""
     if os.name != "posix":
         return
     folder = os.open(path, os.O_RDONLY)

@@ -1,6 +1,7 @@
-"""checkpoints/step_N: each whole or absent, the newest kept. What is in one is the caller's affair.
+"""Checkpoints of a run: folders checkpoints/step_N, each complete or absent, of which the newest are kept.
 
-A checkpoint counts once it has its name; by then it and its manifest are on disk, and so is what it counts on.
+The caller defines the content. A checkpoint counts as complete when its folder has the final name; at that point the
+checkpoint, its manifest and the files that it depends on are on disk.
 """
 
 import re
@@ -21,19 +22,19 @@ _DAMAGED = "damaged-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """Checkpoint to go on from, and the newer ones that are damaged."""
+    """Checkpoint to resume from, and the newer ones that are damaged."""
 
     path: Path | None
-    """The newest checkpoint that is whole; None where there is none."""
+    """The newest undamaged checkpoint; None if there is none."""
     damaged: Mapping[Path, str]
-    """Newer checkpoints and what is wrong with each, as half a sentence."""
+    """Newer checkpoint -> description of its damage, as half a sentence."""
 
 
 class Checkpoints:
     """The checkpoints of a run."""
 
     def __init__(self, folder: Path, *, keep: int, run: RunIdentity | None = None) -> None:
-        """keep: number of the newest checkpoints that stay. Raises UserError below 1.
+        """keep: number of newest checkpoints to keep; a number below 1 raises UserError.
 
         run: the run that owns the folder. Its checkpoints record it, and a checkpoint of another run is refused.
         """
@@ -43,11 +44,11 @@ class Checkpoints:
         self._keep, self._run = keep, run
 
     def save(self, step: int, write: Callable[[Path], None], *, num_bytes: int) -> Path:
-        """Writes the checkpoint of a step and returns its folder; one that exists is whole already and left alone.
+        """Writes the checkpoint of a step and returns its folder; an existing one is complete and stays unchanged.
 
-        write: fills the folder it is given, and syncs what the checkpoint counts on outside it. num_bytes: what it will
-        need, checked before anything is written. Raises UserError where the disk is full; the checkpoints before this
-        one stay as they are.
+        write: fills the given folder, and syncs the files outside it that the checkpoint depends on. num_bytes: needed
+        space, checked before anything is written. Raises UserError if the disk is full; earlier checkpoints stay
+        unchanged.
         """
         final = self._folder / f"step_{step}"
         if final.exists():
@@ -79,7 +80,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in matches if match)
 
     def newest_whole(self) -> Found:
-        """Finds the newest whole checkpoint to resume from; reads all files of each, from the newest on.
+        """Finds the newest undamaged checkpoint to resume from; reads all files of each candidate, from the newest.
 
         Raises UserError if that checkpoint is of another run, model or step.
         """
@@ -98,14 +99,14 @@ class Checkpoints:
         return CheckpointIdentity(run=self._run.run, model=self._run.model, step=step) if self._run else None
 
     def set_aside(self, path: Path) -> Path:
-        """Renames a damaged checkpoint, so that its step can be written again. Returns where it is now."""
+        """Renames a damaged checkpoint, so that its step can be written again. Returns the new path."""
         aside = path.with_name(f"{_DAMAGED}{path.name}")
         if aside.exists():
             shutil.rmtree(aside)
         return path.rename(aside)
 
     def latest(self) -> Path | None:
-        """Returns the newest checkpoint, whole or damaged."""
+        """Returns the newest checkpoint, damaged or not."""
         steps = self.steps()
         return self._folder / f"step_{steps[-1]}" if steps else None
 
@@ -120,20 +121,20 @@ class Checkpoints:
         return f"no space under {self._folder} for the checkpoint of step {step}{kept}"
 
     def _sweep(self) -> None:
-        """Removes what a killed run left half written or half deleted."""
+        """Removes folders that a killed run left half written or half deleted."""
         for path in self._folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(path)
 
     def _prune(self) -> None:
         for step in self.steps()[: -self._keep]:
-            # Renamed first: a deletion that is cut short must not leave something that looks whole.
+            # Renamed first: an interrupted deletion must not leave a folder that looks complete.
             doomed = self._folder / f"{_UNFINISHED}old-step_{step}"
             (self._folder / f"step_{step}").rename(doomed)
             shutil.rmtree(doomed)
 
 
 def _sync(folder: Path) -> None:
-    """Forces files and folders to disk, so that after a power cut a folder with a final name is whole."""
+    """Syncs files and folders to disk, so that after a power cut a folder with a final name is complete."""
     for path in folder.rglob("*"):
         if path.is_file():
             sync_file(path)

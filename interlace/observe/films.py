@@ -1,4 +1,4 @@
-"""Videos of episodes: videos/step_*/ holds one .mp4 an episode, a contact sheet of all, and what they show."""
+"""Videos of episodes: videos/step_*/ contains one .mp4 per episode, a contact sheet and an index of captions."""
 
 import json
 import re
@@ -27,11 +27,11 @@ class Film:
     """Pictures of one episode, in order."""
 
     name: str
-    """Name that is the same before and after: the task and the initial state."""
+    """Name that stays the same from step to step: the task and the initial state."""
     caption: str
     """Outcome in words, such as `solved after 40 actions`."""
     frames: Sequence[NDArray[np.uint8]]
-    """[H, W, 3] each, all of one size."""
+    """Pictures of equal size, [H, W, 3] each."""
     frames_per_s: float = 10.0
 
 
@@ -43,14 +43,14 @@ class FilmRecord:
     caption: str
     name: str
     video: Path | None
-    """None where videos could not be written."""
+    """Path of the .mp4 file; None if videos could not be written."""
 
 
 def write_films(folder: Path, step: int, films: Sequence[Film]) -> str:
     """Writes the films of a step under a run's folder of videos.
 
-    Returns why there are no .mp4 files, empty where there are; the contact sheet needs no library. Raises UserError
-    where a film has no picture, or pictures of several sizes.
+    Returns the reason if no .mp4 files could be written, else an empty string; the contact sheet needs no library.
+    Raises UserError if a film has no picture, or pictures of several sizes.
     """
     target = folder / f"step_{step:06d}"
     target.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def write_films(folder: Path, step: int, films: Sequence[Film]) -> str:
 
 
 def read_films(folder: Path) -> list[FilmRecord]:
-    """Reads which films a run's folder of videos has, by step."""
+    """Reads the index of the films in a run's folder of videos, by step."""
     found = []
     for path in sorted(folder.glob(f"step_*/{_INDEX}")):
         step = int(path.parent.name.removeprefix("step_"))
@@ -81,12 +81,12 @@ def read_films(folder: Path) -> list[FilmRecord]:
 
 
 def sheet_of(folder: Path, step: int) -> Path:
-    """Returns where the contact sheet of a step is."""
+    """Returns the path of a step's contact sheet."""
     return folder / f"step_{step:06d}" / SHEET
 
 
 def contact_sheet(films: Sequence[Film]) -> NDArray[np.uint8]:
-    """Puts each film in a row of eight pictures, evenly spaced from its first to its last, [H, W, 3]."""
+    """Draws each film as a row of eight pictures, evenly spaced from its first to its last. Returns [H, W, 3]."""
     height = max(film.frames[0].shape[0] for film in films)
     width = max(film.frames[0].shape[1] for film in films)
     step_y, step_x = height + _SEPARATION, width + _SEPARATION
@@ -110,7 +110,7 @@ def png(picture: NDArray[np.uint8]) -> bytes:
 
 
 def show_in_tensorboard(folder: Path, step: int, films: Sequence[Film]) -> None:
-    """Adds the contact sheet to TensorBoard, in a folder below the run's; does nothing where that is not installed."""
+    """Adds the contact sheet to TensorBoard, in a subfolder of the run's; does nothing if it is not installed."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -140,7 +140,7 @@ def _write_video(path: Path, film: Film) -> None:
     from imageio_ffmpeg import write_frames
 
     height, width, _ = film.frames[0].shape
-    # Players of H.264 want even sizes, and a macro block is 16 wide.
+    # Players of H.264 need even sizes, and a macro block is 16 wide.
     writer = write_frames(
         str(path), (width, height), fps=film.frames_per_s, codec="libx264", macro_block_size=2, ffmpeg_log_level="error"
     )

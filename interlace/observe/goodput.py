@@ -1,4 +1,4 @@
-"""The goodput ledger: each device-second in exactly one bin. docs/bubbles.md defines the bins as they are computed."""
+"""Goodput ledger: accounts each device-second to exactly one bin. docs/bubbles.md defines how the bins are computed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,8 @@ GOVERNED_BY: Mapping[str, str] = {
     "pipeline_bubble": "placement (the share of devices of each role), or a higher max_staleness",
     "idle": "no field: it is logging, evaluation, checkpoints and the controller's own time",
 }
-"""Waste -> what of the schedule governs it. Startup is none: it is paid once, however long the run."""
+"""Waste -> fields of the schedule that govern it. Startup is absent: it is paid once, regardless of the run's length.
+"""
 BINS = (
     "train",
     "generate",
@@ -42,7 +43,7 @@ BINS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waste:
-    """A bin that trains nothing."""
+    """A bin in which devices train nothing."""
 
     name: str
     fraction: float
@@ -51,7 +52,7 @@ class Waste:
 
     @property
     def sentence(self) -> str:
-        """Returns the sentence that is shown."""
+        """Returns the sentence for display."""
         share = f"{self.fraction:.1%} of the steps' device time"
         return f"Largest waste: {self.name}, {share}; governed by {self.governed_by}."
 
@@ -64,11 +65,11 @@ class Ledger:
 
     @property
     def total_s(self) -> float:
-        """Device-seconds accounted for."""
+        """Device-seconds in all bins."""
         return sum(self.seconds.values())
 
     def fraction(self, name: str) -> float:
-        """Returns a bin's share, 0 ... 1; 0 of an empty ledger."""
+        """Returns a bin's share, between 0 and 1; 0 if the ledger is empty."""
         return self.seconds.get(name, 0.0) / self.total_s if self.total_s > 0 else 0.0
 
     def plus(self, other: "Ledger") -> "Ledger":
@@ -76,21 +77,21 @@ class Ledger:
         return Ledger(seconds={name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in BINS})
 
     def largest_waste(self) -> Waste | None:
-        """Returns the largest bin that is neither useful work nor startup; None where there is none."""
+        """Returns the largest bin that is neither useful work nor startup; None if all of them are empty."""
         worst = max(GOVERNED_BY, key=self.fraction)
         if self.fraction(worst) == 0:
             return None
         return Waste(name=worst, fraction=self.fraction(worst), governed_by=GOVERNED_BY[worst])
 
     def metrics(self) -> Metrics:
-        """`goodput/BIN` for every bin, which add to 1, and the largest waste."""
+        """Returns `goodput/BIN` for every bin (their sum is 1) and the share of the largest waste."""
         waste = self.largest_waste()
         shares = {f"{PREFIX}{name}": self.fraction(name) for name in BINS}
         return {**shares, f"{PREFIX}largest_waste": waste.fraction if waste else 0.0}
 
 
 def ledger_of(rows: Sequence[Mapping[str, object]]) -> Ledger:
-    """Adds up the steps' ledgers, from the lines of metrics.jsonl, each weighted by its step's time."""
+    """Sums the ledgers of the steps in metrics.jsonl, each weighted by its step's time."""
     seconds = dict.fromkeys(BINS, 0.0)
     for row in rows:
         step_s = row.get("timing_s/step")

@@ -1,4 +1,4 @@
-"""One JSON object a line: how metrics and transcripts are written, read, and cut back when a run resumes."""
+"""JSON Lines, the format of metrics and transcripts: writing, reading, and truncation when a run resumes."""
 
 import json
 import math
@@ -16,7 +16,7 @@ _PLAIN = frozenset((type(None), str, bool, int))
 
 
 def to_line(row: Mapping[str, object]) -> str:
-    """Writes a row as one line. Numbers not in JSON (NaN, infinity) become null; numpy numbers become plain ones."""
+    """Encodes a row as one line. Numbers not in JSON (NaN, infinity) become null; numpy numbers become plain ones."""
     plain = {key: value if type(value) in _PLAIN else _plain(value) for key, value in row.items()}
     return _ENCODER.encode(plain) + "\n"
 
@@ -37,7 +37,7 @@ def _plain(value: object) -> JSON:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Reads the objects of a file. Raises UserError where it is damaged."""
+    """Reads the objects of a file. Raises UserError if the file is damaged."""
     try:
         return [json.loads(line) for line in _lines(path) if line.strip()]
     except ValueError as error:  # not JSON, or not UTF-8
@@ -45,7 +45,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def truncate_after(path: Path, step: int) -> None:
-    """Drops the lines of later steps, and a last line that was torn off by a kill. A missing file stays missing."""
+    """Removes the lines of later steps, and an incomplete last line. A missing file stays missing."""
     if not path.exists():
         return
     kept = [line for line in _lines(path) if _step_of(line) <= step]
@@ -53,13 +53,13 @@ def truncate_after(path: Path, step: int) -> None:
 
 
 def lines_until(path: Path, step: int) -> dict[float, bytes]:
-    """Returns the whole lines of steps up to one, by step; of a missing file none."""
+    """Returns the complete lines up to a step, by step; nothing if the file is missing."""
     lines = _lines(path) if path.exists() else ()
     return {number: line for line in lines if (number := _step_of(line)) <= step}
 
 
 def is_torn(path: Path) -> bool:
-    """Says whether the last line of a file lacks its end."""
+    """Returns True if the last line of a file has no line end."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False
@@ -68,12 +68,14 @@ def is_torn(path: Path) -> bool:
 
 
 def _lines(path: Path) -> Sequence[bytes]:
-    """With their ends. Only a line feed ends one: text may hold what else Unicode takes for the end of a line."""
+    """Splits a file into lines with their ends. Only a line feed ends a line: the text may contain Unicode's other line
+    separators.
+    """
     return path.read_bytes().splitlines(keepends=True)
 
 
 def _step_of(line: bytes) -> float:
-    """Returns the line's step; infinity where the line is not whole, so that it is dropped."""
+    """Returns the line's step; infinity if the line is incomplete, so that it is dropped."""
     try:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
     except ValueError:

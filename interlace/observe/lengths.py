@@ -1,4 +1,4 @@
-"""Length bias: training on shorter samples than were generated, as filters, drops and early stops cause."""
+"""Length bias: the trained samples are shorter than the generated ones, because of filters, drops and early stops."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthBias:
-    """Lengths of samples trained on against those of all that finished generating, in tokens."""
+    """Lengths of trained samples compared with the lengths of all samples that finished generating, in tokens."""
 
     trained_mean: float
     generated_mean: float
     ks_distance: float
-    """Kolmogorov-Smirnov: the largest gap between the two cumulative distributions, 0 ... 1."""
+    """Kolmogorov-Smirnov distance: the largest gap between the two cumulative distributions, between 0 and 1."""
 
     @property
     def mean_shift(self) -> float:
-        """Negative where the trained ones are shorter."""
+        """Returns the difference of the means; negative if the trained samples are shorter."""
         return self.trained_mean - self.generated_mean
 
     @classmethod
     def of(cls, trained: Sequence[int], generated: Sequence[int]) -> "LengthBias | None":
-        """None where either is empty."""
+        """Compares two lists of lengths; returns None if either is empty."""
         if not trained or not generated:
             return None
         return cls(

@@ -1,9 +1,9 @@
-"""The manifest of a folder: size and checksum of each of its files, so that damage is noticed before it is used.
+"""Manifest of a folder: size and checksum of each file, so that damage is detected before the files are used.
 
-A checkpoint has one, and so has the model of a warm-up; a copy of the folder has it too.
+Checkpoints and the model of a warm-up have a manifest; a copy of the folder includes it.
 
-The checksum is BLAKE2b, as of the command `b2sum`: as quick as SHA-256 where the processor has instructions for that
-and twice as quick elsewhere.
+The checksum is BLAKE2b, as of the command `b2sum`. It is as fast as SHA-256 on processors with SHA instructions, and
+twice as fast on others.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from interlace.observe.run_identity import CheckpointIdentity
 
 MANIFEST = "manifest.json"
 MAX_THREADS = 8
-"""Number of threads that read and hash at once."""
+"""Threads that read and hash concurrently."""
 
 
 class FileRecord(Config):
@@ -29,14 +29,14 @@ class FileRecord(Config):
 
     num_bytes: int = Field(ge=0)
     blake2b: str
-    """Hexadecimal, of the whole file."""
+    """BLAKE2b hash of the whole file, hexadecimal."""
 
 
 class Manifest(Config):
     """The files of a folder."""
 
     files: dict[str, FileRecord]
-    """By their path within the folder."""
+    """Path within the folder -> record of the file."""
     identity: CheckpointIdentity | None = None
     """Run, model and step, if the folder is a checkpoint of a run."""
 
@@ -62,9 +62,9 @@ def write_manifest(folder: Path, identity: CheckpointIdentity | None = None) -> 
 
 
 def find_damage(folder: Path) -> str | None:
-    """Returns what is wrong with a folder of which a manifest was written, as half a sentence; None where all is well.
+    """Compares a folder with its manifest. Returns the damage as half a sentence; None if there is none.
 
-    Files that the manifest does not name are left alone.
+    Files that the manifest does not name are ignored.
     """
     try:
         expected = Manifest.model_validate(_content(folder)).files
@@ -78,10 +78,11 @@ def find_damage(folder: Path) -> str | None:
 
 
 def find_model_damage(folder: Path) -> str | None:
-    """Returns what is wrong with the model in a folder, as find_damage() does; None too where no manifest was written.
+    """Compares the model in a folder with its manifest, as find_damage() does. Returns None also if there is no
+    manifest.
 
-    Reads the files beside the manifest, not those in folders of their own, such as a checkpoint's optimizer state. A
-    copy may lack some: what a model needs is known to what loads it. Another program's manifest.json says nothing.
+    Checks the files next to the manifest, but no subfolders, such as a checkpoint's optimizer state. A copy may lack
+    some files: the model's loader reports those. Another program's manifest.json is ignored.
     """
     try:
         content = _content(folder)
@@ -123,7 +124,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _checksums(paths: Sequence[Path]) -> Mapping[Path, str]:
-    """Hashes files side by side, the largest first: hashing lets go of the interpreter."""
+    """Hashes files in parallel, the largest first; hashing releases the interpreter lock."""
     ordered = sorted(paths, key=lambda path: path.stat().st_size, reverse=True)
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         return dict(zip(ordered, pool.map(_checksum, ordered), strict=True))

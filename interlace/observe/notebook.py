@@ -1,4 +1,4 @@
-"""A run in a notebook: one display with a bar and a live curve, and a finished run as a table with curves."""
+"""Display of a run in a notebook: a bar and a live curve, or a finished run as a table with curves."""
 
 import html
 import sys
@@ -14,13 +14,13 @@ _WIDTH, _HEIGHT = 320, 72
 _LINES = 6
 """Messages that stay visible below the bar."""
 _DRAW_EVERY_S = 0.25
-"""Seconds between two drawings: each is sent to the browser."""
+"""Seconds between two drawings, each of which is sent to the browser."""
 _POINTS = 200
-"""Points of a curve that are drawn."""
+"""Most points of a drawn curve."""
 
 
 def is_notebook() -> bool:
-    """Returns whether this process is the kernel of a notebook, which shows HTML."""
+    """Returns True if this process is the kernel of a notebook, which shows HTML."""
     module = sys.modules.get("IPython")
     shell: Any = module.get_ipython() if module is not None else None
     return shell is not None and getattr(shell, "kernel", None) is not None
@@ -74,7 +74,7 @@ class NotebookProgress(QuietProgress):
         if not is_last and time.monotonic() - self._drawn_s < _DRAW_EVERY_S:
             return
         self._drawn_s = time.monotonic()
-        from IPython.display import HTML, display  # only a notebook has it
+        from IPython.display import HTML, display  # Only a notebook has IPython.
 
         if self._display is None:
             self._display = display(HTML(self.page()), display_id=True)
@@ -83,7 +83,7 @@ class NotebookProgress(QuietProgress):
 
 
 def curve_svg(name: str, points: Sequence[tuple[float, float]]) -> str:
-    """Returns a curve with its name, first and last value as SVG. points: (step, value), two or more."""
+    """Draws a curve with its name, first and last value as SVG. points: (step, value), two or more."""
     points = [*points[:: len(points) // _POINTS + 1], points[-1]]
     steps, values = [step for step, _ in points], [value for _, value in points]
     low, high = min(values), max(values)
@@ -101,7 +101,7 @@ def curve_svg(name: str, points: Sequence[tuple[float, float]]) -> str:
 
 
 def table_html(rows: Sequence[Mapping[str, object]]) -> str:
-    """Returns rows as an HTML table, a column for each key of the first row."""
+    """Renders rows as an HTML table, with a column for each key of the first row."""
     if not rows:
         return ""
     heads = "".join(f"<th>{html.escape(str(name))}</th>" for name in rows[0])

@@ -1,4 +1,4 @@
-"""Progress of a run, as a person sees it: live on a terminal, plain lines elsewhere, nothing with --quiet."""
+"""Progress of a run: live on a terminal, plain lines elsewhere, nothing with --quiet."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from interlace.observe.step_line import StepLine, duration
 _SHOWN_STEPS = 8
 _BAR_CELLS = 24
 _HEADINGS = ("step", "reward", "length", "staleness", "tokens/s", "seconds")
-# Glyph and colour both tell stages apart, so that the bar reads without colour too.
+# Glyph and colour both distinguish the stages, so that the bar is readable without colour.
 _LOOKS = {
     "rollout": ("█", "blue"),
     "reward": ("▓", "magenta"),
@@ -29,18 +29,18 @@ _OTHER_LOOK = ("·", "white")
 
 
 class ProgressView(Protocol):
-    """Shows a run. Used as a context manager, from one thread."""
+    """Display of a run, used as a context manager from one thread."""
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
-        """Shows work outside the steps (warm-up, evaluation): `done` of `total`, and a word on how it goes."""
+        """Shows work outside the steps (warm-up, evaluation): `done` of `total`, and a note on its state."""
         ...
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows a step that ended."""
+        """Shows a finished step."""
         ...
 
     def say(self, text: str) -> None:
-        """Shows a line that stays."""
+        """Prints a line that stays visible."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -79,7 +79,7 @@ class QuietProgress:
 
 
 class PlainProgress(QuietProgress):
-    """One line a step; of a stage, its start, its quarters and its end."""
+    """Prints one line per step, and for a stage its start, each quarter and its end."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console = console
@@ -106,13 +106,13 @@ class PlainProgress(QuietProgress):
 
 
 class LiveProgress:
-    """The last steps as a table that is redrawn, with a bar of where each one's time went."""
+    """Redraws a table of the last steps, with a bar of the time per stage for each step."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
         self._num_steps = num_steps
         self._lines: deque[StepLine] = deque(maxlen=_SHOWN_STEPS)
         self._headline: RenderableType = Text("starting", style="dim")
-        # Redrawn when something happened, not by a timer: on a small machine the cores belong to the run.
+        # Redrawn on events, without a timer: on a small machine the run needs the cores.
         self._live = Live(console=console, auto_refresh=False)
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
@@ -147,7 +147,7 @@ class LiveProgress:
 
 def _headline(what: str, done: int, total: int, note: str) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
-    for is_text in (True, False, True):  # where there is little room, the bar gives way
+    for is_text in (True, False, True):  # If there is little room, the bar shrinks.
         grid.add_column(no_wrap=is_text)
     grid.add_row(
         Text(what, style="bold"), ProgressBar(total=max(total, 1), completed=done, width=30), Text(note, style="dim")
@@ -156,7 +156,9 @@ def _headline(what: str, done: int, total: int, note: str) -> RenderableType:
 
 
 def _step_table(lines: deque[StepLine], width: int) -> Table:
-    """Makes the table. Little room first costs the bars, which the legend replaces, then headings, never a number."""
+    """Draws the table. If there is little room, first the bars are omitted (the legend replaces them), then headings,
+    but never a number.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     rows = [(str(line.step), *line.cells()) for line in lines]
     room = width
@@ -173,7 +175,7 @@ def _step_table(lines: deque[StepLine], width: int) -> Table:
 
 
 def _time_bar(line: StepLine) -> Text:
-    """Cells in proportion; boundaries are rounded, so the bar's length is always the same."""
+    """Draws cells in proportion to the shares. The boundaries are rounded, so the bar's length is constant."""
     bar, end, share_so_far = Text(), 0, 0.0
     for name, share in line.shares:
         share_so_far += share

@@ -1,4 +1,4 @@
-"""A line on what is waited for, where nothing else has been said for a while."""
+"""Message on the longest wait of a run, printed after a period without output."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from interlace.observe.progress import ProgressView
 
 LOOK_EVERY_S = 0.25
 FIRST_S, FACTOR = 15.0, 2.0
-"""Seconds without a line before the first one on what is waited for, and how much longer each next one takes."""
+"""Seconds without output before the first line, and the factor by which each following period is longer."""
 
 
 class Waits(Protocol):
@@ -19,7 +19,7 @@ class Waits(Protocol):
 
 
 class QuietWatch:
-    """Breaks a silence that is longer than a step usually takes."""
+    """Prints a line if a silence lasts longer than a step usually takes."""
 
     def __init__(self, progress: ProgressView) -> None:
         self._progress = progress
@@ -27,13 +27,13 @@ class QuietWatch:
         self._since_s, self._due_s = time.monotonic(), FIRST_S
 
     def heard(self, title: str) -> None:
-        """Restarts the silence: something was shown, and `title` begins now."""
+        """Resets the idle timer after output; phase `title` starts."""
         now_s = time.monotonic()
         self._due_s = max(FIRST_S, FACTOR * (now_s - self._since_s))
         self._title, self._since_s = title, now_s
 
     async def run(self, waits: Waits, note: Callable[[], str]) -> None:
-        """Looks now and then, for ever. note: what to add on how it goes."""
+        """Checks periodically, without end. note: returns a remark on the run's state."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             quiet_s = time.monotonic() - self._since_s

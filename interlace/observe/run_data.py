@@ -1,4 +1,4 @@
-"""Contents of a run's folder, read back for reports and comparisons."""
+"""Content of a run's folder, read back for reports and comparisons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from interlace.observe.transcripts import read_transcripts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transcript:
-    """One sample that ended."""
+    """One finished sample."""
 
     step: int
     uid: str
@@ -29,19 +29,19 @@ class Transcript:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
-    """One run."""
+    """The logged data of one run."""
 
     name: str
     folder: Path
     rows: Sequence[Row]
-    """The lines of metrics.jsonl, one a step."""
+    """The lines of metrics.jsonl, one per step."""
     transcripts: Sequence[Transcript]
     evaluations: Sequence[Row] = ()
-    """The lines of evaluations.jsonl: step 0 is before the first one."""
+    """The lines of evaluations.jsonl; step 0 is before the first step."""
 
     @classmethod
     def read(cls, folder: RunFolder) -> "RunData":
-        """Raises UserError where no step was logged."""
+        """Reads a run's folder. Raises UserError if no step was logged."""
         rows = read_rows(folder.metrics) if folder.metrics.exists() else []
         if not rows:
             raise UserError(f"run {folder.path} has logged no step yet ({folder.metrics} is missing or empty).")
@@ -50,7 +50,7 @@ class RunData:
         return cls(name=folder.name, folder=folder.path, rows=rows, transcripts=transcripts, evaluations=evaluations)
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
-        """(step, value) of the steps that have the metric, an evaluation before the first step included."""
+        """Returns (step, value) for the steps that have the metric, including an evaluation before the first step."""
         found = {
             step: value
             for row in [*self.rows, *self.evaluations]
@@ -59,23 +59,23 @@ class RunData:
         return sorted(found.items())
 
     def values(self, metric: str) -> list[float]:
-        """Returns the metric, step after step, where it is there."""
+        """Returns the values of the metric in order of the steps; steps without it are skipped."""
         return [value for _, value in self.curve(metric)]
 
     def time_mean(self, metric: str) -> float | None:
-        """Averages a rate, each step weighted by its time; None where it is missing."""
+        """Averages a rate, weighted by the time of each step; None if the metric is missing."""
         seconds = dict(self.curve("timing_s/step"))
         weighted = [(value, seconds.get(step, 0.0)) for step, value in self.curve(metric)]
         total = sum(weight for _, weight in weighted)
         return sum(value * weight for value, weight in weighted) / total if total > 0 else None
 
     def lengths(self, event: TerminalEvent | None = None) -> list[int]:
-        """Returns the response tokens of samples that finished generating; of one terminal event, or of all."""
+        """Returns the response tokens of samples that finished generating, with one terminal event or with any."""
         return [t.num_tokens for t in self.transcripts if t.num_tokens and (event is None or t.event == event)]
 
     @property
     def length_bias(self) -> LengthBias | None:
-        """Trained against generated."""
+        """Returns the length bias of trained samples; None if there are none."""
         return LengthBias.of(self.lengths(TerminalEvent.TRAINED), self.lengths())
 
 

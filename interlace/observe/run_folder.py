@@ -1,19 +1,19 @@
-"""`runs/<name>/`: where everything a run writes lies.
+"""`runs/<name>/`: all files that a run writes.
 
-config.yaml        resolved settings, secrets masked
+config.yaml        resolved settings, with masked secrets
 secrets.yaml       the masked values, for a resumed run; mode 0600
 run.json           the id of the run, which its checkpoints record
-metrics.jsonl      one flat object a step
-evaluations.jsonl  one object an evaluation on held-out prompts; step 0 is before the first step
-timeline.json      Chrome trace format; of the process that ran last, those of earlier ones are timeline-1.json ...
-samples/           step_*.jsonl, one object a sample
+metrics.jsonl      one flat object per step
+evaluations.jsonl  one object per evaluation on held-out prompts; step 0 is before the first step
+timeline.json      Chrome trace of the newest process; traces of earlier processes are timeline-1.json ...
+samples/           step_*.jsonl, one object per sample
 checkpoints/       step_*/
 videos/            step_*/, films and contact sheets of a robot's episodes; step 0 is before the first step
-tensorboard/       event files, where TensorBoard is installed
+tensorboard/       event files, if TensorBoard is installed
 report.html        of `interlace report`
 comparison.html    of `interlace compare`, in the first run's folder
-profile/           steps-10-12/, torch profiler traces of those steps (logging.trace_steps), one file a process
-process.json       which process trains it, while one does: its lock (see run_lock.py)
+profile/           steps-10-12/, torch profiler traces of those steps (logging.trace_steps), one file per process
+process.json       lock of the process that trains the run (see run_lock.py)
 """
 
 import re
@@ -32,7 +32,7 @@ from interlace.observe.secrets import mask_secrets, write_secrets
 from interlace.observe.transcripts import step_file
 
 PRIVATE = 0o700
-"""Mode of a run's folder: samples, settings and weights are the owner's."""
+"""Mode of a run's folder: only the owner may read samples, settings and weights."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -44,27 +44,27 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: Path, name: str, *, overwrite: bool = False) -> "RunFolder":
-        """Makes a fresh folder. Raises UserError for a name that is taken (unless `overwrite`) or not a folder's."""
+        """Creates a new folder. Raises UserError if the name is taken (unless `overwrite`) or cannot name a folder."""
         run = cls.named(root, name)
         if overwrite and run.path.exists():
             run._delete()
         try:
             root.mkdir(parents=True, exist_ok=True)
-            run.path.mkdir(mode=PRIVATE, exist_ok=overwrite)  # of two that start at once, one makes it
+            run.path.mkdir(mode=PRIVATE, exist_ok=overwrite)  # If two runs start at once, only one creates it.
         except FileExistsError:
             if root.is_dir():
                 raise UserError(
-                    f"run {name!r} exists already ({run.path}). Go on with it (--resume), replace it (--overwrite), "
+                    f"run {name!r} exists already ({run.path}). Continue it (--resume), replace it (--overwrite), "
                     f"or give this one another name (--name)."
                 ) from None
         except OSError:
-            pass  # an existing folder is reported below
+            pass  # An existing folder is reported below.
         run._make_folders()
         return run
 
     @classmethod
     def named(cls, root: Path, name: str) -> "RunFolder":
-        """Returns the folder that a name stands for, made or not. Raises UserError where it cannot name one."""
+        """Returns the folder of a name, which need not exist. Raises UserError if the name cannot name a folder."""
         if not _NAME.fullmatch(name):
             raise UserError(
                 f"run name {name!r} cannot name a folder. Give one (--name) of at most 200 of A-Z, a-z, 0-9, '.', "
@@ -74,7 +74,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, root: Path, name: str) -> "RunFolder":
-        """Returns the folder of a run to go on with. Raises UserError where there is none."""
+        """Returns the folder of a run to resume. Raises UserError if the run does not exist."""
         run = cls.named(root, name)
         if not run.config.exists():
             raise UserError(f"there is no run {name!r} to resume ({run.config} is missing). Start it without --resume.")
@@ -95,7 +95,7 @@ class RunFolder:
 
     @property
     def has_trained(self) -> bool:
-        """Returns whether any step was logged."""
+        """Returns True if a step was logged."""
         return self.metrics.exists() and self.metrics.stat().st_size > 0
 
     @property
@@ -131,7 +131,7 @@ class RunFolder:
         return self.path / "process.json"
 
     def write_config(self, config: Config) -> None:
-        """Writes the resolved configuration, keys in the order of its fields, secrets masked.
+        """Writes the resolved configuration with masked secrets, keys in the order of its fields.
 
         Secrets go to secrets.yaml, from which a resumed run reads them. Raises UserError if a file cannot be written.
         """
@@ -145,10 +145,10 @@ class RunFolder:
             ) from error
 
     def keep_log(self, step: int, checkpoint: Path, *, synced: int) -> None:
-        """Copies what was logged up to a step into its checkpoint, and returns once that and the samples are on disk.
+        """Copies the log up to a step into its checkpoint, and waits until the copy and the samples are on disk.
 
-        The copy is what a resumed run's files are completed from, should any of it be lost. synced: the step up to
-        which samples are on disk already.
+        A resumed run restores lost lines of its files from the copy. synced: the last step whose samples are already on
+        disk.
         """
         for path in self._logs:
             if path.exists():
@@ -161,10 +161,10 @@ class RunFolder:
             sync_folder(folder)
 
     def return_to(self, step: int, checkpoint: Path | None) -> list[str]:
-        """Takes metrics, evaluations and samples back to a step, whose successors a resumed run writes again.
+        """Truncates metrics, evaluations and samples to a step; a resumed run writes the later steps again.
 
-        checkpoint: of the step; None before the first. Returns what had been lost since it was written, a sentence for
-        each: lines of metrics and evaluations are written again from its copy, samples stay lost.
+        checkpoint: of the step; None before the first. Returns a sentence for each loss of data after the checkpoint
+        was written. Lost lines of metrics and evaluations are restored from the checkpoint's copy; samples stay lost.
         """
         told = [sentence for path in self._logs if (sentence := _complete(path, step, checkpoint))]
         found = {int(path.stem.removeprefix("step_")): path for path in self.samples.glob("step_*.jsonl")}
@@ -178,7 +178,7 @@ class RunFolder:
         )
 
     def set_timeline_aside(self) -> None:
-        """Under a number of its own, where there is one: a resumed run has another clock, and writes its own."""
+        """Renames an existing timeline to a numbered file: a resumed run has a new clock and timeline."""
         if self.timeline.exists():
             number = 1 + len(list(self.path.glob("timeline-*.json")))
             self.timeline.rename(self.path / f"timeline-{number}.json")
@@ -195,13 +195,14 @@ class RunFolder:
             ) from error
 
     def _delete(self) -> None:
-        """Deletes what is in the folder but the lock, if a run made it: one without config.yaml may be the user's."""
+        """Deletes the folder's content except the lock. Refuses a folder without config.yaml."""
         holds_files = any(path.is_file() and path != self.process for path in self.path.rglob("*"))
         if not self.path.is_dir() or (holds_files and not self.config.exists()):
             raise UserError(f"{self.path} is not a run folder (it has no config.yaml), so it is not overwritten.")
         try:
             if self.path.is_symlink():
-                raise OSError("it is a symbolic link")  # what rmtree says of one differs between versions of Python
+                # The message of rmtree for a link differs between versions of Python.
+                raise OSError("it is a symbolic link")
             for path in self.path.iterdir():
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
@@ -215,7 +216,7 @@ class RunFolder:
 
 
 def _complete(path: Path, step: int, checkpoint: Path | None) -> str | None:
-    """Takes a file of lines back to a step; returns a sentence where lines were lost or changed."""
+    """Truncates a file of lines to a step; returns a sentence if lines were lost or changed."""
     kept = jsonl.lines_until(path, step)
     copy = jsonl.lines_until(checkpoint / path.name, step) if checkpoint else {}
     lines = kept | copy
@@ -226,7 +227,7 @@ def _complete(path: Path, step: int, checkpoint: Path | None) -> str | None:
 
 
 def _steps(numbers: Sequence[int]) -> str:
-    """Writes steps in words, as ranges."""
+    """Formats steps as ranges, in words."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and ranges[-1][-1] == number - 1:
@@ -237,20 +238,20 @@ def _steps(numbers: Sequence[int]) -> str:
 
 
 def default_name(root: Path, recipe: str) -> str:
-    """Returns the recipe's name, numbered from 2 where it is taken: a second `train` does not have to invent one."""
+    """Returns the recipe's name, or with a number from 2 if it is taken, so that a second `train` needs no new name."""
     recipe = folder_name(recipe)
     number = max((n for _, n in _numbered(root, recipe)), default=0) + 1
     return recipe if number == 1 else f"{recipe}-{number}"
 
 
 def folder_name(text: str) -> str:
-    """Returns the part of any text that can name a run's folder: accents are dropped, anything else becomes `-`."""
+    """Converts any text to a folder's name: accents are dropped, other characters become `-`."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("._-")[:180] or "run"
 
 
 def latest_name(root: Path, recipe: str) -> str:
-    """Returns the name of the newest run that default_name named, for --resume without a name. Raises UserError."""
+    """Returns the newest run that default_name named, for --resume without a name. Raises UserError if none exists."""
     runs = _numbered(root, folder_name(recipe))
     if not runs:
         raise UserError(f"there is no run of {recipe!r} under {root} to resume. Start it without --resume.")
@@ -258,7 +259,7 @@ def latest_name(root: Path, recipe: str) -> str:
 
 
 def _numbered(root: Path, recipe: str) -> list[tuple[str, int]]:
-    """Names under root that default_name gives for a recipe, each with its number."""
+    """Returns the existing names that default_name gives for a recipe, each with its number."""
     if not root.is_dir():
         return []
     matches = (re.fullmatch(rf"{re.escape(recipe)}(?:-(\d+))?", path.name) for path in root.iterdir())

@@ -16,7 +16,7 @@ CHANGEABLE = (
     "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster",
     "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard", "model.cache_dir",
 )  # fmt: skip
-"""Settings that may differ in a resumed run without making it another run."""
+"""Settings that a resumed run may change and still be the same run."""
 RUN_FILE = "run.json"
 SETTINGS_FILE = "settings.yaml"
 """Copy of the settings in a checkpoint."""
@@ -77,7 +77,7 @@ def write_settings(folder: Path, settings: Mapping[str, JSON]) -> None:
 
 
 def check_changed_settings(checkpoint: Path, settings: Mapping[str, JSON]) -> list[str]:
-    """Compares the settings of a resumed run with those of the checkpoint.
+    """Compares the settings of a resumed run with the settings in its checkpoint.
 
     settings: masked. Returns a sentence for each changed setting. Raises UserError that lists all changes, each with
     the word allowed or not allowed, if one of them would make the resumed run another run.

@@ -1,4 +1,4 @@
-"""The lock on a run's folder: one process at a time trains a run, whichever command started it."""
+"""Lock on a run's folder: one process at a time trains a run, regardless of the command that started it."""
 
 import json
 import os
@@ -13,15 +13,15 @@ from interlace.observe.run_folder import RunFolder
 
 
 def is_supported() -> bool:
-    """Says whether this system has the file locks that this module needs. Windows has none."""
+    """Returns True if this system has the file locks that this module needs. Windows has none."""
     return os.name == "posix"
 
 
 class RunLock:
-    """The right to write into a run's folder, held while the `with` block runs. On Windows it holds nothing.
+    """Lock on a run's folder, held during the `with` block. On Windows it does nothing.
 
-    The file is locked where it lies: a file that is written elsewhere and renamed would lock nothing of the one that
-    another process holds. The system gives the lock back when the process ends, however it ends.
+    The file is locked in place: a new file that replaces it by a rename would not be the file that another process has
+    locked. The system releases the lock when the process ends, however it ends.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -29,7 +29,7 @@ class RunLock:
         self._file: int | None = None
 
     def __enter__(self) -> Self:
-        """Takes the lock. Raises UserError where another process has it, or the file system has no locks."""
+        """Takes the lock. Raises UserError if another process has it, or the file system has no locks."""
         while is_supported() and self._file is None:
             self._file = self._take()
         if self._file is not None:
@@ -47,7 +47,7 @@ class RunLock:
             self._file = None
 
     def _take(self) -> int | None:
-        """Returns the locked file; None where its holder removed it meanwhile, so that its lock counts no more."""
+        """Returns the locked file; None if its holder removed it in the meantime, which makes the lock void."""
         import fcntl
 
         path = self._folder.process
@@ -78,14 +78,14 @@ class RunLock:
         try:
             holder = json.loads(self._folder.process.read_text(encoding="utf-8"))
             return f"process {int(holder['pid'])} on {holder['host']}"
-        except (OSError, ValueError, TypeError, KeyError):  # it has only just begun
+        except (OSError, ValueError, TypeError, KeyError):  # The holder has only just started.
             return "another process"
 
 
 def open_run(root: Path, name: str, *, overwrite: bool, held: ExitStack) -> RunFolder:
-    """Makes a new run's folder, and keeps its lock in `held`. Raises UserError as RunFolder.create() and RunLock do.
+    """Creates a new run's folder, and keeps its lock in `held`. Raises the errors of RunFolder.create() and RunLock.
 
-    A run that is replaced is locked before anything of it is deleted.
+    If a run is replaced, it is locked before its files are deleted.
     """
     replaced = RunFolder.named(root, name)
     is_locked = overwrite and replaced.config.exists()

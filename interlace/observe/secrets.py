@@ -1,4 +1,4 @@
-"""Secrets of a run's settings: masked in config.yaml, reports and logs, kept in secrets.yaml for a resumed run.
+"""Secrets in a run's settings: masked in config.yaml, reports and logs, kept in secrets.yaml for a resumed run.
 
 secrets.yaml has mode 0600 and maps dotted keys to values. It is never copied into a checkpoint, a report or a logger.
 """
@@ -50,7 +50,7 @@ def _is_secret(path: tuple[str, ...]) -> bool:
 
 
 def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
-    """Writes secrets.yaml beside config.yaml, readable by its owner only; removes it if there are no secrets."""
+    """Writes secrets.yaml next to config.yaml, readable by its owner only; removes it if there are no secrets."""
     path = folder / SECRETS_FILE
     path.unlink(missing_ok=True)
     if secrets:
@@ -59,7 +59,7 @@ def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
 
 
 def restore_secrets(settings: dict[str, JSON], config: Path) -> dict[str, JSON]:
-    """Returns the settings of a config.yaml with the secrets of the file beside it in place of MASK."""
+    """Returns the settings of a config.yaml, with MASK replaced by the values in secrets.yaml of the same folder."""
     path = config.with_name(SECRETS_FILE)
     try:
         found = parse_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""Summary of one step for a person, taken from its metrics."""
+"""Summary of one step for display, from its metrics."""
 
 import math
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ _NAN = math.nan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepLine:
-    """The shown part of a step's metrics; NaN where a metric is missing."""
+    """The displayed part of a step's metrics; NaN for a missing metric."""
 
     step: int
     reward: float
     response_length: float
-    """Tokens, mean."""
+    """Mean response length, in tokens."""
     staleness: float
-    """Versions, mean."""
+    """Mean staleness, in versions."""
     tokens_per_s: float
     step_s: float
     shares: tuple[tuple[str, float], ...]
-    """(stage, part of the time all stages took together); stages that overlap are counted each."""
+    """(stage, its part of the sum of all stages' times); overlapping stages count fully."""
 
     @classmethod
     def of(cls, step: int, metrics: Mapping[str, float]) -> "StepLine":
@@ -39,7 +39,7 @@ class StepLine:
         )
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """Returns reward, response length, staleness, tokens/s and seconds, each as shown."""
+        """Formats reward, response length, staleness, tokens/s and seconds."""
         return (
             number(self.reward, 2),
             number(self.response_length, 1),
@@ -49,17 +49,17 @@ class StepLine:
         )
 
     def shares_text(self) -> str:
-        """`rollout 62%, train 30%, ...`."""
+        """Formats the shares, such as `rollout 62%, train 30%`."""
         return ", ".join(f"{name} {share:.0%}" for name, share in self.shares)
 
 
 def number(value: float, digits: int) -> str:
-    """Writes a number with a fixed number of decimals; a dash for NaN."""
+    """Formats a number with a fixed number of decimals; a dash for NaN."""
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def short(value: float) -> str:
-    """Writes a count in few characters: 950, 3.2k, 14k, 1.3M."""
+    """Formats a count in few characters: 950, 3.2k, 14k, 1.3M."""
     if math.isnan(value):
         return "-"
     for unit, size in (("M", 1e6), ("k", 1e3)):
@@ -69,7 +69,7 @@ def short(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """45 s, 3 min, 2.5 h; a dash for NaN."""
+    """Formats a duration, such as 45 s, 3 min or 2.5 h; a dash for NaN."""
     if math.isnan(seconds):
         return "-"
     if seconds < 90:
@@ -78,11 +78,11 @@ def duration(seconds: float) -> str:
 
 
 def brief(text: str) -> str:
-    """Returns the first line of a text of any kind, printable, at most 200 letters of it."""
+    """Returns the first line of any text, printable, at most 200 letters."""
     start = text.partition("\n")[0][:200]
     return printable(start) if start == text else f"{printable(start)} ..."
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Control characters, which a terminal would obey, are spelled out. keep: those that stay."""
+    """Escapes control characters, which a terminal would execute. keep: characters that stay."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

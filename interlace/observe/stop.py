@@ -1,6 +1,6 @@
-"""Ctrl-C, or a scheduler's SIGTERM: once asks for a stop at the next step boundary, twice aborts.
+"""Handling of Ctrl-C and a scheduler's SIGTERM: one signal requests a stop at the next step boundary, two abort.
 
-A boundary that is further off than PATIENCE_S is not waited for: the sender of SIGTERM kills the process 30 s later.
+The run waits at most PATIENCE_S for the boundary, because schedulers kill a process 30 s after SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_S = 4.0
-"""How long a run that was asked to stop goes on towards the end of its step."""
+"""Seconds that a run continues towards the end of its step after a request to stop."""
 
 
 class StopSignal:
-    """Listens for signals while its `with` block runs. Only a main thread hears them; elsewhere it stays silent."""
+    """Handler of stop signals during its `with` block. Only a main thread can install it; elsewhere it does nothing."""
 
     def __init__(self, on_request: Callable[[], None]) -> None:
-        """on_request: called at the first signal, inside its handler: say that the run will stop, no more."""
+        """on_request: called at the first signal, within the signal handler; it should only print that the run will
+        stop.
+        """
         self._on_request = on_request
         self._requested = False
         self._requested_s = 0.0
@@ -29,16 +31,16 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        """Returns whether the loop should end at the next step boundary."""
+        """Returns True if the loop should end at the next step boundary."""
         return self._requested
 
     @property
     def is_overdue(self) -> bool:
-        """Returns whether a boundary was waited for as long as it may be."""
+        """Returns True if the time to wait for a boundary is over."""
         return self._requested and time.monotonic() - self._requested_s > PATIENCE_S
 
     def abort_if_requested(self) -> None:
-        """Raises KeyboardInterrupt, as a second Ctrl-C would, where there is no boundary to wait for."""
+        """Raises KeyboardInterrupt, as a second Ctrl-C would, if there is no boundary to wait for."""
         if self._requested:
             raise KeyboardInterrupt
 

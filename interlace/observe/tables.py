@@ -11,30 +11,30 @@ from interlace.observe.goodput import BINS, Ledger
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DerivedNumber:
-    """A number that follows from the settings, e.g. samples a step, or a worker's memory."""
+    """A number computed from the settings, e.g. samples per step, or a worker's memory."""
 
     name: str
     value: str
-    """The number as shown, with its unit."""
+    """The number for display, with its unit."""
     how: str
-    """Calculation that the number follows from: `prompts_per_step x samples_per_prompt`."""
+    """Calculation of the number, such as `prompts_per_step x samples_per_prompt`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccuracyRow:
-    """Held-out accuracy under one way of decoding."""
+    """Held-out accuracy with one way of decoding."""
 
     decoding: str
-    """`greedy`, `temperature 1`."""
+    """Way of decoding: `greedy`, `temperature 1`."""
     num_prompts: int
     before: float
-    """0 ... 1."""
+    """Accuracy before the run, between 0 and 1."""
     after: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerRow:
-    """One held-out prompt answered before and after the run."""
+    """Answers to one held-out prompt before and after the run."""
 
     prompt: str
     answer: str
@@ -46,9 +46,9 @@ class AnswerRow:
 
 
 def derived_numbers_table(numbers: Sequence[DerivedNumber]) -> Table:
-    """Makes the table of the numbers that follow from the settings, shown before any work starts."""
+    """Builds the table of numbers computed from the settings, shown before any work starts."""
     table = Table(
-        title="What the settings come to", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False
+        title="Sizes derived from the settings", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False
     )
     table.add_column("name")
     table.add_column("value", justify="right", style="bold")
@@ -59,7 +59,7 @@ def derived_numbers_table(numbers: Sequence[DerivedNumber]) -> Table:
 
 
 def accuracy_table(rows: Sequence[AccuracyRow]) -> Table:
-    """Makes the table of held-out accuracy before and after."""
+    """Builds the table of held-out accuracy before and after."""
     table = Table(title="Held-out accuracy (prompts never trained on)", title_justify="left")
     table.add_column("decoding")
     for heading in ("prompts", "before", "after", "change"):
@@ -78,7 +78,7 @@ def accuracy_table(rows: Sequence[AccuracyRow]) -> Table:
 
 
 def answers_table(rows: Sequence[AnswerRow]) -> Table:
-    """Makes the table of sampled answers before and after; a long one is folded, never cut."""
+    """Builds the table of sampled answers before and after; a long answer is folded, never cut."""
     table = Table(title="Sampled answers to held-out prompts", title_justify="left", show_lines=True)
     for heading in ("prompt", "right answer", "before", "after"):
         table.add_column(heading, overflow="fold")
@@ -89,10 +89,10 @@ def answers_table(rows: Sequence[AnswerRow]) -> Table:
 
 
 def goodput_table(ledger: Ledger) -> Table:
-    """Makes the table of where the device-seconds went; the largest waste in red."""
+    """Builds the table of device-seconds by bin; the largest waste is red."""
     waste = ledger.largest_waste()
     table = Table(
-        title="Where the device time went, start-up and evaluations included",
+        title="Device time by bin, start-up and evaluations included",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),
@@ -110,5 +110,5 @@ def goodput_table(ledger: Ledger) -> Table:
 
 
 def verdict(response: str, correct: bool) -> Text:
-    """A mark as well as a colour, since some read without colour."""
+    """Marks an answer by a sign and a colour, because some readers see no colour."""
     return Text(f"{'✓' if correct else '✗'} {response}", style="green" if correct else "red")

@@ -1,4 +1,4 @@
-"""A logger on a thread: the run queues metrics and never waits for a service."""
+"""Logger on a separate thread: the run queues metrics and never waits for a service."""
 
 import queue
 import threading
@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from interlace.observe.loggers.base import LoggedSample, MetricsLogger
 
 CLOSE_WITHIN_S = 60.0
-"""Time for a service to receive what is queued when the run ends."""
+"""Time for a service to receive the queued metrics when the run ends."""
 
 
 class ThreadedLogger:
-    """Makes, calls and closes a logger on one thread.
+    """Wrapper that makes, calls and closes a logger on one thread.
 
-    If a call fails, the user sees one sentence and the logger gets no further calls: metrics.jsonl has everything.
+    If a call fails, the user sees one sentence and the logger gets no further calls; metrics.jsonl contains everything.
     """
 
     def __init__(self, name: str, make: Callable[[], MetricsLogger], say: Callable[[str], None]) -> None:
-        """Returns once the logger is made. Raises the exception of `make`."""
+        """Waits until the logger is made. Raises the exception of `make`."""
         self._name, self._say = name, say
         self._calls: queue.Queue[Callable[[MetricsLogger], None] | None] = queue.Queue()
         self._made = threading.Event()
@@ -46,7 +46,7 @@ class ThreadedLogger:
         self._calls.put(call)
 
     def close(self) -> None:
-        """Closes the logger once the queue is empty, and waits for that for CLOSE_WITHIN_S at most."""
+        """Closes the logger after the queue is empty; waits at most CLOSE_WITHIN_S."""
         self._calls.put(None)
         self._thread.join(CLOSE_WITHIN_S)
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""Events of a timeline.json, read back: also of a run that goes on, was killed, or whose file has damaged lines."""
+"""Reader of timeline.json, also for a run that still runs or was killed, or if the file has damaged lines."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,25 +10,27 @@ from interlace.core.errors import UserError
 
 Event = Mapping[str, Any]
 RUN_PROCESS, DEVICE_PROCESS, WORKER_PROCESS = 1, 2, 3
-"""Numbers of the groups of tracks."""
+"""Process numbers of the groups of tracks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceEvents:
-    """A trace's events, in the order in which they were written."""
+    """A trace's events, in the order of the file."""
 
     events: Sequence[Event]
     num_damaged: int
-    """Lines that are no event and were left out."""
+    """Lines that are not events and were skipped."""
 
     @property
     def note(self) -> str:
-        """Returns a note on the lines left out, for people; empty where there are none."""
+        """Returns a note for the user on the skipped lines; empty if there are none."""
         return f"{self.num_damaged} damaged lines of timeline.json are left out" if self.num_damaged else ""
 
     @classmethod
     def read(cls, path: Path) -> "TraceEvents":
-        """Reads a file that has an event a line; the last one may still be written. UserError where it has none."""
+        """Reads a file with one event per line; the last line may be incomplete. Raises UserError if there are no
+        events.
+        """
         *lines, last = path.read_bytes().decode(errors="replace").splitlines(keepends=True) or [""]
         if last.endswith("\n") or _event(last):
             lines.append(last)
@@ -40,7 +42,7 @@ class TraceEvents:
 
 
 def _event(line: str) -> Event | None:
-    """Returns a line's event; None where it lacks what every event of its kind has."""
+    """Parses a line; returns None if it lacks a field that every event of its kind has."""
     try:
         found = json.loads(line.strip().rstrip(","))
         kind = found["ph"]
@@ -56,4 +58,4 @@ def _event(line: str) -> Event | None:
 
 
 _TIMES = {"X": ("ts", "dur"), "b": ("ts", "id"), "e": ("ts", "id")}
-"""Numbers that readers take from an event, by its kind."""
+"""Kind of event -> numeric fields that readers use."""

@@ -1,4 +1,4 @@
-"""samples/step_*.jsonl: what was asked and answered, readable, one object a sample that ended in the step."""
+"""samples/step_*.jsonl: readable prompts and responses, one object per sample that ended in the step."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from interlace.observe.jsonl import Row, read_rows, to_line
 
 
 class EndedSample(Protocol):
-    """A sample and how it ended."""
+    """A sample, with its terminal event."""
 
     @property
     def sample(self) -> Sample: ...
@@ -20,7 +20,7 @@ class EndedSample(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why it failed; empty where it did not."""
+        """Reason of a failure; empty if the sample did not fail."""
         ...
 
 
@@ -38,7 +38,7 @@ def step_file(folder: Path, step: int) -> Path:
 
 
 def read_transcripts(folder: Path) -> list[Row]:
-    """Reads all steps' rows, in order. Raises UserError where one is damaged."""
+    """Reads the rows of all steps, in order. Raises UserError if a file is damaged."""
     return [row for path in sorted(folder.glob("*.jsonl")) for row in read_rows(path)]
 
 
@@ -64,5 +64,5 @@ def _row(step: int, ended: EndedSample) -> Mapping[str, object]:
             for segment in sample.segments
         ]
     if sample.scored is not None:
-        row["scored"] = sample.scored.reward  # without what its group's comparison of lengths added
+        row["scored"] = sample.scored.reward  # Reward without the term that compares lengths within the group
     return {**row, "reason": ended.reason} if ended.reason else row

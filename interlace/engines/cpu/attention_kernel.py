@@ -1,7 +1,7 @@
-"""Packed attention as a C++ kernel, for CPUs: no padding, no copies of a shared prompt, and a shared prompt once.
+"""C++ kernel of packed attention for CPUs: no padding, no copies of a shared prompt, and one computation of it.
 
-torch's own attention is made of matrix products too small for the library that does them: a half to a third of the
-speed for sequences of 80 to 500 tokens.
+torch's attention consists of matrix products that are too small for its matrix library: it reaches a half to a third of
+this kernel's speed for sequences of 80 to 500 tokens.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Packed(ctypes.Structure):
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Returns the kernel, compiled if this source has not been on this machine. Raises KernelsUnavailable."""
+    """Returns the kernel, compiled on the first use of this source on the machine. Raises KernelsUnavailable."""
     loaded = load_library(SOURCE)
     for function in (loaded.attend, loaded.attend_backward):
         function.argtypes, function.restype = [_PTR], None
@@ -61,7 +61,9 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def is_available() -> bool:
-    """Says whether the kernel can be called; without a compiler torch's attention does the same. Asked per batch."""
+    """Returns True if the kernel can be called. If there is no compiler, torch's attention replaces it. Called per
+    batch.
+    """
     try:
         load()
     except KernelsUnavailable:
@@ -71,23 +73,24 @@ def is_available() -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedSequences:
-    """Places of each sequence's tokens in a row of S tokens; what sequences begin with alike is there once."""
+    """Positions of each sequence's tokens in a row of S tokens. A common prefix of sequences is stored once."""
 
     parts: Places
-    """First sequence of each run of sequences that have no token in common with others, and their number."""
+    """First sequence of each group of sequences that share no token with other groups, followed by the number of
+    sequences."""
     starts: Places
-    """First token of each sequence, and their number."""
+    """First token of each sequence, followed by the number of tokens."""
     known: Places
-    """Leading tokens of each sequence that are an earlier one's too."""
+    """Leading tokens of each sequence that it shares with an earlier one."""
     places: Places
-    """[tokens] the place in the row of each sequence's tokens, one sequence after the other."""
+    """[tokens] positions in the row of each sequence's tokens, one sequence after the other."""
 
     @classmethod
     def of(cls, places: Sequence[Places]) -> PackedSequences:
-        """Lays sequences out. places: of each sequence's tokens.
+        """Builds the layout. places: positions in the row of each sequence's tokens.
 
-        Sequences that begin at one place have in common what goes on alike, and come depth first: each shares with the
-        one before it all that it shares with any.
+        Sequences that begin at the same position share their common prefix. They must be in depth-first order: the
+        longest prefix that a sequence shares with any earlier sequence is the one shared with its predecessor.
         """
         ordered = sorted(places, key=lambda own: int(own[0]))
         parts, known = [0], [0]
@@ -106,7 +109,7 @@ class PackedSequences:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Call:
-    """Arguments that the forward and the backward of one attention have in common."""
+    """Arguments common to the forward and the backward pass of one attention."""
 
     sequences: PackedSequences
     scale: float
@@ -114,7 +117,7 @@ class _Call:
     num_threads: int
 
     def run(self, name: str, normalizers: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Runs the kernel. rows: [S, heads, dim] each, the last stride one, by their names in the structure."""
+        """Runs the kernel. rows: [S, heads, dim] tensors with last stride 1, by their names in the structure."""
         sequences, query, key, value = self.sequences, rows["query"], rows["key"], rows["value"]
         packed = _Packed(
             num_parts=len(sequences.parts) - 1,
@@ -138,7 +141,8 @@ def attend(
     """Computes causal attention within each sequence.
 
     query: [S, heads, D]; key, value: [S, key/value heads, ...], all in float32.
-    window: tokens that a token sees, itself included; None sees all before it. Returns [S, heads, value dim].
+    window: number of tokens that a token attends to, including itself; if None, all before it. Returns [S, heads, value
+    dim].
     """
     call = _Call(sequences=sequences, scale=scale, window=window or 0, num_threads=torch.get_num_threads())
     return cast("Tensor", _Attention.apply(query, key, value, call))
@@ -171,12 +175,12 @@ class _Attention(torch.autograd.Function):
 
 
 def _num_alike(one: Places, other: Places) -> int:
-    """Counts leading places that are the same."""
+    """Counts the leading positions that are equal."""
     shorter = min(len(one), len(other))
     differs = np.flatnonzero(one[:shorter] != other[:shorter])
     return int(differs[0]) if len(differs) else shorter
 
 
 def _dense(rows: Tensor) -> Tensor:
-    """Returns the tensor with each head's numbers next to each other."""
+    """Returns the tensor with contiguous numbers in each head."""
     return rows if rows.stride(-1) == 1 else rows.contiguous()

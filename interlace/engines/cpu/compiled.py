@@ -1,4 +1,4 @@
-"""C++ sources compiled on first use, cached by source and machine, called through ctypes (which drops the GIL)."""
+"""C++ sources, compiled on first use, cached by source and machine, and loaded by ctypes (which drops the GIL)."""
 
 import ctypes
 import hashlib
@@ -11,18 +11,18 @@ import tempfile
 from pathlib import Path
 
 SHARED = Path(__file__).parent / "cpp"
-"""Headers that any source may include."""
+"""Folder of headers that any source may include."""
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", "-std=c++17", "-pthread")
 
 
 class KernelsUnavailable(Exception):
-    """There is no compiler, or it failed; the message says which. Callers fall back to torch."""
+    """The compiler is missing or failed, as the message explains. Callers fall back to torch."""
 
 
 def load_library(source: Path) -> ctypes.CDLL:
-    """Returns the library of a source, compiled if it has not been on this machine.
+    """Returns the library of a source, compiled on its first use on this machine.
 
-    Raises KernelsUnavailable, also where others may write what would be loaded.
+    Raises KernelsUnavailable, also if other users can write the library.
     """
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
@@ -39,9 +39,10 @@ def load_library(source: Path) -> ctypes.CDLL:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raises KernelsUnavailable where another user owns a file or folder, or may write to it: its code would run here.
+    """Raises KernelsUnavailable if another user owns the path or can write to it: that user's code would run in this
+    process.
 
-    On Windows, which has other rights, everything passes.
+    On Windows, which has other access rights, every path passes.
     """
     if os.name != "posix":
         return
@@ -58,7 +59,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def _cached_path(source: Path, compiler: str) -> Path:
-    """Returns one path for each source, flags, compiler and processor, below the user's cache."""
+    """Returns a path below the user's cache that is unique for source, flags, compiler and processor."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "interlace"
     paths = sorted(source.parent.iterdir())
     sources = [path.read_text() for path in paths if path.suffix in (".cpp", ".h")]
@@ -67,7 +68,9 @@ def _cached_path(source: Path, compiler: str) -> Path:
 
 
 def processor() -> str:
-    """Names what `-march=native` depends on: a cache shared by machines must not serve another's instructions."""
+    """Returns the processor features that `-march=native` depends on, so that machines with a shared cache do not mix
+    code.
+    """
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
@@ -84,7 +87,7 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
                 raise KernelsUnavailable(f"{' '.join(command)} failed: {result.stderr.strip()[-2000:]}")
-            built.chmod(0o700)  # whatever the umask
-            built.replace(library)  # atomic: two processes that compile at once both end with a whole file
+            built.chmod(0o700)  # regardless of the umask
+            built.replace(library)  # atomic: concurrent compilations all end with a complete file
     except OSError as error:
         raise KernelsUnavailable(f"{library} cannot be written: {error}") from error

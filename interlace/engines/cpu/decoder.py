@@ -1,7 +1,7 @@
-"""The forward pass of decoders of the Llama shape in one C++ call, on the model's own weights.
+"""Forward pass of decoders of the Llama shape in one C++ call, on the model's weights.
 
-It is used only where it gives the logits of the transformers model on a probe. It reads the parameters where they lie,
-so an update in place reaches both; where parameters are replaced, rebind() follows.
+The decoder is used only if its logits equal the transformers model's on a probe. It reads the parameters in place, so
+an update in place reaches both. After a replacement of parameters, rebind() must be called.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _WEIGHTS = {
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
 }
-"""The kernel's name of a weight, and the model's."""
+"""The kernel's name of a weight -> the model's name."""
 PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
 """Matrices of a layer, in the kernel's order."""
 _OPTIONAL = {
@@ -48,9 +48,10 @@ _OPTIONAL = {
 
 
 def is_llama_shaped(model: PreTrainedModel) -> bool:
-    """Says whether the C++ decoder knows the model's modules and parameters."""
+    """Returns True if the C++ decoder supports the model's modules and parameters."""
     decoder = dict(model.named_children()).get("model", model)
-    children = {name for name, _ in decoder.named_children()} - {"projector"}  # its vectors are given, not computed
+    # The projector's vectors are inputs of the pass.
+    children = {name for name, _ in decoder.named_children()} - {"projector"}
     if children != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False
     head = dict(model.named_children()).get("lm_head")
@@ -75,7 +76,7 @@ def _is_known(layer: nn.Module) -> bool:
     if len(biased) + len(normed) + len(epsilons) > 3 or activation not in ("SiLU", "SiLUActivation"):
         return False
     head_dim = getattr(layer.get_submodule("self_attn"), "head_dim", -1)
-    # A norm over all heads at once (OLMo 2) is not what the kernel does.
+    # The kernel does not support a norm over all heads at once (OLMo 2).
     return normed == {False} or layer.get_parameter("self_attn.q_norm.weight").shape == (head_dim,)
 
 
@@ -84,27 +85,28 @@ def _epsilon(norm: nn.Module) -> float:
 
 
 class StopRule(NamedTuple):
-    """How long decode steps follow one another."""
+    """Conditions that end a run of decode steps."""
 
     max_steps: int
     max_s: float
-    """Seconds; the step that passes them is the last."""
+    """Time limit in seconds; the step that exceeds it is the last."""
     past_ends: bool
-    """Flag: the other sequences go on when one has ended."""
+    """True if the other sequences continue after one has ended."""
     interrupted: int
-    """Address of 64 bits that say, once another thread has set them, that the step that runs is the last."""
+    """Address of a 64-bit flag. Another thread sets it to make the current step the last one."""
 
 
 class DecodeResult(NamedTuple):
-    """Result of decode steps, each from tokens to tokens."""
+    """Result of decode steps from tokens to tokens."""
 
     ended: list[tuple[int, int]]
-    """Places of the rows that ended, in that order, each with kernels.STOPPED (by a token), FULL or NOT_FINITE."""
+    """Index of each ended row, in order of their end, with its outcome: kernels.STOPPED (by a token), FULL or
+    NOT_FINITE."""
     forward_s: float
     """Seconds in forward passes."""
     num_steps: int
     num_drawn: int
-    """Tokens."""
+    """Number of sampled tokens."""
 
 
 class _Tokens(NamedTuple):
@@ -117,7 +119,7 @@ class _Tokens(NamedTuple):
 
 
 class _Buffers:
-    """Memory that one thread writes to."""
+    """Working memory of one thread."""
 
     def __init__(self, rows: int, decoder: kernels.Decoder, longest: int) -> None:
         heads, kv_heads, dim = decoder.heads, decoder.kv_heads, decoder.head_dim
@@ -143,7 +145,7 @@ class _Buffers:
 
 
 class DecoderRunner:
-    """Runs a step's tokens. With several threads each takes whole rows, so the number of threads changes no bit."""
+    """Runs a step's tokens. Each thread computes whole rows, so the number of threads changes no bit."""
 
     invariance = "each sum is taken in one order, for any number of rows"
 
@@ -157,7 +159,9 @@ class DecoderRunner:
         *,
         in_eight_bits: bool = False,
     ) -> None:
-        """longest: tokens of a sequence. in_eight_bits: the products, by copies made of the weights at each rebind."""
+        """longest: length limit of a sequence, in tokens. in_eight_bits: run the products on int8 copies of the
+        weights, which each rebind creates.
+        """
         self.name, self.dtype = "c++ decoder", model.dtype
         self.in_eight_bits = in_eight_bits
         if in_eight_bits:
@@ -176,19 +180,19 @@ class DecoderRunner:
         self._threads = ThreadPoolExecutor(num_threads, "decode") if num_threads > 1 else None
 
     def limit_drawn(self, num_ids: int) -> None:
-        """Samples ids below num_ids only; those beyond it have an embedding and no token of the tokenizer."""
+        """Restricts sampling to ids below num_ids; later ids have an embedding but no token in the tokenizer."""
         self._num_drawn = num_ids
         self._decoder.drawn_vocab = min(self._decoder.vocab, num_ids)
 
     def rebind(self) -> None:
         """See Runner."""
-        if not self._attention.pool.keys:  # released: there will be another call once it is back
+        if not self._attention.pool.keys:  # The pool is released; rebind() is called again after its return.
             return
         layers = list(self._model.get_submodule("model.layers").children())
         bound = zip(layers, self._routed.traits, self._attention.pool.keys, self._attention.pool.values, strict=True)
         self._layers = (kernels.Layer * len(layers))(*(_layer(*one) for one in bound))
         self._eight = [QuantizedWeights(each) for each in self._products(layers)] if self.in_eight_bits else []
-        for layer, eight in zip(self._layers, self._eight, strict=False):  # the head comes last
+        for layer, eight in zip(self._layers, self._eight, strict=False):  # The head comes last.
             layer.eight = eight.address
         shape, cos = self._routed.shapes[0], self._rotation[0]
         norm, first = self._model.get_submodule("model.norm"), layers[0].get_parameter
@@ -214,7 +218,7 @@ class DecoderRunner:
         self._layers, self._eight, self._decoder = bound
 
     def _products(self, layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-        """Yields the matrices of each layer, and the head."""
+        """Yields the matrices of each layer, then the head."""
         for layer in layers:
             yield [layer.get_parameter(_WEIGHTS[name]) for name in PRODUCTS]
         yield [self._model.get_parameter("lm_head.weight")]
@@ -227,10 +231,10 @@ class DecoderRunner:
         wanted: Int64Array,
         given: Given | None = None,
     ) -> Logits:
-        """See Runner. With one thread the pass is over when this returns."""
+        """See Runner. With one thread the pass is complete when this returns."""
         self._reserve_logits(len(wanted))
         decoder, table = self._decoder, None
-        if given is not None:  # the pass's own table of embeddings, of which each token has a row
+        if given is not None:  # A separate table of embeddings, with one row per token of the pass.
             table = embedded(self._model, torch.from_numpy(token_ids), given)
             decoder, token_ids = kernels.Decoder.from_buffer_copy(decoder), np.arange(len(token_ids))
             decoder.embedding = table.data_ptr()
@@ -244,7 +248,7 @@ class DecoderRunner:
             step = _Tokens(token_ids[part], rows[part], positions[part], wanted[mine] - part.start)
             self._run(number, decoder, step, logits)
 
-        def finish(_: Tensor | None = table) -> Tensor:  # the table lives as long as the pass
+        def finish(_: Tensor | None = table) -> Tensor:  # The default argument keeps the table alive during the pass.
             for run_elsewhere in running:
                 run_elsewhere.result()
             self._spent(len(parts))
@@ -256,9 +260,9 @@ class DecoderRunner:
         return finish
 
     def advance(self, rows: Int64Array, table: SequenceTable, version: int, until: StopRule) -> DecodeResult:
-        """Decodes `rows` [N], each of which runs its last token and draws from its logits as they are.
+        """Decodes `rows` [N]: each runs its last token and samples from its unmodified logits.
 
-        What is appended to the table are the bits that start() and sampling.draw() give.
+        The entries appended to the table have the same bits as the results of start() and sampling.draw().
         """
         self._reserve_logits(len(rows))
         self._bind(table)
@@ -266,7 +270,7 @@ class DecoderRunner:
         parts = [*pairwise(self._bounds(rows))]
 
         def run(number: int) -> None:
-            """Runs one thread's rows, which end on their own."""
+            """Decodes the rows of one thread."""
             begin, end = parts[number]
             buffers = self._buffers_for(number, end - begin, self._logits[begin:])
             self._attention.describe(buffers.tokens, rows[begin:end])
@@ -291,7 +295,7 @@ class DecoderRunner:
         )
 
     def _on_threads(self, run: Callable[[int], None], count: int) -> None:
-        """Runs each number below `count` on a thread; without threads there is one."""
+        """Runs each number below `count` on a thread; without threads, `count` is 1."""
         if self._threads is None:
             run(0)
             return
@@ -301,14 +305,14 @@ class DecoderRunner:
     def _spent(self, parts: int) -> list[kernels.Buffers]:
         """Returns the buffers in which each of `parts` threads reported its last call.
 
-        Adds the threads' attention time as spent side by side.
+        Adds the mean attention time of the threads, which run in parallel.
         """
         spent = [buffers.arguments for buffers in self._buffers[:parts]]
         self._attention.seconds += sum([one.attention_s for one in spent]) / parts
         return spent
 
     def _bind(self, table: SequenceTable) -> None:
-        """Points to the table's arrays, which lie elsewhere once it has grown."""
+        """Updates the pointers to the table's arrays, which move when the table grows."""
         if table.token_ids is self._bound[0] and table.stop_ids is self._bound[1]:
             return
         self._bound = table.token_ids, table.stop_ids
@@ -320,7 +324,7 @@ class DecoderRunner:
             self._logits = torch.empty(max(rows, 2 * len(self._logits)), self._decoder.vocab)
 
     def _bounds(self, rows: Int64Array) -> list[int]:
-        """Returns where each thread's tokens begin, and the end: about equally many each, a row's all with one."""
+        """Returns the start of each thread's tokens, and the end: about equal numbers, without splitting a row."""
         count, threads = len(rows), len(self._buffers)
         if threads == 1:
             return [0, count]
@@ -330,7 +334,7 @@ class DecoderRunner:
         return np.unique(np.r_[0, cuts, count]).tolist()
 
     def _run(self, number: int, decoder: kernels.Decoder, step: "_Tokens", logits: Tensor) -> None:
-        """Runs one thread's tokens."""
+        """Runs the tokens of one thread."""
         buffers = self._buffers_for(number, len(step.rows), logits)
         buffers.tokens.position = step.positions.ctypes.data
         self._attention.describe(buffers.tokens, step.rows)
@@ -340,7 +344,7 @@ class DecoderRunner:
         )  # fmt: skip
 
     def _buffers_for(self, number: int, rows: int, logits: Tensor) -> _Buffers:
-        """Returns a thread's buffers, large enough, with the place for its logits."""
+        """Returns buffers of a thread that are large enough, with the address of its logits."""
         held = self._buffers[number]
         if rows > held.rows:
             held = self._buffers[number] = _Buffers(max(rows, 2 * held.rows), self._decoder, self._longest)

@@ -1,4 +1,4 @@
-"""Weights of the C++ decoder in eight bits, one scale an output; activations are cut to eight bits as they come."""
+"""int8 weights for the C++ decoder, with one scale per output; activations are quantized to int8 at each product."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from interlace.core.errors import UserError
 from interlace.engines.cpu import kernels
 
 OUTPUTS, DEPTH = 16, 4
-"""Outputs whose codes lie side by side, and codes of each."""
+"""Outputs whose codes are adjacent in memory, and adjacent codes of each output."""
 LARGEST = 127
 INSTRUCTION = "avx512_vnni"
-"""Flag of a processor that multiplies eight bits fast, as Linux names it."""
+"""Linux's name of the processor flag for fast int8 products."""
 
 
 class QuantizedWeights:
-    """Some matrices in eight bits, kept as long as the kernels point to them."""
+    """int8 copies of matrices, kept as long as the kernels point to them."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         """weights: [outputs, inputs] each."""
@@ -31,7 +31,7 @@ class QuantizedWeights:
 
     @property
     def address(self) -> int:
-        """Returns where the kernels find them, in order."""
+        """Returns the address of the kernels' array of structures, in order of the weights."""
         return ctypes.addressof(self._views)
 
     @property
@@ -41,7 +41,7 @@ class QuantizedWeights:
 
 @torch.no_grad()
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns codes, scales and 128 times each output's sum of codes, as `Quantized` in int8.h has them."""
+    """Returns codes, scales and 128 times the sum of each output's codes, in the layout of `Quantized` in int8.h."""
     width, depth = weight.shape
     scale = weight.abs().amax(1).clamp(min=1e-30) / LARGEST
     codes = (weight / scale[:, None]).round_().to(torch.int8)
@@ -52,7 +52,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def refuse_eight_bits(model: PreTrainedModel) -> NoReturn:
-    """Raises UserError: what serves a model here has no weights in eight bits."""
+    """Raises UserError: the runner that serves this model does not support int8 weights."""
     raise UserError(
         "rollout.weights=int8 is for the C++ decoder: float32 models of the Llama shape, on CPU cores with a compiler "
         f"(rollout.compile_kernels, rollout.compile_decoder), whole in one process. {type(model).__name__} in "
@@ -61,7 +61,7 @@ def refuse_eight_bits(model: PreTrainedModel) -> NoReturn:
 
 
 def check_processor() -> None:
-    """Raises UserError where eight bits would be slower than the model's own type."""
+    """Raises UserError if int8 would be slower than the model's type on this processor."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:

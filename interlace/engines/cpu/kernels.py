@@ -1,4 +1,4 @@
-"""The C++ kernels of generation, and their structures as ctypes sees them."""
+"""C++ kernels of generation, with their structures as ctypes mirrors."""
 
 import ctypes
 import functools
@@ -138,7 +138,7 @@ _SIGNATURES: dict[str, list[type]] = {
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Returns the kernels, compiled if this source has not been on this machine. Raises KernelsUnavailable."""
+    """Returns the kernels, compiled on the first use of this source on the machine. Raises KernelsUnavailable."""
     loaded = load_library(SOURCE)
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)

@@ -1,4 +1,4 @@
-"""Checks of an engine on a model before the model serves: right logits, and bits that do not depend on other rows."""
+"""Checks of an engine on a model before it serves the model: correct logits, and bits independent of other rows."""
 
 from collections.abc import Sequence
 
@@ -16,25 +16,25 @@ from interlace.engines.rollout.runner import Runner
 Run = tuple[int, Sequence[int], int]
 """Row, tokens to run, position of the first."""
 LONG, SHORT = 13, 6
-"""Tokens of the two probe prompts."""
+"""Lengths of the two probe prompts, in tokens."""
 NUM_OTHERS = (1, 2, 3, 4, 7, 16, 31, 63, 127)
-"""Numbers of other rows beside which the same token is run."""
+"""Numbers of other rows that run in the same pass as the probed token."""
 SURE_BYTES = 4
-"""Smallest bytes of a number for which equal bits on a probe mean something: in bfloat16 few tokens of many show that a
-sum was taken in another order."""
-UNSURE = "no bit changed on a probe, but half precision rounds most of what other rows change out of its sight"
+"""Smallest item size, in bytes, for which equal bits on a probe are evidence. In bfloat16, only few tokens reveal a
+different order of summation."""
+UNSURE = "no bit changed on a probe, but half precision rounds away most changes that other rows cause"
 
 
 def probe_prompts(vocab_size: int) -> list[list[int]]:
-    """Returns token ids to probe with, the same each time."""
+    """Returns deterministic token ids for a probe."""
     draw = keyed_random("rollout probe")
     return [[draw.randrange(vocab_size) for _ in range(length)] for length in (LONG, SHORT)]
 
 
 @torch.inference_mode()
 def reference_logits(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Computes [L, vocabulary] of each prompt by the model with its own attention, alone and without a cache."""
-    if model.config._attn_implementation == INTERFACE:  # an engine had it before
+    """Computes the logits [L, vocabulary] of each prompt with the model's attention, alone and without a cache."""
+    if model.config._attn_implementation == INTERFACE:  # An engine changed the attention earlier.
         model.set_attn_implementation("eager")
     return [
         model(input_ids=torch.tensor([list(prompt)], device=model.device), use_cache=False).logits[0].float()
@@ -43,7 +43,9 @@ def reference_logits(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -
 
 
 def routing_fault(config: PretrainedConfig, traits: Sequence[AttentionTraits]) -> str | None:
-    """Says why the calls of the attention interface cannot be all of the model's attention; None: they can."""
+    """Returns the reason why the calls of the attention interface cannot be all of the model's attention; None if they
+    can.
+    """
     text = config.get_text_config()
     if getattr(text, "is_causal", True) is False:
         return "its tokens attend in both directions"
@@ -64,11 +66,12 @@ def routing_fault(config: PretrainedConfig, traits: Sequence[AttentionTraits]) -
 
 
 EIGHT_BITS_TOLERANCE = 2.0
-"""Nats, in the mean over a token's distribution: rounding stays below, products with another weight do not."""
+"""Tolerance in nats for the mean over a token's distribution: rounding stays below it, products with a wrong weight
+exceed it."""
 
 
 class Probe:
-    """Runs tokens through a runner by hand, in cells of its own."""
+    """Runs tokens through a runner directly, in separately reserved cells."""
 
     def __init__(self, runner: Runner, store: KVStore, max_rows: int, *, tokens: int = LONG) -> None:
         """tokens: the longest sequence of the probe."""
@@ -80,13 +83,13 @@ class Probe:
             )
 
     def close(self) -> None:
-        """Gives the cells back."""
+        """Frees the cells."""
         for row in self.rows:
             self._store.free(row)
 
     @torch.inference_mode()
     def run(self, *runs: Run) -> Tensor:
-        """Runs one forward pass. Returns [tokens, vocabulary] of all tokens in order."""
+        """Runs one forward pass. Returns logits [tokens, vocabulary] of all tokens, in order."""
         tokens = np.concatenate([np.asarray(ids, np.int64) for _, ids, _ in runs])
         rows = np.concatenate([np.full(len(ids), row, np.int64) for row, ids, _ in runs])
         positions = np.concatenate([np.arange(start, start + len(ids)) for _, ids, start in runs])
@@ -94,10 +97,11 @@ class Probe:
         return logits()[: len(tokens)].float().clone()
 
     def length_fault(self, prompt: Sequence[int], expected: Tensor, at: int) -> str | None:
-        """Compares a prompt that passes a change of the computation at `at` tokens with the model by itself.
+        """Compares the engine with the model on a prompt that is longer than `at`, a length at which the computation
+        changes.
 
-        The prompt runs after another row's tokens, so that a token's place in the pass is not its position. From
-        two tokens before the change on, each token runs alone. None: the log-probs agree.
+        The prompt runs after another row's tokens, so that a token's index in the pass differs from its position. From
+        two tokens before the change, each token runs alone. Returns None if the log-probs agree.
         """
         row, first = self.rows[-1], max(1, min(at - 2, len(prompt)))
         head: list[Run] = [(row, prompt[:first], 0)]
@@ -108,7 +112,7 @@ class Probe:
         return self._difference([torch.cat(got)], [expected])
 
     def logits_fault(self, prompts: Sequence[Sequence[int]], expected: Sequence[Tensor]) -> str | None:
-        """Compares packed, in chunks and token by token, with the model by itself. None: the log-probs agree."""
+        """Compares packed, chunked and token-by-token passes with the model. Returns None if the log-probs agree."""
         (long, short), got = prompts, []
         for a, b, c, d in ((0, 9, 0, 4), (9, 12, 4, 5), (12, 13, 5, 6)):
             first, second = (self.rows[0], long[a:b], a), (self.rows[-1], short[c:d], c)
@@ -125,7 +129,9 @@ class Probe:
         return None if worst <= tolerance else f"its log-probs differ from the model's own by {worst:.2g}"
 
     def invariance_fault(self, prompt: Sequence[int]) -> str | None:
-        """Runs one token after the same prefix beside ever other rows. None: its logits were bit-equal each time."""
+        """Runs one token after the same prefix in batches with other rows. Returns None if its logits have equal bits
+        each time.
+        """
         last = len(prompt) - 1
         target: Run = (0, prompt[last:], last)
         expected = self.run((0, prompt, 0))[-1]
@@ -139,7 +145,7 @@ class Probe:
             first, final = self.run(target, *others[:count])[0], self.run(*others[:count], target)[-1]
             if not (torch.equal(first, expected) and torch.equal(final, expected)):
                 return f"a row's logits change in bits beside {count} other rows"
-        for count in (3, 15):  # on the spare row: a store that holds one sequence runs long prompts too
+        for count in (3, 15):  # The spare row lets a store of a single sequence run long prompts too.
             if not torch.equal(self.run((self._spare_row, [*prompt, *prompt][:count], 0), target)[-1], expected):
                 return f"a row's logits change in bits beside a prompt of {count} tokens"
         if self._runner.dtype.itemsize < SURE_BYTES:
@@ -148,7 +154,7 @@ class Probe:
 
 
 def _gap(ours: Tensor, theirs: Tensor, *, weighted: bool) -> float:
-    """Returns the largest difference of log-probs, or of their mean over each token's distribution."""
+    """Returns the largest difference of log-probs; if weighted, of their mean over each token's distribution."""
     own, expected = ours.log_softmax(-1), theirs.log_softmax(-1)
     gap = (own - expected).abs()
     return float((gap * expected.exp()).sum(-1).max() if weighted else gap.max())

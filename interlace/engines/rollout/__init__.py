@@ -12,7 +12,7 @@ __all__ = ["NativeConfig", "NativeEngine", "SamplingParams"]
 
 
 def __getattr__(name: str) -> object:
-    """Loads the engine, and torch with it, when it is first asked for."""
+    """Imports the engine, and torch with it, on first access."""
     if name == "NativeEngine":
         from interlace.engines.rollout.engine import NativeEngine
 

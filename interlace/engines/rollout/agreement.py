@@ -1,5 +1,7 @@
-"""Decisions that the ranks of one engine take alike. Each schedules the same, since what it schedules by is the same:
-requests, weights, noise and logits. What is not, such as time and interrupts, the first rank decides for all.
+"""Decisions on which the ranks of one engine agree.
+
+Each rank computes the same schedule from the same inputs: requests, weights, noise and logits. Decisions that depend on
+anything else, such as time and interrupts, are made by the first rank for all ranks.
 """
 
 import time
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Agreement:
-    """One rank's view of the decisions. Without a mesh the engine is alone, and decides at once."""
+    """One rank's access to the shared decisions. Without a mesh, the engine is alone and decides locally."""
 
     def __init__(self, mesh: "DeviceMesh | None" = None) -> None:
         self._mesh, self._now_s = mesh, 0.0
@@ -22,12 +24,12 @@ class Agreement:
         return bool(self._first(float(flag))) if self._mesh else flag
 
     def tick(self) -> None:
-        """Takes the first rank's time over. All ranks call this at the same point."""
+        """Receives the first rank's time. All ranks call this at the same point."""
         if self._mesh:
             self._now_s = self._first(time.monotonic())
 
     def now(self) -> float:
-        """Returns the seconds of the last tick; of an engine alone, those of the clock."""
+        """Returns the time of the last tick, in seconds; without a mesh, the time of the clock."""
         return self._now_s if self._mesh else time.monotonic()
 
     def _first(self, number: float) -> float:

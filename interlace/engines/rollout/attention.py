@@ -1,7 +1,7 @@
-"""Attention through transformers' attention interface, with the keys and values in our KV store.
+"""Attention through transformers' attention interface, with keys and values in the engine's KV store.
 
-transformers calls the one registered function for every layer of every model; which engine it serves is found on the
-module that calls, so any number of engines and training models live in one process.
+transformers calls one registered function for every layer of every model. An attribute of the calling module names the
+engine, so any number of engines and training models can share a process.
 """
 
 import ctypes
@@ -24,35 +24,39 @@ _BINDING = "_interlace_rollout_layer"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionTraits:
-    """Inputs that a layer's module gives to attention besides queries, keys and values."""
+    """Inputs of attention other than queries, keys and values, as a layer's module passes them."""
 
     scale: float
     window: int = 0
-    """Keys that a query sees, its own included; 0 sees all."""
+    """Number of keys that a query attends to, including its own; 0 for all."""
     softcap: float = 0.0
-    """Scores become cap * tanh(score / cap); 0 leaves them."""
+    """Cap of the scores, which become cap * tanh(score / cap); 0 for no cap."""
     sinks: Tensor | None = None
-    """[heads] logit of a key that is always there and has no value."""
+    """[heads] logit of an additional key that has no value."""
 
 
 class AttentionBackend(Protocol):
-    """Computes attention for the tokens of the step that begin() announced."""
+    """Attention for the tokens of the step that begin() announced."""
 
     name: str
     seconds: float
     """Time spent so far."""
 
     def begin(self, rows: Int64Array, positions: Int64Array) -> None:
-        """Begins a step. rows, positions: [T] of the step's tokens; a row's tokens are neighbours, in order."""
+        """Begins a step. rows, positions: [T] of the step's tokens; the tokens of a row are adjacent and in order."""
         ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:
-        """Takes query [T, heads, key dim], key and value [T, kv heads, dim], strided. Returns [T, heads, value dim]."""
+        """Computes attention of query [T, heads, key dim] over key and value [T, kv heads, dim] (strided) and earlier
+        tokens.
+
+        Returns [T, heads, value dim].
+        """
         ...
 
 
 class AttentionHub:
-    """Object that the modules of one engine's model point to. A deep copy of the model has an empty hub of its own."""
+    """Object that the modules of one engine's model point to. A deep copy of the model gets a new, empty hub."""
 
     def __init__(self) -> None:
         self.backend: AttentionBackend | None = None
@@ -63,7 +67,7 @@ class AttentionHub:
 
 
 class LayerRecorder:
-    """Notes, in one forward pass without KV, which modules attend and with what shapes."""
+    """Recorder of the modules that attend in one forward pass without KV cache, and of their shapes."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
@@ -71,7 +75,7 @@ class LayerRecorder:
         self.traits: list[AttentionTraits] = []
 
     def record(self, module: nn.Module, key: Tensor, value: Tensor, traits: AttentionTraits) -> int:
-        """Returns the layer's number."""
+        """Records a layer and returns its number."""
         self.modules.append(module)
         self.shapes.append(LayerShape(kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3]))
         self.traits.append(traits)
@@ -80,7 +84,7 @@ class LayerRecorder:
 
 @dataclass(frozen=True, slots=True)
 class LayerBinding:
-    """The attribute by which an attention module finds its engine."""
+    """Attribute by which an attention module finds its engine."""
 
     hub: AttentionHub
     layer: int
@@ -91,7 +95,7 @@ def bind(module: nn.Module, hub: AttentionHub, layer: int) -> None:
     setattr(module, _BINDING, LayerBinding(hub, layer))
 
 
-def rollout_attention(  # house: the signature is that of transformers
+def rollout_attention(  # house: transformers defines the signature
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -101,9 +105,9 @@ def rollout_attention(  # house: the signature is that of transformers
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **unused: object,  # noqa: ARG001 - whatever else a model passes along
+    **unused: object,  # noqa: ARG001 - further arguments of a model
 ) -> tuple[Tensor, None]:
-    """Computes attention behind the interface. query [1, heads, T, dim], key and value [1, kv heads, T, dim]."""
+    """Implements transformers' attention interface. query [1, heads, T, dim], key and value [1, kv heads, T, dim]."""
     binding: LayerBinding | None = getattr(module, _BINDING, None)
     traits = AttentionTraits(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -124,12 +128,12 @@ def rollout_attention(  # house: the signature is that of transformers
 
 
 def register() -> None:
-    """Makes the name known to transformers. It is absent from the mask interface, so no mask is built."""
+    """Registers the name with transformers. It is absent from the mask interface, so no mask is built."""
     AttentionInterface.register(INTERFACE, rollout_attention)
 
 
 class KernelAttention:
-    """The C++ kernel: float32 on one CPU thread."""
+    """Attention by the C++ kernel: float32 on one CPU thread."""
 
     def __init__(self, pool: KVPool, store: KVStore, longest: int) -> None:
         self.library = kernels.load()
@@ -142,12 +146,12 @@ class KernelAttention:
         self._scratch_row = (longest + 15) // 8 * 8
 
     def begin(self, rows: Int64Array, positions: Int64Array) -> None:
-        self._held = (rows, positions)  # keeps the memory that the pointers mean
+        self._held = (rows, positions)  # Keeps the memory of the pointers alive.
         self._tokens.position = positions.ctypes.data
         self.describe(self._tokens, rows)
 
     def describe(self, tokens: kernels.Tokens, rows: Int64Array) -> None:
-        """Makes `tokens` the kernel's view of rows [T], but for their positions. Valid while they live."""
+        """Fills `tokens`, the kernel's view of rows [T], except for their positions. Valid while the arrays live."""
         table = self._store.page_table
         tokens.count, tokens.row = len(rows), rows.ctypes.data
         tokens.page_table, tokens.pages_per_row = table.ctypes.data, table.shape[1]
@@ -187,9 +191,9 @@ class KernelAttention:
 
 
 class TorchAttention:
-    """Plain torch operations: any device and dtype, and where there is no compiler.
+    """Attention by torch operations: for any device and dtype, and for machines without a compiler.
 
-    Tokens that are alone in their row (decoding) share one gather and one call; the others go row by row.
+    Tokens that are alone in their row (decoding) share one gather and one call; other rows run one by one.
     """
 
     def __init__(self, pool: KVPool, store: KVStore) -> None:
@@ -213,8 +217,10 @@ class TorchAttention:
             self._segments.append(self._segment(tokens, rows[start : start + 1], positions[tokens]))
 
     def begin_on_device(self, write: Tensor, tokens: Tensor, cells: Tensor, distance: Tensor) -> None:
-        """Begins a step of one token per row whose places are on the device: write [B] cell of each token's key, tokens
-        [B, 1], cells [B, K] of the row's keys, distance [B, 1, K] of each key from the token; a negative one is masked.
+        """Begins a step of one token per row, with all indices on the device.
+
+        write: [B] cell of each token's key. tokens: [B, 1]. cells: [B, K] of the row's keys. distance: [B, 1, K] from
+        each key to the token; a key with a negative distance is masked.
         """
         self._write, self._segments = write, [(tokens, cells, distance)]
 
@@ -228,7 +234,7 @@ class TorchAttention:
 
         Returns tokens, cells [B, K] and the distance of each key [B, S, K].
         """
-        # A whole number of cache lines: the bits of a sum must not depend on the longest row of the batch.
+        # The length is a multiple of a cache line: the bits of a sum must not depend on the longest row of the batch.
         longest = int(positions.max()) // 64 * 64 + 64
         keys = np.minimum(np.arange(longest)[None], positions[:, -1:])
         cells = self._locate(np.broadcast_to(rows[:, None], keys.shape), keys)
@@ -250,7 +256,10 @@ class TorchAttention:
 
 
 def _attend_masked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, traits: AttentionTraits) -> Tensor:
-    """Takes query [B, H, S, D], key and value [B, kv heads, K, D], visible [B, 1, S, K]. Returns [B, H, S, D]."""
+    """Computes attention with a mask. query [B, H, S, D], key and value [B, kv heads, K, D], visible [B, 1, S, K].
+
+    Returns [B, H, S, D].
+    """
     groups = query.shape[1] // key.shape[1]
     if query.is_cuda and query.shape[2] == 1 and groups > 1 and not traits.softcap and traits.sinks is None:
         return _attend_grouped(query, key, value, visible, traits.scale)
@@ -271,9 +280,9 @@ def _attend_masked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, t
 
 
 def _attend_grouped(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float) -> Tensor:
-    """Computes attention of one query per row without a copy of keys and values for each query head of a group.
+    """Computes attention of one query per row without copying keys and values for each query head of a group.
 
-    torch's fused kernels take no mask together with grouped heads. Shapes: see _attend_masked; S is 1.
+    torch's fused kernels do not support a mask together with grouped heads. Shapes: see _attend_masked; S is 1.
     """
     grouped = query.view(query.shape[0], key.shape[1], -1, query.shape[3])
     scores = (grouped @ key.transpose(2, 3)).float() * scale

@@ -1,4 +1,6 @@
-"""Settings of rollout engines, a recipe's `rollout` section: what all have, and what each adds. Imports no torch."""
+"""Settings of rollout engines, the section `rollout` of a recipe: for all engines and for each kind. Imports no
+torch.
+"""
 
 from typing import Literal
 
@@ -10,57 +12,58 @@ KVKind = Literal["slots", "pages"]
 
 
 class EngineConfig(Config):
-    """Settings that every engine has."""
+    """Settings of every engine."""
 
     engine: str = "native"
-    """A built-in (native, address, interlace, vllm, sglang), or your own as package.module:Class."""
+    """Name of a built-in engine (native, address, interlace, vllm, sglang), or package.module:Class of your own."""
     max_running: int = Field(default=64, ge=1)
-    """Sequences that decode at once in one engine."""
+    """Most sequences that one engine decodes at the same time."""
     max_tokens: int = Field(default=65536, ge=1)
-    """Tokens that one engine's KV cache holds."""
+    """Capacity of one engine's KV cache, in tokens."""
     max_batch_tokens: int = Field(default=2048, ge=1)
-    """Tokens of one forward pass; longer prompts are run in chunks."""
+    """Most tokens of one forward pass; longer prompts run in chunks."""
 
 
 class SpanningConfig(EngineConfig):
-    """A further setting of engines that may span several devices."""
+    """Setting of engines that may span several devices."""
 
     tensor_parallel_size: int = Field(default=1, ge=1)
-    """Devices that one engine spans: schedule.placement.rollout.devices_per_instance is the same. A native engine is
-    a process on each of them; it then runs the transformers model, since the C++ decoder is for whole models."""
+    """Devices that one engine spans; must equal schedule.placement.rollout.devices_per_instance. A native engine then
+    has one process per device and runs the transformers model, because the C++ decoder is for whole models."""
 
 
 class NativeConfig(SpanningConfig):
-    """Finer settings, which change no sample where the engine reports that it is invariant.
+    """Performance settings of the native engine. They change no sample if the engine reports that it is invariant.
 
-    The switches at the end are there to measure and to test what they turn off.
+    The switches at the end exist to measure and to test the features that they turn off.
     """
 
     steps_per_schedule: int = Field(default=64, ge=1)
-    """Decode steps between two looks at the queue, at most: they also end after some milliseconds, and with a sequence
-    whose row another waits for."""
+    """Most decode steps between two checks of the queue. The steps also end after some milliseconds, and when a
+    sequence ends whose row another one waits for."""
     draft_tokens: int = Field(default=3, ge=0)
     """Tokens that are guessed and verified at once while few sequences run; 0 turns speculation off."""
     draft_below: int = Field(default=2, ge=0)
-    """Running sequences up to which speculation is on. Few rows cost what reading the weights costs, so that guesses
-    are nearly free."""
+    """Most running sequences with speculation. For few rows, a forward pass is limited by reading the weights, so
+    guesses are nearly free."""
     weights: Literal["model", "int8"] = "model"
-    """Type of the products: the model's own, or eight bits with a scale for each output. int8 samples from another
-    distribution than is trained, with its own log-probs, so the algorithm has to correct for it."""
+    """Type of the matrix products: the model's type, or int8 with a scale per output. int8 samples from another
+    distribution than the trained one, with the log-probs of that distribution, so the algorithm has to correct for it.
+    """
     kv: KVKind = "slots"
-    """Contiguous slots, or pages."""
+    """Layout of the KV cache: contiguous slots, or pages."""
     prefix_cache: bool = True
-    """Ended sequences leave their cells to later ones with the same prefix, until the cells are needed."""
+    """Keeps the cells of ended sequences for later ones with the same prefix, until the cells are needed."""
     compile_decoder: bool = True
-    """The whole forward pass in C++ where the model has the Llama shape; else the transformers model itself."""
+    """Runs the whole forward pass of models of the Llama shape in C++; other models run in transformers."""
     cuda_graphs: bool = True
-    """On a GPU, decode steps replay captured graphs; a model that cannot be captured runs without them."""
+    """Replays captured graphs in decode steps on a GPU; a model that cannot be captured runs without them."""
     compile_kernels: bool = True
-    """C++ kernels where there is a compiler; else torch operations."""
+    """Replaces torch operations by C++ kernels if a compiler exists."""
 
 
 class ServiceConfig(EngineConfig):
-    """Settings of engines that are servers: when one counts as lost."""
+    """Settings of server engines: the limits after which a server counts as lost."""
 
     heartbeat_s: float = Field(default=2.0, gt=0)
     """Seconds between two questions for a server's health."""
@@ -71,8 +74,8 @@ class ServiceConfig(EngineConfig):
     lost_s: float = Field(default=600.0, gt=0)
     """Seconds without any engine after which the run ends with an error; until then it waits for one to return."""
     probe_gap: float = Field(default=0.05, gt=0)
-    """Largest mean difference, in nats, of a server's log-probs of a fixed text from the trainer's log-probs after each
-    update. A server beyond it serves other weights than it reports, and counts as lost."""
+    """Largest mean difference, in nats, between a server's and the trainer's log-probs of a fixed text, checked after
+    each update. A server with a larger difference does not serve the weights that it reports, and counts as lost."""
 
 
 class AddressConfig(ServiceConfig):
@@ -80,13 +83,13 @@ class AddressConfig(ServiceConfig):
 
     engine: str = "address"
     urls: tuple[str, ...] = ()
-    """Addresses, one for each server: http://HOST:PORT, https://HOST, or unix:PATH of a socket file."""
+    """Addresses, one per server: http://HOST:PORT, https://HOST, or unix:PATH of a socket file."""
     urls_file: str | None = None
-    """File with one address a line. The run reads it again when it changes: servers join and leave by it."""
+    """File with one address per line. The run reads it again when it changes, so that servers can join and leave."""
     dialect: str = "interlace"
-    """Kind of the servers: interlace (`interlace serve`), vllm, sglang."""
+    """API of the servers: interlace (`interlace serve`), vllm, sglang."""
     key_env: str | None = None
-    """Name of the environment variable that holds the servers' key: for our servers the control key."""
+    """Name of the environment variable with the servers' key; for interlace servers, the control key."""
 
 
 class ServedConfig(ServiceConfig, SpanningConfig):
@@ -103,16 +106,16 @@ class InterlaceConfig(ServedConfig):
 
 
 class VLLMConfig(ServedConfig):
-    """Further settings for vLLM."""
+    """Settings of vLLM servers."""
 
     engine: str = "vllm"
     enforce_eager: bool | None = None
-    """No graphs and no compilation; None: so on a CPU alone."""
+    """Turns vLLM's graphs and compilation off. If None, they are off on a CPU alone."""
 
 
 class SGLangConfig(ServedConfig):
-    """Further settings for SGLang."""
+    """Settings of SGLang servers."""
 
     engine: str = "sglang"
     memory_share: float = Field(default=0.8, gt=0, le=1)
-    """Share of a device's memory for weights and KV cache: a bound in addition to max_tokens."""
+    """Share of a device's memory for weights and KV cache: a limit in addition to max_tokens."""

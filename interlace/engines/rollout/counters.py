@@ -1,4 +1,4 @@
-"""Counters of an engine between two readings of its metrics."""
+"""Counters of an engine between two reads of its metrics."""
 
 import time
 
@@ -15,7 +15,7 @@ class Counters:
         self._reset(0.0, 0, 0)
 
     def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float, steps: int = 1) -> None:
-        """Counts tokens run, tokens drawn, and where the time went."""
+        """Counts run and sampled tokens, and the time spent."""
         self._steps += steps
         self._sampled += sampled
         self._prefilled += tokens - sampled
@@ -23,12 +23,12 @@ class Counters:
         self._sample_s += sample_s
 
     def count_drafts(self, proposed: int, accepted: int) -> None:
-        """Drafts of one row."""
+        """Counts the drafts of one row."""
         self._drafts += proposed
         self._accepted += accepted
 
     def read(self, scheduler: Scheduler, reused: int, attention_s: float) -> Metrics:
-        """Rates and sums since the last call. attention_s, reused: of the engine's whole life."""
+        """Returns rates and sums since the last call. attention_s, reused: totals since the engine's start."""
         elapsed = max(time.perf_counter() - self._since, 1e-9)
         metrics = {
             "num_running": float(len(scheduler.running)),

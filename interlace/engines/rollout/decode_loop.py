@@ -1,4 +1,4 @@
-"""The forward passes between two looks at an engine's queue, and the tokens drawn from them."""
+"""Forward passes between two checks of an engine's queue, and sampling of their tokens."""
 
 import ctypes
 import time
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_LOOK_S = 10e-3
-"""Several steps between two looks at the queue begin within this time; a caller that cannot wait interrupts."""
+"""Limit within which all steps between two checks of the queue begin; a caller that cannot wait interrupts."""
 Serving: TypeAlias = Callable[[int | None], AbstractContextManager[int]]
 NO_DISTRIBUTION = (
     "its sampling parameters leave no distribution to sample from: with its bias and penalties the logits are not "
     "finite numbers. Reduce logit_bias, repetition_penalty and presence_penalty"
 )
-"""Failure of a sequence whose reshaped logits are not finite, although the model's logits are."""
+"""Failure of a sequence whose reshaped logits are not finite, although the model's logits are finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRow:
-    """A row whose sequence is done."""
+    """A row whose sequence ended."""
 
     row: int
     reason: FinishReason
-    """`stop` for a stop token or string, `length` for a sequence at its limit, `aborted` for one that failed."""
+    """`stop` after a stop token or string, `length` at the limit, `aborted` after a failure."""
     failure: str = ""
 
 
@@ -64,7 +64,7 @@ def num_ids(tokenizer: "PreTrainedTokenizerBase | None") -> int | None:
 
 
 class DecodeLoop:
-    """Runs the scheduler's plans, and appends the drawn tokens to the table's rows."""
+    """Executor of the scheduler's plans, which appends the sampled tokens to the table's rows."""
 
     def __init__(
         self,
@@ -92,14 +92,15 @@ class DecodeLoop:
         self._ended: list[EndedRow] = []
         self.counters = Counters()
         self.interrupted = ctypes.c_int64(0)
-        """Flag, 1 while a caller waits for the next look at the queue."""
+        """Flag, 1 while a caller waits for the next check of the queue."""
 
     def advance(self, serving: Serving, *, several: bool) -> tuple[int, list[EndedRow]]:
-        """Looks at the queue once and runs the forward passes until the next look.
+        """Checks the queue once and runs the forward passes until the next check.
 
-        serving: has the weights of a version in place, None being the newest, and gives the version's number. several:
-        whether there are sequences of more than one; each version's run by themselves then, one after another.
-        Returns the number of tokens drawn, and who is done: each keeps its row until the scheduler removes it.
+        serving: context manager that installs the weights of a version (None: the newest) and yields the version's
+        number. several: True if sequences of several versions are live; each version's sequences then run separately.
+        Returns the number of sampled tokens and the ended rows; a row stays occupied until the scheduler removes its
+        sequence.
         """
         self._ended = []
         start = time.perf_counter()
@@ -121,7 +122,7 @@ class DecodeLoop:
             yield version, replace(plan, rows=plan.rows[mine], counts=plan.counts[mine])
 
     def _run_part(self, plan: Plan) -> int:
-        """Runs the rows of one version until the next look. Returns the number of tokens drawn."""
+        """Runs the rows of one version until the next check. Returns the number of sampled tokens."""
         start, num_ended = time.perf_counter(), len(self._ended)
         if self._speculator.has_guessed:
             drawn = self._run(plan)
@@ -141,7 +142,7 @@ class DecodeLoop:
 
     @torch.inference_mode()
     def _run(self, plan: Plan) -> int:
-        """Runs one forward pass, and draws a token for each row whose last token ran. Returns how many."""
+        """Runs one forward pass, and samples a token for each row whose last token ran. Returns their number."""
         table, start = self._table, time.perf_counter()
         if plan.all_decode:
             rows = sampled = plan.rows
@@ -150,14 +151,14 @@ class DecodeLoop:
             rows, ends = np.repeat(plan.rows, plan.counts), np.cumsum(plan.counts)
             begins = table.num_computed[plan.rows]
             positions = np.arange(len(rows)) - np.repeat(ends - plan.counts - begins, plan.counts)
-            # A row whose last token runs gets that token's logits, and those of the drafts behind it.
+            # A row whose last token runs needs the logits of that token and of the drafts after it.
             last = np.repeat(table.num_tokens[plan.rows] - 1, plan.counts)
             wanted = np.flatnonzero(positions >= last)
             sampled = rows[wanted]
         token_ids = table.token_ids[rows, positions]
         given = self._embedder.given(rows, positions, token_ids) if table.num_with_inputs else None
         logits = self._runner.start(token_ids, rows, positions, wanted, given)
-        # While it runs, all that does not depend on the tokens to come.
+        # During the pass, do all work that does not depend on its tokens.
         places = positions[wanted] + 1
         tokens_to_draw = Draw(sampled, places - table.num_prompt[sampled], table)
         if not self._speculator.has_guessed:
@@ -172,9 +173,10 @@ class DecodeLoop:
         return drawn
 
     def _decode(self, decoder: DecoderRunner, plan: Plan) -> int:
-        """Replaces _run where each row runs its last token and draws plainly: all the plan's passes in one call.
+        """Runs all passes of the plan in one call, if each row runs its last token and samples without special
+        parameters.
 
-        Where a caller waits for a row, the first row that ends ends the call.
+        If a sequence waits for a row, the call ends with the first row that ends.
         """
         start = time.perf_counter()
         self._scheduler.prepare(plan)
@@ -182,7 +184,7 @@ class DecodeLoop:
         until = StopRule(plan.steps, MAX_LOOK_S, past_ends=goes_past, interrupted=ctypes.addressof(self.interrupted))
         made = decoder.advance(plan.rows, self._table, self._version, until)
         if any(outcome == kernels.NOT_FINITE for _, outcome in made.ended):
-            refuse_logits()  # before anybody is let go: what all have is still there to be taken out
+            refuse_logits()  # Before any row is removed: the tokens of all rows can still be collected.
         for place, outcome in made.ended:
             self._finish(int(plan.rows[place]), stopped=outcome == kernels.STOPPED)
         self.counters.count(
@@ -195,7 +197,9 @@ class DecodeLoop:
         return made.num_drawn
 
     def _sample(self, logits: Tensor, wanted: Draw, places: Int64Array) -> int:
-        """Draws the tokens that come at `places` and keeps those whose predecessors were right. Returns how many."""
+        """Samples the tokens at `places` and keeps those whose predecessors were guessed right. Returns the number
+        kept.
+        """
         table, rows = self._table, wanted.rows
         tokens, logprobs = draw(logits[:, : self.num_drawable], wanted, table, self._sampler)
         at_once = table.at_once[rows]
@@ -216,7 +220,7 @@ class DecodeLoop:
         return kept
 
     def _append_at_once(self, rows: Int64Array, tokens: Int64Array, logprobs: FloatRows) -> int:
-        """Adds to each row all its tokens, which are neighbours in `rows`, and ends it. Returns how many."""
+        """Adds all tokens of each row, which are adjacent in `rows`, and ends the row. Returns the number of tokens."""
         bounds = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1], True])
         for start, end in pairwise(bounds.tolist() if len(rows) else ()):
             row = int(rows[start])
@@ -228,7 +232,7 @@ class DecodeLoop:
         return len(rows)
 
     def _append(self, rows: Int64Array, tokens: Int64Array, logprobs: FloatRows) -> bool:
-        """Adds one token to each row and ends the rows that are done. Returns whether any row ended."""
+        """Adds one token to each row and ends the finished rows. Returns True if a row ended."""
         table = self._table
         failed = ~np.isfinite(logprobs)
         if failed.any():
@@ -248,16 +252,16 @@ class DecodeLoop:
         return True
 
     def _finish(self, row: int, *, stopped: bool) -> None:
-        """Records that a row is done; later rows may draft from it."""
+        """Records that a row ended; later rows may draft from it."""
         self._speculator.observe(self._table.occupant(row))
         self._ended.append(EndedRow(row, FinishReason.STOP if stopped else FinishReason.LENGTH))
 
     def _fail(self, row: int) -> None:
-        """Records that a row ends without another token, because its own parameters leave no distribution."""
+        """Records that a row ends without another token, because its sampling parameters leave no distribution."""
         self._ended.append(EndedRow(row, FinishReason.ABORTED, NO_DISTRIBUTION))
 
     def _stops_on_text(self, row: int) -> bool:
-        """Says whether the end of a row's response, decoded, contains one of its stop strings."""
+        """Returns True if the decoded end of a row's response contains one of its stop strings."""
         table, stops = self._table, self._table.params(row).stop
         if not stops or self._tokenizer is None:
             return False

@@ -1,4 +1,4 @@
-"""The native rollout engine: continuous batching for any transformers causal LM, in this process."""
+"""Native rollout engine: continuous batching for any transformers causal LM, in this process."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,12 +58,13 @@ class NativeEngine:
         num_threads: int = 1,
         mesh: "DeviceMesh | None" = None,
     ) -> None:
-        """Prepares the model and checks, on it, what report() then says.
+        """Prepares the model and verifies the properties that report() returns.
 
-        tokenizer: for stop strings; loaded along where the model is a path. seed: of the sampling noise.
-        num_threads: of torch, for the whole process, where two that contend make small products hundreds of times
-        slower; and of the C++ decoder, where each takes whole rows and waits for no other before the end of the pass.
-        mesh: ranks that share the model's layers, each an engine like this one: all are called alike.
+        tokenizer: for stop strings; if the model is a path, it is loaded from there. seed: of the sampling noise.
+        num_threads: threads of torch, a setting of the whole process (if threads contend for a core, small products
+        become hundreds of times slower), and of the C++ decoder, whose threads run whole rows and synchronize only at
+        the end of a pass. mesh: ranks that share the model's layers. Each rank has such an engine, and all must receive
+        the same calls.
         """
         config = config or NativeConfig()
         torch.set_num_threads(num_threads)
@@ -91,16 +92,16 @@ class NativeEngine:
         self.peek: Callable[[Sequence[str]], tuple[Completion, ...]] = self._peek
         """Returns the tokens so far of the live requests of some ids, which continue."""
         self._streaming: set[str] = set()
-        """Live requests that stream."""
+        """Ids of the live requests that stream."""
         self._arrivals = self._version = 0
         self._paused = False
         self._bindings: dict[int, object] = {}
-        """Older version in use -> what the runner knows of where it lies."""
+        """Runner bindings (weight addresses) of each older version in use."""
         self._saved: dict[int, list[Tensor]] | None = None
 
     @property
     def weight_shards(self) -> tuple[Shard, ...]:
-        """Returns what an update brings: every tensor once, or this rank's part of it."""
+        """Returns the description of an update: every tensor once, or this rank's part of it."""
         return self._weights.shards
 
     @property
@@ -114,15 +115,15 @@ class NativeEngine:
 
     @property
     def limits(self) -> Limits:
-        """Returns what a request may ask for."""
+        """Returns the limits of requests."""
         return self._limits
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
     ) -> list[Completion]:
-        """Runs prompts (token ids) to the end and returns their completions in the order given.
+        """Runs prompts (token ids) to the end and returns their completions in the same order.
 
-        The noise is keyed by a prompt's place in the list: the same call gives the same tokens.
+        The index of a prompt in the list is the key of its noise: the same call gives the same tokens.
         """
         if self._live:
             raise UserError("generate() needs the engine to itself, and requests are live: drain or abort them first.")
@@ -151,7 +152,7 @@ class NativeEngine:
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already live")
         self._limits.check(request)
-        # The first query stands where a prompt has its last token: what comes out behind it is the first that is drawn.
+        # The first query takes the place of a prompt's last token: its logits give the first sampled token.
         prompt = [int(token) for token in (*request.prompt_ids, *request.query_ids[:1])]
         most = len(request.query_ids) or request.params.max_new_tokens
         limit = min(len(prompt) + most, self._limits.context + bool(request.query_ids))
@@ -230,14 +231,14 @@ class NativeEngine:
             self._weights.check(saved)
             for name, tensor in saved:
                 self._weights.replace(name, tensor, frozen=False)
-        else:  # transformers saves some architectures under other names: its loader, watched, knows the way back
+        else:  # transformers saves some architectures under other names; tracing its loader gives the mapping back
             config, dtype = self._model.config, self._model.dtype
             landings = watched_load(type(self._model), config, saved, dtype)[1]
             self._weights.update(LandedWeights(saved, landings, self._weights.shards), frozen=False)
         self._updated(version, mode)
 
     def _updated(self, version: int, mode: UpdateMode) -> None:
-        """Brings caches and sequences in line with the new weights."""
+        """Updates caches and sequences after a change of the weights."""
         self._runner.rebind()
         self._bindings = {}
         self._version = version
@@ -251,7 +252,7 @@ class NativeEngine:
 
     @contextmanager
     def _serving(self, version: int | None) -> Iterator[int]:
-        """Has the weights of an older version in place, while sequences that began with it run. None: the newest."""
+        """Installs the weights of an older version for the sequences that began with it. None: the newest version."""
         if version is None:
             yield self._version
             return
@@ -319,17 +320,17 @@ class NativeEngine:
         return self._report
 
     def _kv_use(self) -> float:
-        """Returns the share of the cells that running sequences hold; what ended ones left for reuse counts as free."""
+        """Returns the share of cells that running sequences hold; reusable cells of ended sequences count as free."""
         return self._store.held(self._scheduler.running_rows()) / self._store.num_cells
 
     def _held_rows(self) -> dict[int, int]:
-        """Returns the rows whose content outlives a switch of the device, each with its number of computed tokens."""
+        """Returns the rows whose content survives a switch of the device, each with its number of computed tokens."""
         running = {sequence.row: int(self._table.num_computed[sequence.row]) for sequence in self._scheduler.running}
         return running | self._prefixes.kept_rows
 
     def _forget_computed(self) -> None:
         self._scheduler.forget_computed()
-        for sequence in self._scheduler.running:  # what is computed from now on is of one version
+        for sequence in self._scheduler.running:  # Cells computed from this point on have one version.
             self._prefixes.announce(sequence)
         if self._saved is not None:
             self._saved = {}
@@ -339,7 +340,7 @@ class NativeEngine:
         return tuple(self._completion(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
 
     def _end(self, sequence: SequenceState, reason: FinishReason, failure: str = "") -> Completion:
-        """Takes a sequence out for good."""
+        """Removes a sequence from the engine."""
         if self._saved is not None:
             self._saved.pop(sequence.row, None)
         self._scheduler.remove(sequence, retain=self._saved is None)

@@ -1,4 +1,4 @@
-"""Shared parts of the adapters of serving engines: the book-keeping of live requests, and the plain verbs."""
+"""Shared parts of the adapters of serving engines: records of live requests, and the common operations."""
 
 import math
 from abc import ABC, abstractmethod
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Generated: TypeAlias = tuple[str, Sequence[int], Sequence[float], FinishReason | None]
-"""A request's id, its new tokens, their log-probs, and how it ended; None where it goes on."""
+"""Id of a request, its new tokens, their log-probs, and the reason of its end; None if it continues."""
 NO_LOGPROB = -9999.0
-"""Value that serving engines put where they have no log-prob, or one of minus infinity."""
+"""Value that serving engines return for a missing log-prob or one of minus infinity."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class _Progress:
 
 
 class LiveRequests:
-    """Requests a serving engine works on, and the tokens it has sent back."""
+    """Requests in progress at a serving engine, with the tokens received so far."""
 
     def __init__(self) -> None:
         self._live: dict[str, _Progress] = {}
@@ -52,15 +52,17 @@ class LiveRequests:
         return name in self._live
 
     def named(self, ids: Sequence[str] | None) -> list[str]:
-        """Returns the live ones of these ids, each once; None: all live ids, in order of submission."""
+        """Returns the ids that are live, each once; if None, all live ids in order of submission."""
         return list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
 
     def rows(self) -> list[tuple[str, Request, tuple[int, ...]]]:
-        """Lists each live request: its id, itself and all tokens it has got, those before a resumption too."""
+        """Lists each live request: its id, the request and all its tokens, including those before a resumption."""
         return [(name, one.request, tuple(one.token_ids)) for name, one in self._live.items()]
 
     def add(self, request: Request) -> None:
-        """Raises UserError for an empty prompt and for raw log-probs, ValueError where the id is live."""
+        """Adds a request. Raises UserError for an empty prompt, unsupported arrays or raw log-probs, ValueError if the
+        id is live.
+        """
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already live")
         if not request.prompt_ids:
@@ -80,21 +82,21 @@ class LiveRequests:
         )
 
     def drawn(self) -> dict[str, Sequence[int]]:
-        """Returns the tokens of each live request that streams, those before a resumption too."""
+        """Returns the tokens of each live request that streams, including those before a resumption."""
         return {name: tuple(one.token_ids) for name, one in self._live.items() if one.request.streams}
 
     def num_sent(self, name: str) -> int:
-        """Counts tokens that came back since the request was submitted."""
+        """Counts the tokens received since the request was submitted."""
         progress = self._live[name]
         return len(progress.token_ids) - len(progress.request.generated_ids)
 
     def extend(self, name: str, token_ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
-        """Adds tokens that came back. Raises InterlaceError for a log-prob that is none."""
+        """Adds received tokens. Raises InterlaceError for an invalid log-prob."""
         for token, logprob in zip(token_ids, logprobs, strict=True):
-            if not NO_LOGPROB < logprob < math.inf:  # false for NaN too
+            if not NO_LOGPROB < logprob < math.inf:  # False for NaN too.
                 raise InterlaceError(
                     f"request {name}: the engine gave {logprob} as the log-prob of token {token} that it sampled, which"
-                    " is what stands where it has none. Training on it would go wrong without a word."
+                    " is its mark of a missing one. Training on it would silently go wrong."
                 )
         progress = self._live[name]
         progress.token_ids += token_ids
@@ -102,7 +104,7 @@ class LiveRequests:
         progress.versions += [version] * len(token_ids)
 
     def set_versions(self, name: str, versions: Sequence[int]) -> None:
-        """Corrects the versions of the last tokens that came back. Raises InterlaceError if there are fewer tokens."""
+        """Corrects the versions of the last received tokens. Raises InterlaceError if there are fewer tokens."""
         if len(versions) > self.num_sent(name):
             raise InterlaceError(
                 f"request {name}: the engine reported versions of {len(versions)} tokens, and sent fewer."
@@ -111,7 +113,7 @@ class LiveRequests:
             self._live[name].versions[-len(versions) :] = versions
 
     def end(self, name: str, reason: FinishReason, num_cached_tokens: int = 0) -> Completion:
-        """Takes a request out."""
+        """Removes a request and returns its completion."""
         progress = self._live.pop(name)
         return Completion(
             request=progress.request,
@@ -124,15 +126,16 @@ class LiveRequests:
 
 
 class ExternalEngine(ABC):
-    """The rollout protocol over an engine that is fed requests and answers with tokens.
+    """Rollout protocol over an engine that receives requests and returns tokens.
 
-    A subclass says what the next tokens are and how weights are replaced, and where requests are sent elsewhere, how.
+    A subclass defines how the next tokens are received and how weights are replaced. If requests must be sent to
+    another process, it also defines how.
     """
 
     name: str
     """Name of the engine in a report."""
     reason: str = "this engine's bits may depend on what shares a batch"
-    """Why samples depend on what shares their batch."""
+    """Reason why samples depend on the other requests of their batch."""
     notes: tuple[str, ...] = ()
     """Remarks that a report adds."""
     gives_up_parts = False
@@ -144,22 +147,22 @@ class ExternalEngine(ABC):
         self._away: set[str] = set()
         """Parts of the state that are off the device."""
 
-    def _send(self, request: Request) -> None:  # noqa: B027 - one that reads the live requests needs none
-        """Hands a request over. Raises UserError for one that cannot be served."""
+    def _send(self, request: Request) -> None:  # noqa: B027 - an engine that reads the live requests needs none
+        """Sends a request to the engine. Raises UserError for one that cannot be served."""
 
     @abstractmethod
     def _advance(self) -> Iterable[Generated]:
-        """Yields what the live requests have got since the last call, waiting for at least one of them."""
+        """Yields the tokens received for live requests since the last call; waits for at least one."""
 
     def _drop(self, names: Sequence[str]) -> None:  # noqa: B027 - likewise
-        """Ends live requests; nothing more is yielded of them."""
+        """Ends live requests; _advance() yields nothing more for them."""
 
     @abstractmethod
     def _swap(self, weights: NamedWeights) -> None:
-        """Replaces all weights, or none and raises UserError where they do not fit. Called between two steps."""
+        """Replaces all weights, or raises UserError and replaces none if they do not fit. Called between two steps."""
 
-    def _sleep(self, parts: Sequence[str]) -> None:  # noqa: B027 - where there is nothing to free
-        """Frees parts of the state, or all of it where they cannot go apart; nothing is live then."""
+    def _sleep(self, parts: Sequence[str]) -> None:  # noqa: B027 - optional: some engines free nothing
+        """Frees parts of the state, or all of it if they cannot leave separately; no request is live."""
 
     def _wake(self, parts: Sequence[str]) -> None:  # noqa: B027 - likewise
         """Undoes _sleep(), weights first."""
@@ -172,7 +175,7 @@ class ExternalEngine(ABC):
         self._live.add(request)
         try:
             self._send(request)
-        except BaseException:  # refused, a prompt that is too long for one: it will get no answer
+        except BaseException:  # A refused request, such as one with a prompt that is too long, gets no answer.
             self._live.end(request.id, FinishReason.ABORTED)
             raise
 
@@ -215,7 +218,7 @@ class ExternalEngine(ABC):
         version: int,
         mode: UpdateMode,
         *,
-        frozen: bool = False,  # noqa: ARG002 - the engine lays weights out its own way and so copies them
+        frozen: bool = False,  # noqa: ARG002 - the engine copies weights into its layout
     ) -> None:
         self._replace(GivenWeights(tensors), version, mode)
 
@@ -238,7 +241,7 @@ class ExternalEngine(ABC):
             self._away.difference_update(back)
 
     def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:  # noqa: ARG002
-        """Frees the KV cache, whatever `kv` asks: running sequences are computed again after onload()."""
+        """Frees the KV cache, regardless of `kv`: running sequences are computed again after onload()."""
         going = [part for part in ENGINE_PARTS if part in parts and part not in self._away]
         if not going:
             return
@@ -259,13 +262,13 @@ class ExternalEngine(ABC):
 
 
 def request_seed(seed: int, request: Request) -> int:
-    """Draws a request's seed: serving engines have one per request, so a resumed request needs one of its own."""
+    """Derives the seed of a request. Serving engines take one seed per request, so a resumed request gets a new one."""
     return stable_hash(seed, request.noise_key, len(request.generated_ids)) % 2**31
 
 
 def finish_reason(name: str) -> FinishReason:
-    """Returns what a serving engine's 'stop', 'length' or 'abort' stands for. Raises InterlaceError for another."""
+    """Translates a serving engine's 'stop', 'length' or 'abort'. Raises InterlaceError for another name."""
     known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
     if name not in known:
-        raise InterlaceError(f"the engine ended a request for the reason {name!r}, of which nothing is known.")
+        raise InterlaceError(f"the engine ended a request for the unknown reason {name!r}.")
     return known[name]

@@ -1,4 +1,4 @@
-"""The fallback for models whose attention does not go through transformers' interface: slow, and never wrong."""
+"""Fallback for models whose attention does not use transformers' interface: slow but always correct."""
 
 import itertools
 from typing import Any
@@ -14,7 +14,7 @@ from interlace.engines.rollout.runner import Given, Logits, embedded
 
 
 class PlainRunner:
-    """Runs each row by itself with the model's own attention and, where that works, the model's own cache."""
+    """Runs each row alone with the model's attention and, if it works, the model's cache."""
 
     invariance = "rows run alone"
 
@@ -23,9 +23,9 @@ class PlainRunner:
         self.dtype, self.name = model.dtype, "one sequence at a time"
         self.binding: object = None
         self._tokens: dict[int, list[int]] = {}
-        self._caches: dict[int, Any] = {}  # whatever class of cache the architecture has
+        self._caches: dict[int, Any] = {}  # The class of a cache depends on the architecture.
         self._vectors: dict[int, dict[int, Tensor]] = {}
-        """By row and position: embeddings in place of a token's."""
+        """Row -> position -> embedding that replaces the token's embedding."""
 
     def start(
         self,
@@ -35,7 +35,7 @@ class PlainRunner:
         wanted: Int64Array,
         given: Given | None = None,
     ) -> Logits:
-        """See Runner. UserError if embeddings are given and the model has a cache, which holds tokens alone."""
+        """See Runner. Raises UserError if embeddings are given and the model has a cache, which is for tokens alone."""
         if given is not None and self._use_cache:
             raise UserError(
                 f"{type(self._model).__name__} runs by the plain fallback, which takes no arrays beside tokens. "
@@ -52,7 +52,7 @@ class PlainRunner:
         return lambda: torch.cat(logits)[torch.from_numpy(wanted).to(self._model.device)]
 
     def _run_row(self, row: int, token_ids: list[int], start: int) -> Tensor:
-        """Returns [len(token_ids), vocabulary]. A row that starts again at 0 is another sequence."""
+        """Runs the next tokens of a row and returns [len(token_ids), vocabulary]. Position 0 starts a new sequence."""
         device = self._model.device
         known = self._tokens.get(row, [])[:start] + token_ids
         self._tokens[row] = known
@@ -78,10 +78,10 @@ class PlainRunner:
         return {"inputs_embeds": embedded(self._model, tokens, given)}
 
     def rebind(self) -> None:
-        """Does nothing: the model finds its own tensors."""
+        """Does nothing: the model finds its tensors."""
 
     def clear(self) -> None:
-        """Drops what is cached; every row has to start again at 0."""
+        """Drops all cached state; every row has to start again at 0."""
         self._tokens.clear()
         self._vectors.clear()
         self._caches.clear()

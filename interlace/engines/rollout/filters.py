@@ -1,7 +1,7 @@
-"""Penalties, biases and truncation: from the model's logits to the distribution that is sampled from.
+"""Penalties, biases and truncation: transforms of the model's logits into the sampled distribution.
 
-The order is that of transformers and vLLM: bias, penalties, temperature, top-k, top-p, min-p. Each row is treated by
-itself, so a row's result does not depend on the batch.
+The order is the same as in transformers and vLLM: bias, penalties, temperature, top-k, top-p, min-p. Each row is
+computed separately, so a row's result does not depend on the batch.
 """
 
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from interlace.core.types import SamplingParams
 from interlace.engines.rollout.kv_store import Int64Array
 
 CANDIDATES = 256
-"""Logits that truncation looks at first. Sorting 64 rows of 49k costs more than a 135M forward pass."""
+"""Logits that truncation considers first. Sorting 64 rows of 49k takes longer than a 135M forward pass."""
 
 
 def reshapes_logits(params: SamplingParams) -> bool:
-    """Says whether logits are changed before the softmax."""
+    """Returns True if the parameters change logits before the softmax."""
     return params.repetition_penalty != 1 or params.presence_penalty != 0 or bool(params.logit_bias)
 
 
 def truncates(params: SamplingParams) -> bool:
-    """Says whether tokens are cut off. Greedy sampling takes the best token anyway."""
+    """Returns True if the parameters cut tokens off. Greedy sampling takes the best token in any case."""
     return params.temperature > 0 and (params.top_p < 1 or params.top_k > 0 or params.min_p > 0)
 
 
 def reshape_logits(logits: Tensor, params: SamplingParams, prompt: Int64Array, generated: Int64Array) -> Tensor:
-    """Takes one row's logits [V] and its tokens. Returns new logits [V]: bias, repetition and presence penalty.
+    """Applies bias, repetition penalty and presence penalty to one row's logits [V]. Returns new logits [V].
 
-    The repetition penalty (arXiv 1909.05858) sees prompt and response, the presence penalty the response alone.
+    The repetition penalty (arXiv 1909.05858) counts prompt and response, the presence penalty the response alone.
     """
     logits = logits.clone()
     if params.logit_bias:
@@ -50,7 +50,7 @@ def reshape_logits(logits: Tensor, params: SamplingParams, prompt: Int64Array, g
 def draw_truncated(
     logits: Tensor, params: Sequence[SamplingParams], uniform: NDArray[np.float64]
 ) -> tuple[Int64Array, NDArray[np.float32]]:
-    """Takes logits [N, V] and draws from each row's truncated distribution. Returns tokens [N], log-probs [N]."""
+    """Samples from each row's truncated distribution. logits: [N, V]. Returns tokens [N] and log-probs [N]."""
     device, count = logits.device, len(params)
     scale = torch.tensor([1.0 / one.temperature for one in params], device=device)
     scaled = logits.float() * scale[:, None]
@@ -74,7 +74,10 @@ def draw_truncated(
 
 
 def _kept(probs: Tensor, params: Sequence[SamplingParams], vocab: int) -> tuple[Tensor, Tensor]:
-    """Takes candidates [N, C] by falling probability. Returns which are kept and whether no kept one is missing [N]."""
+    """Selects candidates [N, C], sorted by falling probability.
+
+    Returns the mask of kept candidates [N, C], and [N] True if no kept token is missing among the candidates.
+    """
     device, width = probs.device, probs.shape[1]
     top_k = torch.tensor([one.top_k or vocab for one in params], device=device)[:, None]
     top_p = torch.tensor([one.top_p for one in params], dtype=torch.float64, device=device)[:, None]
@@ -86,13 +89,13 @@ def _kept(probs: Tensor, params: Sequence[SamplingParams], vocab: int) -> tuple[
     keep &= (cumulative - within < top_p * whole) | (top_p >= 1)
     keep[:, 0] = True
     keep &= probs >= min_p * probs[:, :1]
-    # Once a candidate was cut off, all after it are; a row that kept its last one needs the whole vocabulary.
+    # All candidates after a cut one are cut too; a row that kept its last candidate needs the whole vocabulary.
     enough = ~keep[:, -1] & ((top_k <= width) | (top_k >= vocab))[:, 0]
     return keep, enough | torch.tensor(width >= vocab, device=device)
 
 
 def _invert(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Takes weights [N, C]. Returns the column that holds `uniform` of the cumulative sum, and the sum; [N, 1]."""
+    """Inverts the cumulative sum of weights [N, C] at `uniform` [N]. Returns column and sum, [N, 1] each."""
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:]
     column = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)

@@ -1,4 +1,4 @@
-"""Arrays beside tokens: what a model reads of them, and their embeddings for one forward pass."""
+"""Input arrays of requests in addition to tokens: their check, and their embeddings for one forward pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from interlace.engines.rollout.sequence import SequenceTable
 from interlace.models.inputs import InputEmbedding, input_embedding
 
 BLOCK = 16
-"""Observations that are embedded in one call, padded up to it: with one shape for all, what shares a call changes no
-bit of a row."""
+"""Observations embedded in one call. Smaller batches are padded to this number: all calls have one shape, so the other
+observations of a call do not change the bits of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class InputReader:
     embedding: InputEmbedding
 
     def fault(self, prompt_ids: Sequence[int], inputs: Inputs) -> str | None:
-        """Says why these arrays do not go with a prompt; None: they do."""
+        """Returns the reason why these arrays do not fit a prompt; None if they fit."""
         shapes = self.embedding.shapes
         if set(inputs) != set(shapes):
             return f"it has arrays {sorted(inputs)}, and the model reads {sorted(shapes)}."
@@ -43,20 +43,20 @@ class InputReader:
 
 
 def input_reader(model: PreTrainedModel) -> InputReader | None:
-    """Returns what a model reads beside tokens; None: nothing."""
+    """Returns the arrays that a model reads in addition to tokens; None if it reads tokens only."""
     found = input_embedding(model.config)
     return None if found is None else InputReader(found)
 
 
 class InputEmbedder:
-    """Computes the embeddings of the placeholder tokens that a pass runs, with the weights of that moment."""
+    """Embeddings of the placeholder tokens of a pass, computed with the current weights."""
 
     def __init__(self, model: PreTrainedModel, table: SequenceTable) -> None:
         self._model, self._table = model, table
         self._reads = input_embedding(model.config)
 
     def given(self, rows: Int64Array, positions: Int64Array, token_ids: Int64Array) -> Given | None:
-        """Returns the embeddings of a pass's placeholders; None where it runs none. rows, positions, token_ids [T]."""
+        """Returns the embeddings of a pass's placeholders; None if there are none. rows, positions, token_ids [T]."""
         if self._reads is None:
             return None
         places = np.flatnonzero(token_ids == self._reads.placeholder)
@@ -79,20 +79,20 @@ class InputEmbedder:
         return int(np.count_nonzero(self._table.token_ids[row, :position] == reads.placeholder)) if reads else 0
 
     def _embed(self, each: Sequence[Inputs]) -> Tensor:
-        """Computes [placeholders of all, hidden]."""
+        """Computes the embeddings of all placeholders, [placeholders, hidden]."""
         arrays = {name: np.concatenate([one[name] for one in each]) for name in each[0]}
         return embed_in_blocks(self._model, arrays)
 
 
 @torch.inference_mode()
 def embed_in_blocks(model: PreTrainedModel, arrays: Inputs) -> Tensor:
-    """Computes the vectors [N x placeholders an observation, hidden] of N observations."""
+    """Computes the embeddings [N x placeholders per observation, hidden] of N observations."""
     count = len(next(iter(arrays.values())))
     padded = {
         name: torch.from_numpy(np.pad(array, ((0, -count % BLOCK), *[(0, 0)] * (array.ndim - 1)))).to(model.device)
         for name, array in arrays.items()
     }
-    body: Any = model.base_model  # transformers' own stub knows no embed_inputs
+    body: Any = model.base_model  # transformers' stub lacks embed_inputs
     blocks = [
         body.embed_inputs({name: tensor[start : start + BLOCK] for name, tensor in padded.items()})
         for start in range(0, count, BLOCK)

@@ -1,7 +1,7 @@
 """Decoding with CUDA graphs: one captured forward pass per batch size and context length, replayed at every step.
 
-Launching the kernels of a transformers model takes longer on the host than they run on the GPU, so a decode step is
-bound by Python. A CUDA graph launches all kernels at once. Its shapes are fixed: batches are padded to a power of two,
+The host takes longer to launch the kernels of a transformers model than the GPU takes to run them, so Python limits a
+decode step. A CUDA graph launches all kernels at once. Its shapes are fixed: batches are padded to a power of two,
 contexts to a power of two times 64 keys.
 """
 
@@ -19,16 +19,16 @@ from interlace.engines.rollout.runner import Given, Logits, ModelRunner
 MIN_ROWS, MIN_KEYS = 4, 64
 Replay: TypeAlias = Callable[[], object]
 Capture: TypeAlias = Callable[[Callable[[], Tensor]], tuple[Replay, Tensor]]
-"""Captures a function without arguments. Returns what runs it again, and the tensor that it then fills."""
+"""Captures a function without arguments. Returns a function that replays it, and the tensor that a replay fills."""
 
 
 class Inputs(NamedTuple):
     """Buffers that a captured pass reads. B rows, padding included; P pages of each row."""
 
     token_ids: Tensor
-    """[B]."""
+    """[B] token ids."""
     positions: Tensor
-    """[B] position of each token; its row holds the keys of all earlier ones."""
+    """[B] position of each token; its row contains the keys of all earlier ones."""
     pages: Tensor
     """[B, P] pool cell of each page's first token."""
 
@@ -83,7 +83,7 @@ class GraphRunner:
         return lambda: captured.logits
 
     def rebind(self) -> None:
-        """Forgets all captured passes: the weights or the KV pool have moved."""
+        """Drops all captured passes after the weights or the KV pool have moved."""
         self._inner.rebind()
         self.binding = {}
 
@@ -92,13 +92,13 @@ class GraphRunner:
         buffer.copy_(torch.from_numpy(np.ascontiguousarray(values)))
 
     def _captured_for(self, rows: Int64Array, positions: Int64Array) -> Captured | None:
-        """Returns the pass that fits, capturing it on first use; None if the model cannot be captured."""
+        """Returns the fitting pass, captured on first use; None if the model cannot be captured."""
         assert isinstance(self.binding, dict)
         shape = (round_up(len(rows), MIN_ROWS), round_up(int(positions.max()) + 1, MIN_KEYS))
         if shape not in self.binding:
             try:
                 self.binding[shape] = self._capture_pass(*shape)
-            except RuntimeError:  # an operation of the model waits for the GPU, such as the routing of experts
+            except RuntimeError:  # An operation of the model, such as the routing of experts, waits for the GPU.
                 self._failed = True
                 self.name = self._inner.name
                 return None
@@ -118,7 +118,7 @@ class GraphRunner:
         return Captured(inputs, replay, logits)
 
     def _forward(self, inputs: Inputs, num_keys: int) -> Tensor:
-        """Runs the model on the buffers, without any value that comes from the host. Returns [B, vocabulary]."""
+        """Runs the model on the buffers, without any value from the host. Returns [B, vocabulary]."""
         shift, positions = self._store.page_shift, inputs.positions[:, None]
         offset_mask = (1 << shift) - 1
         every_key = torch.arange(num_keys, device=positions.device)[None]
@@ -137,13 +137,13 @@ def round_up(number: int, least: int) -> int:
 
 
 class CudaCapture:
-    """Captures CUDA graphs that share one memory pool: only the last replayed graph's result is read."""
+    """Captures CUDA graphs that share one memory pool: only the result of the last replay is read."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-        """Captures a function, after two calls on a side stream that let libraries allocate their workspaces.
+        """Captures a function, after two calls on a side stream during which libraries allocate their workspaces.
 
         Raises RuntimeError if the function waits for the GPU.
         """
@@ -160,6 +160,6 @@ class CudaCapture:
 
 
 def capture_eagerly(function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-    """Stands in for CudaCapture on a CPU: a replay calls the function again and fills the same tensor."""
+    """Replaces CudaCapture on a CPU: a replay calls the function again and fills the same tensor."""
     filled = function().clone()
     return lambda: filled.copy_(function()), filled

@@ -1,7 +1,7 @@
-"""Stores of keys and values: a pool of token cells per layer, handed to rows as contiguous slots or as pages.
+"""Stores of keys and values: a pool of token cells per layer, assigned to rows as contiguous slots or as pages.
 
-Both kinds answer the same question for the attention kernels: `page_table[row, position >> page_shift]` is the pool
-cell of a page's first token. A slot is one page that is as long as it needs to be.
+Both kinds have the same lookup for the attention kernels: `page_table[row, position >> page_shift]` is the pool cell of
+a page's first token. A slot is a single page of sufficient length.
 """
 
 import bisect
@@ -29,71 +29,71 @@ class LayerShape:
 
 
 class KVPool:
-    """The memory itself: per layer keys [cells, kv heads, key dim] and values [cells, kv heads, value dim]."""
+    """Memory of all layers: keys [cells, kv heads, key dim] and values [cells, kv heads, value dim] per layer."""
 
     def __init__(self, layers: Sequence[LayerShape], cells: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layers, self.cells, self.dtype, self.device = tuple(layers), cells, dtype, device
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._stacks: list[Tensor] = []
-        """[layers, cells, heads, dim] of all layers of one shape: copying cells is one operation each."""
+        """[layers, cells, heads, dim] of all layers of one shape: copying cells is one operation for each stack."""
         self.allocate()
 
     def allocate(self) -> None:
-        """Takes the memory (again, after release())."""
+        """Allocates the memory, also again after release()."""
         self.keys = self._stack([(layer.kv_heads, layer.key_dim) for layer in self.layers])
         self.values = self._stack([(layer.kv_heads, layer.value_dim) for layer in self.layers])
 
     def _stack(self, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Returns one view a layer."""
+        """Returns one view per layer."""
         views: dict[int, Tensor] = {}
         for shape in dict.fromkeys(shapes):
             members = [number for number, own in enumerate(shapes) if own == shape]
-            # Zeros, for a masked weight times NaN garbage is NaN; the operating system gives out zero pages when used.
+            # Zeros, because a masked weight times NaN is NaN; the operating system provides zero pages on first use.
             stack = torch.zeros(len(members), self.cells, *shape, dtype=self.dtype, device=self.device)
             self._stacks.append(stack)
             views |= dict(zip(members, stack, strict=True))
         return [views[number] for number in range(len(shapes))]
 
     def release(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self.keys, self.values, self._stacks = [], [], []
 
     @property
     def num_bytes(self) -> int:
-        """Returns the bytes held."""
+        """Returns the allocated bytes."""
         return sum(stack.nbytes for stack in self._stacks)
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copies `count` neighbouring cells within every layer."""
+        """Copies `count` adjacent cells within every layer."""
         for stack in self._stacks:
             stack[:, target : target + count].copy_(stack[:, source : source + count])
 
     def read(self, cells: Int64Array) -> list[Tensor]:
-        """Copies the content of some cells to host memory, to be written back by write()."""
+        """Copies the content of some cells to host memory, for a later write()."""
         index = torch.from_numpy(cells).to(self.device)
         return [stack[:, index].cpu() for stack in self._stacks]
 
     def write(self, cells: Int64Array, content: Sequence[Tensor]) -> None:
-        """Puts back what read() returned."""
+        """Restores the content that read() returned."""
         index = torch.from_numpy(cells).to(self.device)
         for stack, saved in zip(self._stacks, content, strict=True):
             stack[:, index] = saved.to(self.device)
 
 
 class KVStore(Protocol):
-    """Hands cells of the pool to rows. A row without cells has capacity 0."""
+    """Assignment of the pool's cells to rows. A row without cells has capacity 0."""
 
     page_table: Int64Array
     """[rows, pages per row] pool cell of each page's first token."""
     page_shift: int
     """log2 of the page size."""
     capacity: Int64Array
-    """[rows] tokens that fit in what the row holds."""
+    """[rows] tokens that fit into the cells of the row."""
     longest: int
-    """Tokens that one row can hold when it has the store to itself."""
+    """Most tokens of one row if it has the store to itself."""
     num_cells: int
-    """Cells there are."""
+    """Number of cells in the store."""
 
     @staticmethod
     def longest_in(num_tokens: int) -> int:
@@ -101,19 +101,24 @@ class KVStore(Protocol):
         ...
 
     def reserve(self, row: int, num_tokens: int) -> bool:
-        """Makes room for `num_tokens` tokens in a row, keeping what it has. False, and no change: there is none."""
+        """Makes room for `num_tokens` tokens in a row and keeps its content. Returns False, without a change, if room
+        lacks.
+        """
         ...
 
     def free(self, row: int) -> None:
-        """Takes a row's cells back."""
+        """Frees a row's cells."""
         ...
 
     def fork(self, source: int, target: int, num_tokens: int, room: int) -> bool:
-        """Gives the empty row `target` the first tokens of `source`, and room for `room` in all. False: no change."""
+        """Gives the empty row `target` the first tokens of `source`, and room for `room` tokens in total.
+
+        Returns False, without a change, if there is not enough room.
+        """
         ...
 
     def move(self, source: int, target: int) -> None:
-        """Hands all that `source` holds to the empty row `target`."""
+        """Moves all cells of `source` to the empty row `target`."""
         ...
 
     def cells(self, row: int, num_tokens: int) -> Int64Array:
@@ -121,25 +126,26 @@ class KVStore(Protocol):
         ...
 
     def held(self, rows: Int64Array) -> int:
-        """Cells that some rows hold, shared ones counted once."""
+        """Counts the cells of some rows; shared cells count once."""
         ...
 
     @property
     def num_free(self) -> int:
-        """Cells that no row holds."""
+        """Returns the number of cells that no row holds."""
         ...
 
 
 BLOCK = 16
 """Tokens of a page, and of the smallest slot."""
 ONE_PAGE = 62
-"""Shift of a page that no position leaves."""
+"""Page shift that is larger than any position."""
 
 
 class SlotStore:
-    """Contiguous slots of a power of two, from a buddy allocator; a slot that gets full moves to one twice its size.
+    """Contiguous slots from a buddy allocator, with powers of two as sizes; a full slot moves to one of twice its size.
 
-    On a CPU contiguous keys are 2 to 7 times faster to attend to than gathered pages. Growing copies a token once.
+    On a CPU, attention over contiguous keys is 2 to 7 times faster than over gathered pages. Each token is copied about
+    once because of growth.
     """
 
     def __init__(self, pool: KVPool, rows: int, num_tokens: int) -> None:
@@ -150,7 +156,7 @@ class SlotStore:
         self._free: dict[int, list[int]] = {}
         self.num_free = 0
         start = 0
-        while num_tokens - start >= BLOCK:  # largest powers of two first, so that every block is aligned to its size
+        while num_tokens - start >= BLOCK:  # Largest powers of two first, so that every block is aligned to its size.
             size = 1 << ((num_tokens - start).bit_length() - 1)
             self._free.setdefault(size, []).append(start)
             self.num_free += size
@@ -160,7 +166,7 @@ class SlotStore:
 
     @staticmethod
     def longest_in(num_tokens: int) -> int:
-        """Returns the largest power of two: the rest lies in slots of its own."""
+        """Returns the largest power of two; the remaining cells form separate slots."""
         return 1 << (num_tokens.bit_length() - 1) if num_tokens >= BLOCK else 0
 
     def reserve(self, row: int, num_tokens: int) -> bool:
@@ -200,7 +206,9 @@ class SlotStore:
         return int(self.capacity[rows].sum())
 
     def _take(self, size: int) -> int | None:
-        """Takes a free block of `size`, splitting the smallest larger one; the lowest offset, so that runs repeat."""
+        """Takes a free block of `size` from the smallest sufficient block. Takes the lowest offset, so that runs
+        repeat.
+        """
         found = min((held for held, offsets in self._free.items() if held >= size and offsets), default=None)
         if found is None:
             return None
@@ -212,7 +220,7 @@ class SlotStore:
         return offset
 
     def _give(self, offset: int, size: int) -> None:
-        """Returns a block and joins it with its free buddy as long as there is one."""
+        """Frees a block and joins it with its buddy as long as the buddy is free."""
         self.num_free += size
         while (offset, size) not in self._roots:
             buddy = offset ^ size
@@ -226,7 +234,7 @@ class SlotStore:
 
 
 class PagedStore:
-    """Fixed pages that rows may share: a fork copies only its last, part-filled page."""
+    """Pages of fixed size that rows may share: a fork copies only its last, partly filled page."""
 
     def __init__(self, pool: KVPool, rows: int, num_tokens: int, page_size: int = BLOCK) -> None:
         if page_size & (page_size - 1):
@@ -247,7 +255,7 @@ class PagedStore:
 
     @property
     def num_free(self) -> int:
-        """Cells that no row holds."""
+        """Returns the number of cells that no row holds."""
         return len(self._free) * self._page
 
     def reserve(self, row: int, num_tokens: int) -> bool:

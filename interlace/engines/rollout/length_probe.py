@@ -1,4 +1,4 @@
-"""Checks a runner beyond each length at which the model's configuration changes the computation."""
+"""Checks of a runner beyond each length at which the model's configuration changes the computation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,19 +19,19 @@ _ROWS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthProbe:
-    """A sequence that passes a change, and what the model gives for it with its own attention."""
+    """A sequence that passes a change, with the logits of the model's attention."""
 
     change: LengthChange
     prompt: list[int]
     expected: Tensor
     is_lowered_without_effect: bool
-    """Flag: the change is too long to reach, and the model does not read the lowered value."""
+    """True if the change is too long to reach and the model does not read the lowered value."""
 
 
 def build_length_probes(model: PreTrainedModel, longest: int) -> list[LengthProbe]:
-    """Prepares the probes, with the model's own attention. longest: tokens of the longest sequence that is served.
+    """Prepares the probes, with the model's attention. longest: length of the longest served sequence, in tokens.
 
-    A window above the reach of a probe is left out: attention receives it as an argument.
+    A window larger than the reach of a probe is omitted, because attention receives it as an argument.
     """
     probes = []
     for change in find_length_changes(model.config, longest):

@@ -1,4 +1,4 @@
-"""Swapping the weights of a model that serves: all or none, and never with a second full copy of them."""
+"""Replacement of a serving model's weights: all or none, without a second full copy."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,46 +17,47 @@ _KEPT = "The update is refused as a whole; the old weights keep serving."
 
 
 class LiveWeights:
-    """The model's parameters and persistent buffers by their Hugging Face names, tied names joined."""
+    """The model's parameters and persistent buffers by their Hugging Face names; tied names share one tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         whole: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         self._tensors = {name: replaceable_part(tensor) for name, tensor in whole.items()}
-        """This rank's part of each, where ranks share layers."""
+        """This rank's part of each tensor, if ranks share layers."""
         canonical: dict[int, str] = {}
         self._same_as = {name: canonical.setdefault(id(tensor), name) for name, tensor in whole.items()}
-        """Name -> the first name of the same tensor: an update needs one of the names that are tied."""
+        """Name -> the first name of the same tensor: an update needs one of the tied names."""
         parameters = {name for name, _ in model.named_parameters()}
         self._required = [name for name in dict.fromkeys(self._same_as.values()) if name in parameters]
-        """Buffers may be left out: training does not change them."""
+        """Names that an update must contain. Buffers are optional, because training does not change them."""
         firsts = dict.fromkeys(self._same_as.values())
         self.shards = shards_of({name: whole[name] for name in firsts})
-        """Description of what an update brings: this rank's part of each tensor."""
+        """Description of an update: this rank's part of each tensor."""
         self._borrowed: set[str] = set()
-        """First names of tensors whose memory came with an update: others may serve from it: it is not written to."""
+        """First names of tensors whose memory came with an update. Other engines may serve from it, so it is never
+        written."""
         self._base: dict[str, Tensor] = {}
-        """Name -> the tensor without the adapter that is added in, of each layer that has one."""
+        """Name -> the tensor without the merged adapter, for each layer that has one."""
         self._beside: dict[int, dict[str, Tensor]] = {}
-        """Version -> its tensors of the layers with an adapter, for older versions that are still in use."""
+        """Older version in use -> its tensors of the layers with an adapter."""
         self._newest: dict[str, Tensor] = {}
-        """The newest version's, while an older one is in its place."""
+        """Tensors of the newest version while an older one is installed."""
         self._known_bases: set[str] = set()
-        """Hashes that the base was held against."""
+        """Checksums that were compared with the base."""
         self.residence = Residence(next(model.parameters()).device, {WEIGHTS: self.relocate})
 
     @property
     def num_bytes(self) -> int:
-        """Returns the bytes held on the device."""
+        """Returns the bytes on the device."""
         held = [*(self._tensors[name] for name in set(self._same_as.values())), *self._base.values()]
         held += [tensor for beside in self._beside.values() for tensor in beside.values()]
-        sizes = {tensor.data_ptr(): tensor.nbytes for tensor in held}  # the base may be a version itself
+        sizes = {tensor.data_ptr(): tensor.nbytes for tensor in held}  # The base may be a version itself.
         return 0 if self.residence.is_away(WEIGHTS) else sum(sizes.values())
 
     def relocate(self, move: Move) -> None:
-        """Replaces each tensor's memory by that of its copy."""
+        """Replaces each tensor's memory by the memory of its copy."""
         for name in dict.fromkeys(self._same_as.values()):
             self._tensors[name].data = move(self._tensors[name].detach())
-        kept = [self._base, *self._beside.values()]  # the base may be a version itself
+        kept = [self._base, *self._beside.values()]  # The base may be a version itself.
         moved = {key: move(tensor) for key, tensor in {id(each): each for of in kept for each in of.values()}.items()}
         for of in kept:
             of.update({name: moved[id(tensor)] for name, tensor in of.items()})
@@ -64,13 +65,14 @@ class LiveWeights:
 
     @property
     def names(self) -> frozenset[str]:
-        """Returns the names of all tensors, tied ones under each name."""
+        """Returns the names of all tensors; a tied tensor appears under each of its names."""
         return frozenset(self._tensors)
 
     def update(self, tensors: Mapping[str, Tensor], *, frozen: bool) -> None:
-        """Replaces all tensors. UserError, and no change, for a missing or unknown name or another shape.
+        """Replaces all tensors. Raises UserError, without a change, for a missing or unknown name or a different shape.
 
-        frozen: the given tensors are never written to again, so that those of the right kind are kept, not copied.
+        frozen: the given tensors are never written again, so tensors of matching type and device are kept instead of
+        copied.
         """
         self.check(GivenWeights(tensors))
         for name, tensor in tensors.items():
@@ -80,11 +82,11 @@ class LiveWeights:
 
     @torch.no_grad()
     def merge(self, factors: Mapping[str, Tensor], bases: Sequence[AdapterBase], *, keeps: int | None = None) -> None:
-        """Adds an adapter to the weights that were loaded, in place of the adapter before. factors: both of each layer.
+        """Adds an adapter to the loaded weights, in place of the previous one. factors: both factors of each layer.
 
-        Layers with an adapter are then held twice, without it and with it. keeps: the version so far, where it is in
-        use: its layers are held beside the new ones until let_go(). UserError, and no change, for an adapter of other
-        layers or on another base.
+        Layers with an adapter are then stored twice, without it and with it. keeps: the current version if it is in
+        use; its layers are kept until let_go(). Raises UserError, without a change, for an adapter of other layers or
+        on another base.
         """
         self._check_base(bases)
         base, beside = bases[0], dict[str, Tensor]()
@@ -106,7 +108,7 @@ class LiveWeights:
             self._tensors[name].detach().copy_(plain + change * base.scale)
 
     def serve(self, version: int | None) -> None:
-        """Puts an older version that is in use in the newest one's place, until serve(None)."""
+        """Installs an older version that is in use, until serve(None)."""
         for name, tensor in (self._newest if version is None else self._beside[version]).items():
             if version is not None:
                 self._newest.setdefault(name, self._tensors[name].detach())
@@ -116,11 +118,11 @@ class LiveWeights:
 
     @property
     def versions(self) -> frozenset[int]:
-        """Returns the older versions that are held."""
+        """Returns the older versions in memory."""
         return frozenset(self._beside)
 
     def let_go(self, version: int) -> None:
-        """Drops an older version that is used no more."""
+        """Drops an older version that is no longer used."""
         del self._beside[version]
 
     def _check_base(self, bases: Sequence[AdapterBase]) -> None:
@@ -152,7 +154,7 @@ class LiveWeights:
             held.detach().copy_(given)
 
     def tied(self, name: str) -> list[str]:
-        """Returns all names of one tensor, this one too."""
+        """Returns all names of one tensor, including this one."""
         return [other for other, first in self._same_as.items() if first == self._same_as[name]]
 
     def check(self, weights: NamedWeights) -> None:
@@ -178,8 +180,8 @@ class LiveWeights:
 
 
 def replaceable_part(tensor: Tensor) -> Tensor:
-    """Returns the tensor that this rank holds of a shared one, whose memory can be replaced; another as it is."""
+    """Returns this rank's part of a sharded tensor, whose memory can be replaced; any other tensor unchanged."""
     from torch.distributed.tensor import DTensor
 
-    # Not to_local(): from torch 2.13 on it gives a view of a parameter's, and what replaces that is never served.
+    # Not to_local(): in torch 2.13 and later it returns a view of a parameter, whose replacement would not be served.
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""Making a transformers model attend through the engine."""
+"""Setup of a transformers model that attends through the engine."""
 
 import copy
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from interlace.engines.rollout.kv_store import LayerShape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedModel:
-    """Attention layers of a model, in order of execution, as one recorded forward pass met them."""
+    """Attention layers of a model in order of execution, as recorded in one forward pass."""
 
     hub: AttentionHub
     shapes: tuple[LayerShape, ...]
@@ -22,10 +22,10 @@ class RoutedModel:
 
 
 def own_config(model: PreTrainedModel) -> None:
-    """Gives the model's modules a config of their own.
+    """Gives the model's modules a separate copy of their config.
 
-    The attention implementation is a field of the config; another model built from the same config object (the one
-    being trained) must keep its own.
+    The attention implementation is a field of the config; another model built from the same config object (the trained
+    one) must keep its implementation.
     """
     memo: dict[int, object] = {}
     copy.deepcopy(model.config, memo)
@@ -36,12 +36,13 @@ def own_config(model: PreTrainedModel) -> None:
 
 
 def route_attention(model: PreTrainedModel) -> RoutedModel:
-    """Switches the model to our attention function and records which modules call it."""
+    """Switches the model to the engine's attention function and records the modules that call it."""
     register()
     own_config(model)
     model.set_attn_implementation(INTERFACE)
     if model._can_set_experts_implementation():
-        model.set_experts_implementation("batched_mm")  # an expert's rows get the same bits whatever else it is given
+        # The bits of a row do not depend on the other rows of its expert.
+        model.set_experts_implementation("batched_mm")
     hub, recorder = AttentionHub(), LayerRecorder()
     candidates = [module for module in model.modules() if hasattr(module, "layer_idx")]
     for module in candidates:

@@ -1,4 +1,4 @@
-"""Weights by name, of which the shapes are known before any is read."""
+"""Named weights whose shapes are known before any tensor is read."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -8,30 +8,30 @@ if TYPE_CHECKING:
 
 
 class NamedWeights(Protocol):
-    """Named tensors, of which the shapes are known before any is read."""
+    """Named tensors whose shapes are known before any of them is read."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
     def read(self, name: str) -> "Tensor":
-        """Returns one of them."""
+        """Returns one tensor."""
         ...
 
     def __iter__(self) -> "Iterator[tuple[str, Tensor]]":
-        """Yields each with its name."""
+        """Yields each name and tensor."""
         ...
 
 
 @runtime_checkable
 class Shaped(Protocol):
-    """A mapping that knows the shapes of its tensors before it makes any."""
+    """A mapping with the shapes of its tensors, available before any tensor is made."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
 
 class GivenWeights:
-    """Tensors that are at hand."""
+    """Tensors in memory."""
 
     def __init__(self, tensors: "Mapping[str, Tensor]") -> None:
         self._tensors = tensors

@@ -1,4 +1,4 @@
-"""Prefixes that are computed once: siblings of a group, later turns of an episode, aborted samples that come back."""
+"""Reuse of computed prefixes: siblings of a group, later turns of an episode, resumed samples."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,40 +12,41 @@ from interlace.engines.rollout.kv_store import Int64Array, KVStore
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable, marks_of
 
 SHORTEST = 32
-"""Tokens that a prefix shared with another sample has at least, save for equal prompts. Whole ones are looked up."""
+"""Shortest prefix, in tokens, that is shared with another sample, except for equal prompts. Lookup uses multiples of
+it."""
 SHORTEST_OWN = 16
-"""Tokens that are kept for a sample's own next turn at least."""
+"""Shortest prefix, in tokens, that is kept for a sample's next turn."""
 
 Prompt = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
 class _Holder:
-    """A row that holds computed tokens: of a running sequence, or left behind by one that ended."""
+    """A row with computed tokens, of a running sequence or of one that ended."""
 
     row: int
     marks: list[int]
-    """Checksum of the first 32, 64, ... tokens, by which others find the row."""
+    """Checksums of the first 32, 64, ... tokens, by which other sequences find the row."""
     left_behind: Int64Array | None = None
     owner: SampleKey | None = None
-    """Sample whose next turn the tokens wait for; None for what serves all."""
+    """Sample whose next turn needs the tokens; None if they serve all sequences."""
     since_s: float = 0.0
-    """When the wait began, on the index's clock."""
+    """Start of the wait, on the index's clock."""
     is_current: bool = True
-    """False where older weights computed some of it, which only its own sample may see."""
+    """False if older weights computed some of the tokens, which only the same sample may reuse."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens left behind."""
+        """Returns the number of tokens of an ended sequence."""
         return 0 if self.left_behind is None else len(self.left_behind)
 
 
 class PrefixIndex:
     """Index that finds a row with the first tokens of a waiting sequence.
 
-    A sequence that forks leaves out at least its last token and runs that itself: its logits are then bit-equal to
-    those of a sequence that ran its whole prompt, and sharing, reuse and resumption are one mechanism. What serves all
-    was computed under the current version; what older versions computed serves its own sample alone, and only where
+    A forked sequence computes at least its last token itself, so its logits have the same bits as the logits of a
+    sequence that ran its whole prompt. Sharing, reuse and resumption use the same mechanism. Tokens that serve all
+    sequences were computed by the current version; tokens of older versions serve only the same sample, and only if
     weights are updated with `keep`.
     """
 
@@ -58,7 +59,9 @@ class PrefixIndex:
         spare_rows: Sequence[int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """spare_rows: of the store, for what ended sequences leave behind; none turns that off. now: seconds."""
+        """spare_rows: rows of the store for the cells of ended sequences; without any, nothing is kept. now: clock in
+        seconds.
+        """
         self._table, self._store, self._enabled, self._now = table, store, enabled, now
         self._spare_rows = list(spare_rows)
         self._leaders: dict[Prompt, SequenceState] = {}
@@ -67,26 +70,27 @@ class PrefixIndex:
         self._marked: dict[int, dict[_Holder, None]] = {}
         """Mark -> the holders that have it, newest last."""
         self._idle: dict[_Holder, None] = {}
-        """Rows left behind for all, least recently used first."""
+        """Holders that serve all sequences, least recently used first."""
         self._kept: dict[SampleKey, _Holder] = {}
-        """Rows that wait for the next turn of their sample."""
+        """Holders that wait for the next turn of their sample."""
         self._taken: _Holder | None = None
-        """Holder whose cells take() moved, until announce() or put_back(); its row is spare then."""
+        """Holder whose cells take() moved, until announce() or put_back(); its row is spare in that time."""
         self._returns = ReturnTimes()
         self._keeps_old = False
         self.num_reused_tokens = 0
 
     def is_coming(self, sequence: SequenceState) -> bool:
-        """Says whether a running sibling is still computing this sequence's prompt."""
+        """Returns True if a running sibling is still computing this sequence's prompt."""
         if not sequence.shares_prefixes:
             return False
         leader = self._leaders.get(tuple(sequence.request.prompt_ids))
         return leader is not None and self._table.num_computed[leader.row] < sequence.num_prompt - 1
 
     def take(self, sequence: SequenceState) -> int:
-        """Moves what was kept for a sample into the row of its next turn. Returns its length, 0 where none was.
+        """Moves the tokens kept for a sample into the row of its next turn. Returns their number, 0 if none was kept.
 
-        A turn that goes on from an earlier place of its sample takes nothing: what is behind that place may be needed.
+        A turn that continues from an earlier position of its sample takes nothing, because the later tokens may be
+        needed.
         """
         owner = sequence.request.owner
         holder = self._kept.get(owner) if sequence.shares_prefixes else None
@@ -101,23 +105,25 @@ class PrefixIndex:
         return shared
 
     def put_back(self, sequence: SequenceState) -> None:
-        """Undoes take(), where it moved something: there is no room for the turn yet."""
+        """Undoes take(), if it moved something, because there is no room for the turn yet."""
         holder, self._taken = self._taken, None
         if holder is not None:
             self._store.move(sequence.row, holder.row)
             self._hold(holder)
 
     def fork(self, sequence: SequenceState, room: int) -> int:
-        """Copies a computed prefix into the row of `sequence`, with room for more. Returns its length, 0 for none."""
+        """Copies a computed prefix into the row of `sequence`, with room for more tokens. Returns its length, 0 if
+        none.
+        """
         row, shared = self._longest(sequence) if sequence.shares_prefixes else (-1, 0)
         if not shared or not self._store.fork(row, sequence.row, shared, room):
             return 0
         return shared
 
     def announce(self, sequence: SequenceState) -> None:
-        """Notes that a sequence starts to run, or that its cells are computed again under the current version.
+        """Records that a sequence starts to run, or that its cells are computed again by the current version.
 
-        What arrays stand in, or what older weights compute, is shared with no other sequence: tokens do not tell it.
+        Prefixes with input arrays, or computed by older weights, are not shared: equal tokens do not imply equal keys.
         """
         taken, self._taken = self._taken, None
         if taken is not None:
@@ -133,7 +139,7 @@ class PrefixIndex:
         self._running[sequence] = holder
 
     def retire(self, sequence: SequenceState, *, retain: bool) -> None:
-        """Notes that a sequence stops running; its row will be freed, or, retained, its cells move to a spare row."""
+        """Records that a sequence stops running. Its row will be freed; if `retain`, its cells move to a spare row."""
         key = tuple(sequence.request.prompt_ids)
         if self._leaders.get(key) is sequence:
             del self._leaders[key]
@@ -151,13 +157,13 @@ class PrefixIndex:
         self._keep(sequence.row, token_ids, owner, is_current=is_current)
 
     def _keep(self, row: int, token_ids: Int64Array, owner: SampleKey | None, *, is_current: bool) -> None:
-        """Moves the cells of a row to a spare one, if there is one, to be found there.
+        """Moves the cells of a row to a spare row, if there is one, for later lookup.
 
-        owner: sample whose next turn they wait for; None for all. is_current: they are all of the current
+        owner: sample whose next turn needs the cells; None for all. is_current: True if all of them are of the current
         version.
         """
         if owner is not None:
-            self.release([owner])  # what it kept before: of a turn beside this one
+            self.release([owner])  # The tokens kept before came from a concurrent turn.
         if not self._spare_rows and not self.evict():
             return
         marks = marks_of(token_ids, SHORTEST) if is_current else []
@@ -166,7 +172,9 @@ class PrefixIndex:
         self._hold(spare)
 
     def release(self, owners: Sequence[SampleKey]) -> None:
-        """Notes samples that have ended: what was kept for them serves all others, or goes where none may have it."""
+        """Records that samples have ended: tokens kept for them serve all sequences, or are dropped if no other may use
+        them.
+        """
         for owner in owners:
             holder = self._kept.pop(owner, None)
             if holder is None:
@@ -177,9 +185,10 @@ class PrefixIndex:
                 self._drop(holder)
 
     def evict(self) -> bool:
-        """Frees cells: those that wait for no sample, longest unused first, then those that are missed least.
+        """Frees cells: first those that wait for no sample, least recently used first, then those with the least
+        expected use.
 
-        False where there are none.
+        Returns False if there are none.
         """
         holder = next(iter(self._idle), None) or self._first_kept()
         if holder is None:
@@ -188,14 +197,14 @@ class PrefixIndex:
         return True
 
     def evict_idle(self) -> None:
-        """Frees what waits for no sample."""
+        """Frees the cells that wait for no sample."""
         for holder in [*self._idle]:
             self._drop(holder)
 
     def clear(self, *, keeps_old: bool = False) -> None:
-        """Bars later sequences from forking what is held now: the weights changed, or the pool goes.
+        """Excludes all held cells from later forks, because the weights changed or the pool is released.
 
-        keeps_old: what waits for a sample's next turn stays, for this sample alone.
+        keeps_old: tokens that wait for a sample's next turn stay, for this sample alone.
         """
         self._keeps_old = keeps_old
         while self._idle or (self._kept and not keeps_old):
@@ -209,13 +218,13 @@ class PrefixIndex:
 
     @property
     def num_held(self) -> int:
-        """Counts the cells of what ended sequences left behind."""
+        """Counts the cells of ended sequences."""
         holders = [*self._idle, *self._kept.values()]
         return self._store.held(np.asarray([holder.row for holder in holders], np.int64)) if holders else 0
 
     @property
     def kept_rows(self) -> dict[int, int]:
-        """Returns the rows of what waits for a sample's next turn, each with its number of tokens."""
+        """Returns the rows that wait for a sample's next turn, each with its number of tokens."""
         return {holder.row: holder.num_tokens for holder in self._kept.values()}
 
     def _first_kept(self) -> _Holder | None:
@@ -234,7 +243,7 @@ class PrefixIndex:
             self._kept[holder.owner] = holder
 
     def _drop(self, holder: _Holder) -> None:
-        """Frees the cells of what was left behind."""
+        """Frees the cells of an ended sequence."""
         self._let_go(holder)
         self._store.free(holder.row)
         self._spare_rows.append(holder.row)
@@ -252,14 +261,14 @@ class PrefixIndex:
     def _unmark(self, holder: _Holder) -> None:
         for mark in holder.marks:
             alike = self._marked.get(mark)
-            if alike is None:  # all were barred
+            if alike is None:  # clear() removed all marks.
                 return
             del alike[holder]
             if not alike:
                 del self._marked[mark]
 
     def _longest(self, sequence: SequenceState) -> tuple[int, int]:
-        """Finds the row that shares the most first tokens with a sequence, and how many; all but its last at most."""
+        """Finds the row with the longest common prefix, and its length; at most all but the sequence's last token."""
         best, row, token_ids = 0, -1, sequence.token_ids
         leader = self._leaders.get(tuple(sequence.request.prompt_ids))
         if leader is not None:
@@ -278,7 +287,9 @@ class PrefixIndex:
         return row, best
 
     def _candidates(self, sequence: SequenceState) -> list[_Holder]:
-        """Lists what was kept for the sample itself, and the newest row that shares the most whole marks with it."""
+        """Lists the row kept for the same sample, and the newest row that shares the most whole marks with the
+        sequence.
+        """
         own = self._kept.get(sequence.request.owner)
         found = [own] if own is not None else []
         if len(sequence.token_ids) > SHORTEST and self._marked:
@@ -289,7 +300,7 @@ class PrefixIndex:
 
 
 def _num_shared(held: Int64Array, token_ids: Sequence[int]) -> int:
-    """Counts the first tokens that are the same, all but the last of `token_ids` at most."""
+    """Counts the equal first tokens; at most all but the last of `token_ids`."""
     length = min(len(held), len(token_ids) - 1)
     differs = np.flatnonzero(held[:length] != np.asarray(token_ids[:length]))
     return int(differs[0]) if len(differs) else length

@@ -1,4 +1,4 @@
-"""From a loaded model to something that serves it: routing, fusing, the KV store, and what was found out on the way."""
+"""Preparation of a loaded model for serving: attention routing, KV store, choice and verification of a runner."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,42 +28,42 @@ if TYPE_CHECKING:
 
 
 _SPARE_CELLS = PAD_ROWS[-1]
-"""For padding tokens, and for the probe's."""
+"""Cells for padding tokens and for the tokens of a probe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedModel:
-    """Parts that the engine's loop works with."""
+    """Parts that the engine's loop uses."""
 
     model: PreTrainedModel
     runner: Runner
     attention: AttentionBackend | None
-    """None: the plain fallback."""
+    """Attention backend; None for the plain fallback."""
     pool: KVPool
     store: KVStore
     report: EngineReport
 
     @property
     def compiled(self) -> bool:
-        """Says whether the C++ kernels serve."""
+        """Returns True if the C++ kernels serve the model."""
         return isinstance(self.attention, KernelAttention)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingConfig:
-    """The engine's settings, and what comes with its model and process."""
+    """The engine's settings, and the facts about its model and process."""
 
     engine: NativeConfig
     longest: int
     """The model's context, in tokens."""
     num_threads: int
     mesh: "DeviceMesh | None" = None
-    """Ranks that share the model's layers; None: it is whole."""
+    """Ranks that share the model's layers; None if the model is whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """Results of the model with its own attention."""
+    """Results of the model with its original attention."""
 
     prompts: list[list[int]]
     logits: list[Tensor]
@@ -72,16 +72,16 @@ class _Expected:
 
 
 _KEPT_TOKENS, _MOST_KEPT = 64, 1024
-"""Cells for each row of what ended sequences leave behind: more rows than short contexts need; and rows at most."""
+"""Cells per row for tokens of ended sequences (with short contexts, not all rows are needed), and the most rows."""
 
 
 def num_retained(config: NativeConfig) -> int:
-    """Returns the rows of the store for what ended sequences leave behind."""
+    """Returns the number of rows of the store for tokens of ended sequences."""
     return max(config.max_running, 8, min(config.max_tokens // _KEPT_TOKENS, _MOST_KEPT))
 
 
 def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
-    """Prepares a model. One that does not route its attention gets the plain fallback, and the report says so."""
+    """Prepares a model. If its attention cannot be routed, the plain fallback serves it, which the report states."""
     original = model.config._attn_implementation
     prompts = probe_prompts(model.config.get_text_config().vocab_size)
     expected = reference_logits(model, prompts)
@@ -96,7 +96,7 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
         routed = route_attention(model)
         fault = routing_fault(model.config, routed.traits)
     except MODEL_ERRORS as error:
-        # A model that knows nothing of the interface can fail anywhere inside; the fallback serves it as it is.
+        # A model without support of the interface can fail anywhere in its code; the fallback serves it unchanged.
         fault = f"its forward pass fails through the attention interface ({type(error).__name__}: {error})"
     if fault is None:
         serving = _serve_routed(model, routed, config, _Expected(prompts, expected, probes), notes)
@@ -114,7 +114,7 @@ def _serve_routed(
     wanted: _Expected,
     notes: list[str],
 ) -> PreparedModel | None:
-    """Prepares the fast way. None, and the fault as the last note, where its logits are not the model's."""
+    """Prepares the fast path. Returns None, with the fault as last note, if its logits differ from the model's."""
     pool = KVPool(routed.shapes, config.engine.max_tokens + _SPARE_CELLS, model.dtype, model.device)
     store = _store(pool, config)
     attention = _attention(pool, store, config, notes)
@@ -154,13 +154,16 @@ def _serve_routed(
 
 
 def _check_eight_bits(model: PreTrainedModel, config: ServingConfig, runner: Runner) -> None:
-    """Raises UserError where eight bits are asked for and the decoder that has them does not serve the model."""
+    """Raises UserError if int8 is requested and the C++ decoder does not serve the model."""
     if config.engine.weights == "int8" and not isinstance(runner, DecoderRunner):
         refuse_eight_bits(model)
 
 
 def _variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | None:
-    """Says why a row's bits depend on what runs beside it. None: they do not, with the least padding that takes."""
+    """Returns the reason why a row's bits depend on other rows; None if they do not.
+
+    Sets the smallest padding with which they are independent.
+    """
     if not isinstance(runner, ModelRunner):
         return probe.invariance_fault(prompt)
     faults: list[str] = []
@@ -191,7 +194,7 @@ def _serve_plain(model: PreTrainedModel, config: ServingConfig, wanted: _Expecte
     if cache_fault is not None:
         runner = PlainRunner(model, use_cache=False)
     reason = (
-        "rows run alone and anew each step"
+        "rows run alone and are recomputed in each step"
         if cache_fault
         else "rows run alone, but a resumed one is prefilled in one piece"
     )

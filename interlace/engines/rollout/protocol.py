@@ -1,4 +1,4 @@
-"""Protocol of rollout engines: token-in, token-out, with the verbs of serving engines."""
+"""Protocol of rollout engines: token-in, token-out, with the usual operations of serving engines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,16 +21,16 @@ SwitchMode = Literal["offload", "recompute"]
 
 
 ENGINE_PARTS = (KV, WEIGHTS)
-"""Parts of an engine's state, in the order in which they are given up."""
+"""Parts of an engine's state, in the order in which they leave the device."""
 
 
 def check_mode(mode: str, *, is_adapter: bool = False) -> None:
-    """Raises UserError for what is no UpdateMode, and for one that whole weights do not have."""
+    """Raises UserError if the mode is unknown, or is `own` for an update of whole weights."""
     if mode not in get_args(UpdateMode):
         raise UserError(f"unknown weight update mode {mode!r}. Known: {', '.join(get_args(UpdateMode))}.")
     if mode == "own" and not is_adapter:
         raise UserError(
-            "weight update mode 'own' holds versions beside each other, which this engine does with adapters that "
+            "weight update mode 'own' keeps several versions, which this engine supports only for adapters that "
             "travel alone: set weights.adapter=alone, or take mode keep or recompute."
         )
 
@@ -45,16 +45,16 @@ class StepOutput:
     num_new_tokens: int = 0
     """Tokens decoded by this step, over all sequences."""
     kv_use: float = 0.0
-    """Share of the KV cache that running sequences hold, 0 to 1; 0 where the engine does not say."""
+    """Share of the KV cache that running sequences hold, between 0 and 1; 0 if the engine does not report it."""
     num_preemptions: int = 0
-    """Sequences that gave their KV cells back in this step, to be computed again."""
+    """Sequences whose KV cells were freed in this step and must be computed again."""
     drawn: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """All tokens so far of each live request that streams, those it came with included, by its id."""
+    """Request id -> all tokens so far of a live request that streams, including those it was submitted with."""
     refused: Sequence[tuple[Request, str]] = ()
     """Requests that the engine does not serve after all, each with the reason."""
     lost: str = ""
-    """Reason why the engine cannot serve any more; empty while it can. Its live requests can be taken out by abort()
-    with the tokens that arrived."""
+    """Reason why the engine can no longer serve; empty while it can. abort() then returns its live requests with the
+    received tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,43 +67,43 @@ class EngineMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineReport:
-    """Findings of the engine about the loaded model; shown at start."""
+    """Findings of the engine about the loaded model, shown at the start."""
 
     invariant: bool
-    """Flag: a sample's bits are independent of what shares its batch."""
+    """True if a sample's bits do not depend on the other samples of its batch."""
     reason: str
-    """Why, or why not."""
+    """Reason for the value of `invariant`."""
     attention: str
-    """How attention is served, e.g. 'slots, c++ kernel, c++ decoder', or the plain fallback and what forced it."""
+    """Implementation of attention, e.g. 'slots, c++ kernel, c++ decoder', or the plain fallback and its reason."""
     notes: tuple[str, ...] = ()
 
 
 class RolloutEngine(Protocol):
-    """One model instance serving requests. Not thread-safe: one caller at a time."""
+    """One model instance that serves requests. Not thread-safe: one caller at a time."""
 
     @property
     def version(self) -> int:
-        """Returns the version of the weights that the next token will come from."""
+        """Returns the version of the weights that will sample the next token."""
         ...
 
     def submit(self, request: Request) -> None:
-        """Queues a request. UserError for an empty prompt or one that cannot fit, ValueError where its id is live."""
+        """Queues a request. Raises UserError if its prompt is empty or it cannot fit, ValueError if its id is live."""
         ...
 
     def step(self) -> StepOutput:
-        """Advances all running sequences (one decode step, or as many as the engine's setting says)."""
+        """Advances all running sequences by one decode step, or by several if the engine is configured so."""
         ...
 
     def interrupt(self) -> None:
-        """Ends early, from any thread, the step() that runs, or else the next: no further decode step begins."""
+        """Ends the current or else the next step() early: no further decode step begins. Callable from any thread."""
         ...
 
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
-        """Ends requests (None: all) and returns what they have, finish_reason `aborted`. Unknown ids are ignored."""
+        """Ends requests (None: all) and returns their tokens so far, finish_reason `aborted`. Ignores unknown ids."""
         ...
 
     def release(self, owners: Sequence[SampleKey]) -> None:
-        """Notes samples that have ended: what is kept for their next turns (`may_continue`) is needed no more."""
+        """Records that samples have ended: cells kept for their next turns (`may_continue`) are no longer needed."""
         ...
 
     def pause(self) -> None:
@@ -115,9 +115,10 @@ class RolloutEngine(Protocol):
     def update_weights(
         self, tensors: "Mapping[str, Tensor]", version: int, mode: UpdateMode, *, frozen: bool = False
     ) -> None:
-        """Swaps all weights or none: UserError for a missing name or a wrong shape leaves the old ones serving.
+        """Replaces all weights or none. Raises UserError for a missing name or wrong shape; the old weights then keep
+        serving.
 
-        frozen: the tensors are never written to again, so that an engine may serve from them instead of copying them.
+        frozen: the tensors are never written again, so an engine may serve from them instead of copying them.
         """
         ...
 
@@ -126,21 +127,21 @@ class RolloutEngine(Protocol):
         ...
 
     gives_up_parts: bool
-    """Flag: KV cache and weights leave the device, and come back, by themselves; else all at once, whatever is asked.
+    """True if KV cache and weights can leave the device separately; otherwise both move at once, regardless of `parts`.
     """
 
     def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:
-        """Brings parts of the state back. Weights may be swapped while the KV cache is away; no step is made then."""
+        """Moves parts of the state back. Weights may be replaced while the KV cache is away; no step runs then."""
         ...
 
     def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:
-        """Frees the device; running sequences survive and go on after onload(), their KV cache as `kv` says."""
+        """Frees the device. Running sequences continue after onload(); `kv` sets the treatment of their KV cache."""
         ...
 
     def memory(self) -> EngineMemory: ...
 
     def metrics(self) -> Metrics:
-        """Counters since the last call: tokens/s, preemptions, KV use, time split."""
+        """Returns counters since the last call: tokens/s, preemptions, KV use, time split."""
         ...
 
     def report(self) -> EngineReport: ...
@@ -157,8 +158,10 @@ class TakesAdapters(Protocol):
         *,
         adapters: "Sequence[AdapterBase]",
     ) -> None:
-        """Replaces the adapter, of which the tensors are the factors, or keeps the one before: UserError for other
-        layers or another base. adapters: what each trainer rank says of the base."""
+        """Replaces the adapter. Raises UserError, and keeps the previous one, for other layers or another base.
+
+        tensors: the factors of the adapter. adapters: description of the base by each trainer rank.
+        """
         ...
 
 
@@ -167,18 +170,19 @@ class ServiceEngineProtocol(Protocol):
     """An engine that is a server: it reads new weights itself, and may be lost and return."""
 
     def pull_weights(self, ref: WeightRef, mode: UpdateMode, reader: "WeightReader") -> None:
-        """Brings a version to the server. Raises as update_weights(); a server that is lost keeps its old weights.
+        """Transfers a version to the server. Raises the errors of update_weights(); a lost server keeps its old
+        weights.
 
-        reader: for a version that is not in a folder which the server can read.
+        reader: for a version outside the folders that the server can read.
         """
         ...
 
     def recover(self) -> str:
-        """Brings a lost server back, with the weights that it had. Returns why that failed, or an empty text."""
+        """Restores a lost server, with its previous weights. Returns the reason of a failure, or an empty text."""
         ...
 
     def health(self) -> str:
-        """Returns why the server is lost; empty if it is not."""
+        """Returns the reason why the server is lost; empty if it is not."""
         ...
 
     def close(self) -> None:

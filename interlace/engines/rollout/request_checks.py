@@ -1,4 +1,4 @@
-"""Checks of a request before an engine takes it."""
+"""Checks of a request before an engine accepts it."""
 
 import math
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ class Limits:
     context: int
     """Positions of the model."""
     longest: int
-    """Tokens that the KV store holds for one sequence."""
+    """Most tokens of one sequence in the KV store."""
     vocab_size: int
     has_tokenizer: bool
     reads: InputReader | None
-    """Arrays that the model reads in addition to tokens; None: it reads tokens only."""
+    """Arrays that the model reads in addition to tokens; None if it reads tokens only."""
     num_drawable: int | None = None
-    """Number of ids that may be sampled, from 0; None: the whole vocabulary."""
+    """Number of ids that may be sampled, from 0; None for the whole vocabulary."""
 
     def check(self, request: Request) -> None:
         """Raises UserError for a request that cannot be served."""

@@ -1,4 +1,4 @@
-"""One forward pass over the tokens of a step, whatever rows they are from."""
+"""Forward passes over the tokens of a step, from any rows."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -12,9 +12,9 @@ from interlace.engines.rollout.attention import AttentionBackend, AttentionHub
 from interlace.engines.rollout.kv_store import Int64Array
 
 PAD_ROWS = (4, 8, 16)
-"""Candidates for the rows that a matrix product is given at least. Libraries multiply few rows by other kernels than
-many (MKL fewer than 2 to 16, by the shape), whose sums differ in bits; the first is taken with which a probe finds
-none."""
+"""Candidates for the smallest number of rows in a matrix product. Libraries use other kernels for few rows (MKL for
+fewer than 2 to 16, depending on the shape), whose sums differ in bits. The first candidate without a difference on a
+probe is used."""
 
 
 def pad(array: Int64Array, rows: int, fill: int) -> Int64Array:
@@ -23,31 +23,31 @@ def pad(array: Int64Array, rows: int, fill: int) -> Int64Array:
 
 
 class Given(NamedTuple):
-    """Embeddings that take the places of placeholder tokens in one forward pass."""
+    """Embeddings that replace placeholder tokens in one forward pass."""
 
     places: Int64Array
     """[P] indices into the pass's tokens, ascending."""
     vectors: Tensor
-    """[P, hidden]."""
+    """[P, hidden] embeddings."""
 
 
 Logits = Callable[[], Tensor]
-"""Waits for a pass that was started. Returns [at least N, vocabulary], which the next pass may overwrite; what follows
-the first N rows is padding. On an accelerator the numbers may still be on their way."""
+"""Waits for a started pass and returns [at least N, vocabulary]; rows after the first N are padding. The next pass may
+overwrite the result. On an accelerator the transfer of the values may still be in progress."""
 
 
 class Runner(Protocol):
-    """Turns the step's tokens into logits."""
+    """Model execution: from the tokens of a step to logits."""
 
     name: str
     dtype: torch.dtype
     """Type of the weights."""
     binding: object
-    """Addresses of the weights, as rebind() found them: set again where weights lie there once more."""
+    """Weight addresses found by rebind(); restored when the weights return to them."""
 
     @property
     def invariance(self) -> str:
-        """Says what makes a row's bits independent of the other rows, where they are independent."""
+        """Returns the reason why a row's bits are independent of other rows, if they are."""
 
     def start(
         self,
@@ -59,26 +59,26 @@ class Runner(Protocol):
     ) -> Logits:
         """Starts a forward pass.
 
-        token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N], ascending: whose logits to return.
-        given: embeddings in place of some tokens' own.
-        May return while the pass still runs; nothing that it reads may change until its logits were asked for.
+        token_ids, rows, positions [T]: the tokens of a row are adjacent. wanted [N], ascending: indices of the tokens
+        whose logits are returned. given: embeddings that replace the ones of some tokens.
+        May return before the pass ends; none of its inputs may change until the returned function was called.
         """
         ...
 
     def rebind(self) -> None:
-        """Takes note that the KV pool or the model's parameters lie elsewhere now."""
+        """Updates the addresses after the KV pool or the model's parameters moved."""
         ...
 
 
 def embedded(model: PreTrainedModel, token_ids: Tensor, given: Given) -> Tensor:
-    """Returns [*token_ids.shape, hidden]: the tokens' embeddings, and in the given places those given."""
+    """Returns embeddings [*token_ids.shape, hidden] of the tokens, with the given vectors at the given places."""
     rows: Tensor = model.get_input_embeddings()(token_ids)
     rows.view(-1, rows.shape[-1])[torch.from_numpy(given.places).to(rows.device)] = given.vectors.to(rows.dtype)
     return rows
 
 
 class ModelRunner:
-    """The transformers model itself, its attention served by a backend."""
+    """Runner of the transformers model, with attention by a backend."""
 
     def __init__(self, model: PreTrainedModel, hub: AttentionHub, backend: AttentionBackend, spare_row: int) -> None:
         self.model, self._hub, self._backend, self._spare_row = model, hub, backend, spare_row
@@ -124,4 +124,4 @@ class ModelRunner:
         return logits[0]
 
     def rebind(self) -> None:
-        """Does nothing: the model finds its own tensors."""
+        """Does nothing: the model finds its tensors."""

@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, with noise that depends on the request and the position alone."""
+"""Sampling of tokens from logits, with noise that depends only on the request and the position."""
 
 import ctypes
 import math
@@ -25,7 +25,7 @@ _LAST_SHIFT, _UNUSED_BITS = np.uint64(31), np.uint64(11)
 
 
 def keyed_uniform(keys: NDArray[np.uint64], positions: Int64Array) -> NDArray[np.float64]:
-    """Draws [N] numbers in (0, 1), one for each key and position: splitmix64 (Steele et al., OOPSLA 2014) as a hash."""
+    """Returns [N] numbers in (0, 1), one per key and position: splitmix64 (Steele et al., OOPSLA 2014) as a hash."""
     x = positions.astype(np.uint64)
     x += _ONE
     x *= _GOLDEN
@@ -39,20 +39,20 @@ def keyed_uniform(keys: NDArray[np.uint64], positions: Int64Array) -> NDArray[np
 
 
 class PlainSampler(Protocol):
-    """Draws from softmax(logits / temperature) by inverse CDF."""
+    """Samples from softmax(logits / temperature) by inverse CDF."""
 
     def draw(
         self, logits: Tensor, temperature: FloatRows, uniform: NDArray[np.float64]
     ) -> tuple[Int64Array, FloatRows]:
-        """Logits [N, V]; temperature [N], 0 is greedy; uniform [N]. Returns tokens [N] and their log-probs [N].
+        """Samples from logits [N, V]. temperature [N], 0 is greedy; uniform [N]. Returns tokens [N] and log-probs [N].
 
-        The log-prob of a greedy token is that under temperature 1.
+        A greedy token gets its log-prob at temperature 1.
         """
         ...
 
 
 class KernelSampler:
-    """The C++ kernel: one pass over float32 logits."""
+    """Sampling by the C++ kernel, in one pass over float32 logits."""
 
     def __init__(self) -> None:
         self._library = kernels.load()
@@ -74,7 +74,7 @@ class KernelSampler:
 
 
 class TorchSampler:
-    """Plain torch operations: any device."""
+    """Sampling by torch operations, on any device."""
 
     def draw(
         self, logits: Tensor, temperature: FloatRows, uniform: NDArray[np.float64]
@@ -91,10 +91,10 @@ class TorchSampler:
 
 
 class Draw:
-    """Tokens to be drawn: what is known of them before their logits are."""
+    """Tokens to be sampled, with the data that is known before their logits."""
 
     def __init__(self, rows: Int64Array, indices: Int64Array, table: SequenceTable) -> None:
-        """Token number `indices` [N] of the responses in `rows` [N]."""
+        """rows: [N] rows of the responses. indices: [N] index of each token in its response."""
         self.rows, self.indices = rows, indices
         self.uniform = keyed_uniform(table.noise_key[rows], indices)
         self.temperature = table.temperature[rows]
@@ -102,18 +102,18 @@ class Draw:
 
 
 def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampler) -> tuple[Int64Array, FloatRows]:
-    """Draws from logits [N, V], which it may overwrite.
+    """Samples from logits [N, V], which it may overwrite.
 
-    Returns tokens [N] and their log-probs [N] under the distribution they were drawn from; the log-prob is NaN if a
-    row's own bias and penalties leave no distribution. The log-probs of the model itself go to the table, if a row
-    requests them. InterlaceError if the model's own logits are not finite.
+    Returns tokens [N] and their log-probs [N] under the sampled distribution; the log-prob is NaN if a row's bias and
+    penalties leave no distribution. If a row requests it, the log-probs of the unmodified logits are written to the
+    table. Raises InterlaceError if the model's logits are not finite.
     """
     rows, indices, uniform, temperature = wanted.rows, wanted.indices, wanted.uniform, wanted.temperature
     if wanted.is_plain:
         tokens, logprobs = sampler.draw(logits, temperature, uniform)
         _check_finite(logprobs)
         return tokens, logprobs
-    logits = logits.float()  # what is added to them would be lost in half precision
+    logits = logits.float()  # Added biases would be lost in half precision.
     params = [table.params(row) for row in rows]
     raw = [(at, logits[at].log_softmax(-1)) for at, own in enumerate(params) if own.raw_logprobs]
     has_distribution = np.ones(len(rows), np.bool_)
@@ -141,7 +141,7 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
 
 
 def _is_drawable(logits: Tensor) -> bool:
-    """Returns whether a row of logits is a distribution: minus infinity forbids a token, nothing else is infinite."""
+    """Returns True if a row of logits is a distribution: minus infinity forbids a token, no other value is infinite."""
     return math.isfinite(float(logits.max()))  # NaN, if one of them is
 
 
@@ -151,7 +151,7 @@ def _check_finite(logprobs: FloatRows) -> None:
 
 
 def refuse_logits() -> NoReturn:
-    """Raises for a model whose logits are not finite: to continue sampling would produce garbage silently."""
+    """Raises InterlaceError for a model whose logits are not finite: further samples would silently be garbage."""
     raise InterlaceError(
         "the model's logits are not finite: its weights have probably diverged. Look at the last weight update"
         " (grad norm, learning rate), or load an earlier checkpoint."

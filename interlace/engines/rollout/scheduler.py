@@ -1,4 +1,4 @@
-"""Which rows run in a step and how many tokens of each: admission, chunked prefill, preemption. Knows no tensor."""
+"""Selection of the rows and tokens of a step: admission, chunked prefill, preemption. Independent of torch."""
 
 import bisect
 from dataclasses import dataclass
@@ -12,32 +12,33 @@ from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The work until the next look at the queue."""
+    """Work until the next check of the queue."""
 
     rows: Int64Array
     """[N] rows that run, oldest sequence first."""
     counts: Int64Array
-    """[N] tokens of each."""
+    """[N] tokens to run in each row."""
     all_decode: bool
-    """Flag: each row runs its last token alone."""
+    """True if each row runs only its last token."""
     steps: int = 1
-    """DecodeLoop for which there is room, where all rows decode."""
+    """Number of passes for which there is room, if all rows decode."""
 
 
 class Scheduler:
-    """Continuous batching: a row runs from the step after there is room for it to the step it ends in.
+    """Continuous batching: a row runs from the step after it gets room to the step in which it ends.
 
-    A sequence is its tokens and how many of them are computed; prefill, decoding, resumption and recomputation differ
-    only in how many are left. When the KV store is full the youngest sequence gives its cells back and waits.
+    The state of a sequence is its tokens and the number of computed ones. Prefill, decoding, resumption and
+    recomputation differ only in the number of uncomputed tokens. When the KV store is full, the youngest sequence frees
+    its cells and waits.
     """
 
     def __init__(self, table: SequenceTable, store: KVStore, prefixes: PrefixIndex, *, max_batch_tokens: int) -> None:
         self._table, self._store, self._prefixes = table, store, prefixes
         self._max_batch_tokens = max_batch_tokens
         self.waiting: list[SequenceState] = []
-        """By arrival."""
+        """Waiting sequences by arrival."""
         self.running: list[SequenceState] = []
-        """By arrival."""
+        """Running sequences by arrival."""
         self.num_preemptions = self.num_prepared = 0
         self._rows = np.zeros(0, np.int64)
         self._stale = True
@@ -49,14 +50,14 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=lambda other: other.arrival)
 
     def remove(self, sequence: SequenceState, *, retain: bool) -> None:
-        """Takes a sequence out, wherever it is; its tokens are in it afterwards. retain: its cells may be reused."""
+        """Removes a waiting or running sequence, with its tokens copied into it. retain: its cells may be reused."""
         if sequence.row < 0:
             self.waiting.remove(sequence)
             return
         self._release(sequence, retain=retain)
 
     def schedule(self, lookahead: int = 1) -> Plan:
-        """Returns what runs next, with room for `lookahead` passes of decoding rows if that preempts no sequence."""
+        """Returns the next plan, with room for `lookahead` passes of decoding rows if that preempts no sequence."""
         if self._prepared is not None:
             self.num_prepared += 1
             return self._prepared
@@ -70,20 +71,20 @@ class Scheduler:
             return Plan(rows, left, True, steps)
         if total <= self._max_batch_tokens:
             return Plan(rows, left, False)
-        # Decoding rows first, whole; what is left of the budget is cut from the prompts, oldest first.
+        # Decoding rows run first and whole; the rest of the budget goes to the prompts, oldest first.
         prompts = left > 1 + table.num_drafts[rows]
         budget = max(self._max_batch_tokens - int(left[~prompts].sum()), 16)
         before = np.cumsum(np.where(prompts, left, 0)) - np.where(prompts, left, 0)
         counts = np.where(prompts, np.clip(budget - before, 0, left), left)
-        # Queries run with their row's last token: what they are drawn from comes out of one pass.
+        # Queries run with their row's last token: one pass samples all their tokens.
         ahead = left - 1 - table.num_drafts[rows]
         counts = np.where((counts < left) & (counts > ahead), ahead, counts)
         return Plan(rows[counts > 0], counts[counts > 0], False)
 
     def prepare(self, plan: Plan) -> None:
-        """Makes the plan after `plan`, which runs now, for the case that no sequence comes or goes meanwhile.
+        """Makes the plan after the running one, for the case that no sequence enters or ends in the meantime.
 
-        Only where each row will run as many tokens more and has room for them: cells of rows that run must not move.
+        Only if each row will run the same number of tokens and has room for them: cells of running rows must not move.
         """
         self._prepared = None
         rows = self.running_rows()
@@ -94,23 +95,23 @@ class Scheduler:
             self._prepared = plan
 
     def drop_plan(self) -> None:
-        """Rows have more to run than was known when the next plan was made."""
+        """Drops the prepared plan, because rows have more tokens to run than expected."""
         self._prepared = None
 
     def forget_computed(self) -> None:
-        """Marks all keys and values as still to be computed."""
+        """Marks all keys and values as uncomputed."""
         self._prepared = None
         for sequence in self.running:
             self._table.num_computed[sequence.row] = 0
 
     def _admit(self) -> None:
-        """Moves waiting sequences to rows, oldest first, while rows and cells last."""
+        """Moves waiting sequences to rows, oldest first, while rows and cells are free."""
         admitted: list[SequenceState] = []
         for sequence in self.waiting:
             if not self._table.num_free:
                 break
             if self._prefixes.is_coming(sequence):
-                continue  # its prompt is being computed for a sibling: next step it is forked
+                continue  # Its prompt is being computed for a sibling; it is forked in the next step.
             if not self._enter(sequence):
                 break
             admitted.append(sequence)
@@ -129,7 +130,7 @@ class Scheduler:
             found = found or self._prefixes.fork(sequence, room) or self._prefixes.fork(sequence, total + 1)
             if self._store.reserve(sequence.row, room) or self._store.reserve(sequence.row, total + 1):
                 break
-            # Where all that could go would not do, all stays.
+            # If freeing all reusable cells is not enough, keep them.
             if self._store.num_free + self._prefixes.num_held <= total or not self._prefixes.evict():
                 self._prefixes.put_back(sequence)
                 table.leave(sequence)
@@ -142,9 +143,10 @@ class Scheduler:
         return True
 
     def _make_room(self, lookahead: int) -> int:
-        """Reserves the cells of the next pass, preempting the youngest until they suffice, and those of later ones.
+        """Reserves the cells of the next pass, preempting the youngest sequences if necessary, and cells of later
+        passes.
 
-        Returns the number of passes that there is room for, at most `lookahead`.
+        Returns the number of passes for which there is room, at most `lookahead`.
         """
         table, store = self._table, self._store
         rows = self.running_rows()
@@ -160,7 +162,9 @@ class Scheduler:
         return int(room.min(initial=lookahead, where=store.capacity[rows] >= now))
 
     def _reserve(self, sequence: SequenceState, tokens: int) -> bool:
-        """Says whether there is room, giving up what ended sequences left; a preempted sequence needs none."""
+        """Makes room, freeing cells of ended sequences. Returns True on success, and for a preempted sequence, which
+        needs none.
+        """
         while sequence.row >= 0 and not self._store.reserve(sequence.row, tokens):
             if not self._prefixes.evict():
                 return False

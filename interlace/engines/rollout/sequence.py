@@ -1,4 +1,4 @@
-"""The sequences an engine holds: one object each, and the running ones' numbers as arrays with a row each."""
+"""Sequences of an engine: one object per sequence, and arrays with one row per running sequence."""
 
 import zlib
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ from interlace.engines.rollout.kv_store import Int64Array
 
 
 def marks_of(token_ids: Int64Array, size: int) -> list[int]:
-    """Returns the checksum of the first `size` tokens, of twice as many, and so on. What they find is compared."""
+    """Returns checksums of the first `size` tokens, of the first 2 `size` tokens, and so on. Users compare the tokens
+    too.
+    """
     content = token_ids.astype(np.int64, copy=False).tobytes()
     marks, mark, step = [], 0, 8 * size
     for start in range(0, len(content) - step + 1, step):
@@ -26,46 +28,52 @@ def marks_of(token_ids: Int64Array, size: int) -> list[int]:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A request on its way. While it has a row, the table's numbers are the true ones."""
+    """A request in progress. While it has a row, the table has its current tokens."""
 
     request: Request
     arrival: int
     """Order of submission: the youngest is preempted first, the oldest admitted first."""
     limit: int
-    """Tokens, prompt included, at which it ends."""
+    """Length at which it ends, in tokens, prompt included."""
     row: int = -1
-    """-1: waiting."""
+    """Row in the table; -1 while it waits."""
     token_ids: list[int] = field(default_factory=list)
-    """Prompt and generated so far."""
+    """Tokens of the prompt and the response so far."""
     logprobs: list[float] = field(default_factory=list)
     """Log-probs of the generated tokens."""
     versions: list[int] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
-    """Kept where they are asked for."""
+    """Log-probs of the unmodified logits; kept if requested."""
     version: int | None = None
-    """Older weights that it began under, and ends under; None: those that serve."""
+    """Older version under which the sequence began and will end; None for the newest version."""
     num_cached: int = -1
-    """Tokens of the prompt that were there when it first ran; -1: it has not run."""
+    """Tokens of the prompt that were cached at its first run; -1 before it."""
     _marks: tuple[int, list[int]] = field(default=(0, []))
-    """Number of tokens that the marks were made of, and the marks."""
+    """Number of tokens for which the marks were computed, and the marks."""
 
     @property
     def has_begun(self) -> bool:
-        """Says whether any of it was computed, or drawn elsewhere."""
+        """Returns True if some of it was computed, or sampled by another engine."""
         return self.row >= 0 or bool(self.versions)
 
     @property
     def shares_prefixes(self) -> bool:
-        """Says whether its tokens and the newest weights alone make its keys and values: others may have them then."""
+        """Returns True if its keys depend only on its tokens and the newest weights, so that other sequences may share
+        them.
+        """
         return self.request.inputs is None and self.version is None
 
     @property
     def num_prompt(self) -> int:
-        """Counts the tokens before the first that is drawn: the prompt's, and a query that stands in for the first."""
+        """Counts the tokens before the first sampled one: the prompt's, and the query for the first one if there is
+        one.
+        """
         return len(self.request.prompt_ids) + bool(self.request.query_ids)
 
     def marks(self, size: int) -> list[int]:
-        """Returns marks_of() its tokens, made once for each length. size: tokens between two marks, always the same."""
+        """Returns marks_of() its tokens, computed once for each length. size: tokens between two marks, always the
+        same.
+        """
         if self._marks[0] != len(self.token_ids):
             self._marks = len(self.token_ids), marks_of(np.asarray(self.token_ids, np.int64), size)
         return self._marks[1]
@@ -80,45 +88,45 @@ class DrawnTokens(NamedTuple):
 
 
 class SequenceTable:
-    """Arrays over rows, so that a decode step costs a few vector operations however many sequences run."""
+    """Arrays over rows, so that a decode step takes a few vector operations for any number of sequences."""
 
     def __init__(self, rows: int, seed: int) -> None:
         self._seed = seed
         self.token_ids = np.zeros((rows, 64), np.int64)
         """[rows, columns] prompt and generated tokens; beyond num_tokens, drafts."""
         self.logprobs = np.zeros((rows, 64), np.float32)
-        """[rows, columns] by the position of the token; the prompt's columns mean nothing."""
+        """[rows, columns] by the position of the token; undefined in the prompt's columns."""
         self.versions = np.zeros((rows, 64), np.int32)
         self.raw_logprobs = np.zeros((rows, 64), np.float32)
         self.num_tokens = np.zeros(rows, np.int64)
         self.num_computed = np.zeros(rows, np.int64)
         """Tokens whose keys and values are in the store."""
         self.num_drafts = np.zeros(rows, np.int64)
-        """Tokens behind the known ones that run with the last of them: guesses, or the queries after the first."""
+        """Tokens after the known ones that run with the last of them: guesses, or the queries after the first."""
         self.at_once = np.zeros(rows, np.bool_)
-        """Rows whose tokens are all drawn in one pass, from queries."""
+        """Rows whose tokens are all sampled in one pass, from queries."""
         self.num_prompt = np.zeros(rows, np.int64)
         self.limit = np.zeros(rows, np.int64)
         self.noise_key = np.zeros(rows, np.uint64)
         self.temperature = np.zeros(rows, np.float32)
         self.stop_ids = np.full((rows, 1), -1, np.int64)
         self.special = np.zeros(rows, np.bool_)
-        """Rows whose logits are reshaped or truncated, or wanted as they are."""
+        """Rows with reshaped or truncated logits, or with raw log-probs."""
         self.stops_on_text = np.zeros(rows, np.bool_)
         self.num_with_inputs = 0
-        """Rows whose sequences have arrays beside their tokens."""
+        """Number of rows whose sequences have input arrays."""
         self.num_unusual = 0
-        """Rows of either kind."""
+        """Number of rows that are special or have stop strings."""
         self._sequences: list[SequenceState | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
-        """Rows that no sequence has."""
+        """Returns the number of free rows."""
         return len(self._free)
 
     def enter(self, sequence: SequenceState) -> None:
-        """Gives a sequence a row, with nothing computed."""
+        """Gives a sequence a row, without computed tokens."""
         row = self._free.pop()
         sequence.row, self._sequences[row] = row, sequence
         request, params = sequence.request, sequence.request.params
@@ -159,7 +167,7 @@ class SequenceTable:
         self._free.append(row)
 
     def drawn(self, sequence: SequenceState) -> list[int]:
-        """Returns the tokens behind a sequence's prompt."""
+        """Returns the tokens after a sequence's prompt."""
         if sequence.row < 0:
             return sequence.token_ids[sequence.num_prompt :]
         drawn: list[int] = self.token_ids[sequence.row, sequence.num_prompt : self.num_tokens[sequence.row]].tolist()
@@ -194,7 +202,7 @@ class SequenceTable:
         self.num_tokens[rows] = at + 1
 
     def append_all(self, row: int, token_ids: Int64Array, logprobs: NDArray[np.float32], version: int) -> None:
-        """Adds the tokens [L] of a row whose tokens are drawn at once."""
+        """Adds the tokens [L] of a row whose tokens are sampled at once."""
         new = slice(int(self.num_tokens[row]), int(self.num_tokens[row]) + len(token_ids))
         self.token_ids[row, new], self.logprobs[row, new], self.versions[row, new] = token_ids, logprobs, version
         self.num_tokens[row], self.num_drafts[row] = new.stop, 0

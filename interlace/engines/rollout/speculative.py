@@ -1,7 +1,7 @@
-"""Drafts without a model: what followed the same few tokens before, in this response or in its siblings.
+"""Speculative decoding without a draft model: drafts are tokens that followed the same n-gram before.
 
-Sampling noise is keyed by position, so verification is equality: the token drawn from the model's distribution after
-an accepted draft is the one that plain decoding would have drawn there. Samples and log-probs do not change at all.
+The search covers the response and its siblings. The sampling noise is keyed by position, so verification is equality:
+the token sampled after an accepted draft is the token of plain decoding. Samples and log-probs do not change.
 """
 
 from collections import OrderedDict
@@ -16,21 +16,21 @@ LONGEST_MATCH, SHORTEST_MATCH = 8, 2
 _TOKENS_A_PROMPT, _PROMPTS = 4096, 1024
 _SEPARATOR = -1
 STEPS_WITHOUT = 4
-"""DecodeLoop in one go where there was nothing to guess, before the next try."""
+"""Passes without another attempt after no draft was found."""
 TRIAL, REST = 16, 256
-"""DecodeLoop with guesses after which they are judged, and tokens for which they are left off where they failed."""
+"""Passes with drafts after which their acceptance is evaluated, and tokens without drafts after a failure."""
 MIN_ACCEPTED = 0.25
-"""Guessed tokens a pass that came true. Below it even where a few rows cost what one costs, little is gained."""
+"""Minimum accepted draft tokens per pass; below it speculation does not pay."""
 
 
 class NgramDrafter:
-    """Keeps the last responses to each prompt and proposes what followed the longest matching suffix."""
+    """Index of the last responses to each prompt, which proposes the tokens after the longest matching suffix."""
 
     def __init__(self) -> None:
         self._responses: OrderedDict[str, Int64Array] = OrderedDict()
 
     def observe(self, uid: str, token_ids: Int64Array) -> None:
-        """Keeps a response to prompt `uid` that ended."""
+        """Adds a finished response to prompt `uid`."""
         parts = (token_ids, np.asarray([_SEPARATOR]), self._responses.pop(uid, np.zeros(0, np.int64)))
         self._responses[uid] = np.concatenate(parts)[:_TOKENS_A_PROMPT]
         if len(self._responses) > _PROMPTS:
@@ -44,7 +44,7 @@ class NgramDrafter:
         earlier = self._responses.get(uid)
         if earlier is not None:
             text = np.concatenate([earlier, np.asarray([_SEPARATOR]), token_ids])
-        # Where an earlier occurrence of the suffix ends; the suffix is made longer while any is left.
+        # Ends of earlier occurrences of the suffix; the suffix is extended while any occurrence remains.
         ends, matched = np.arange(SHORTEST_MATCH, len(text)), 0
         for length in range(1, min(LONGEST_MATCH, len(token_ids)) + 1):
             longer = ends[ends >= length]
@@ -60,21 +60,23 @@ class NgramDrafter:
 
 
 class Speculator:
-    """Guesses for the decoding rows while few run and guesses come true, and what became of them.
+    """Draft tokens for decoding rows while few rows run and drafts are accepted, with their evaluation.
 
-    It counts tokens, not time, so that a run goes as the one before it.
+    It counts tokens instead of time, so that runs are reproducible.
     """
 
     def __init__(self, table: SequenceTable, *, most: int, below: int) -> None:
-        """most: tokens of a guess; 0 turns it off. below: running sequences up to which there are any."""
+        """most: tokens of a draft; 0 turns speculation off. below: most running sequences with speculation."""
         self._table, self._most, self._below = table, most, below
         self._drafter = NgramDrafter()
         self._decode_loop = self._accepted = self._rest = 0
         self.has_guessed = False
-        """Flag: the table holds guesses."""
+        """True if the table contains drafts."""
 
     def guess(self, running: Collection[SequenceState]) -> int | None:
-        """Writes guesses behind what is known of rows. Returns the passes that may follow at once; None: any number."""
+        """Writes drafts after the known tokens of rows. Returns the number of passes until the next call; None for any
+        number.
+        """
         table = self._table
         if self.has_guessed:
             table.num_drafts[~table.at_once] = 0
@@ -93,7 +95,7 @@ class Speculator:
         return 1 if self.has_guessed else STEPS_WITHOUT
 
     def judge(self, accepted: int) -> None:
-        """Records how many guessed tokens one pass accepted."""
+        """Records the number of draft tokens that one pass accepted."""
         self._decode_loop += 1
         self._accepted += accepted
         if self._decode_loop == TRIAL:
@@ -101,12 +103,12 @@ class Speculator:
             self._decode_loop = self._accepted = 0
 
     def wait(self, tokens: int) -> None:
-        """Counts tokens that were drawn without guesses."""
+        """Counts tokens that were sampled without drafts."""
         self._rest -= tokens
 
     def observe(self, sequence: SequenceState) -> None:
-        """Keeps the tokens of a sequence that ends, from which later ones may guess. Its row still holds them."""
+        """Adds the tokens of an ended sequence, as a source of later drafts. Its row is still occupied."""
         if self._most:
-            start = max(sequence.num_prompt - LONGEST_MATCH, 0)  # a guess of its first tokens needs a suffix too
+            start = max(sequence.num_prompt - LONGEST_MATCH, 0)  # Drafts of the first tokens need a suffix too.
             known = self._table.token_ids[sequence.row, start : self._table.num_tokens[sequence.row]]
             self._drafter.observe(sequence.request.uid, known.copy())

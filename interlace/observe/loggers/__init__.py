@@ -1,4 +1,4 @@
-"""Destinations of metrics: each module here is a logger found by its name; a user's own is `package.module:Name`."""
+"""Loggers of metrics: each module of this package is found by its name; a user's logger is `package.module:Name`."""
 
 import importlib.util
 import sys
@@ -15,16 +15,16 @@ from interlace.observe.threaded_logger import ThreadedLogger
 
 
 class MetricsLoggers:
-    """All loggers of a run as one.
+    """All loggers of a run in one object.
 
-    metrics.jsonl is always written, before `log` returns: reports and resuming read it. Every other logger runs on a
-    thread, so that a slow server does not hold up the run.
+    metrics.jsonl is always written, before `log` returns: reports and resumed runs read it. Every other logger runs on
+    a thread, so that a slow server does not delay the run.
     """
 
     def __init__(self, info: RunInfo, names: Sequence[str], say: Callable[[str], None]) -> None:
         self._loggers: list[ThreadedLogger] = []
         self._open = ExitStack()
-        with self._open:  # closes the loggers that are open if a later one fails
+        with self._open:  # If a later logger fails, this closes the open ones.
             self._jsonl = JsonlLogger(info)
             self._open.callback(self._jsonl.close)
             for name in dict.fromkeys(names):
@@ -35,18 +35,18 @@ class MetricsLoggers:
             self._open = self._open.pop_all()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes all metrics of a step; called once a step."""
+        """Logs all metrics of a step; called once per step."""
         self._jsonl.log(step, metrics)
         for logger in self._loggers:
             logger.log(step, dict(metrics))
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes an evaluation outside of a step: before the first one, or after the last one."""
+        """Logs an evaluation outside the steps: before the first or after the last one."""
         for logger in self._loggers:
             logger.log_evaluation(step, dict(metrics))
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
-        """Takes a few samples of a step, for the loggers that have tables."""
+        """Logs a few samples of a step, for the loggers that have tables."""
         for logger in self._loggers if samples else ():
             logger.log_samples(step, samples)
 
@@ -66,9 +66,9 @@ class MetricsLoggers:
 def open_loggers(
     info: RunInfo, names: Sequence[str] | None = None, *, say: Callable[[str], None] | None = None
 ) -> MetricsLoggers:
-    """Opens the run's loggers. names: None takes TensorBoard if it is installed. say: shows a sentence to the user.
+    """Opens the run's loggers. names: None takes TensorBoard if it is installed. `say` shows a sentence to the user.
 
-    Raises UserError for an unknown name, for a service whose package is not installed, and for one that does not start.
+    Raises UserError if a name is unknown, a service's package is not installed, or a service does not start.
     """
     if names is None:
         names = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
@@ -94,7 +94,7 @@ def _make(name: str, info: RunInfo) -> MetricsLogger:
         raise
     except Exception as error:
         if ":" in name:
-            raise  # the user's own code: the traceback helps
+            raise  # In the user's code the traceback helps.
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"logger {name!r} does not start: {first}") from error
     missing = [method for method in ("log", "close") if not callable(getattr(logger, method, None))]

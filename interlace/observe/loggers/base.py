@@ -13,13 +13,13 @@ DEFAULT_PROJECT = "interlace"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunInfo:
-    """Facts of a run that a logger is made from."""
+    """Facts about a run from which a logger is made."""
 
     name: str
     """Name of the run at the service."""
     folder: Path
     config: Mapping[str, JSON]
-    """Resolved settings, secrets masked."""
+    """Resolved settings, with masked secrets."""
     run_id: str = ""
     """Random id that stays the same when the run is resumed. Two runs of one name have two ids."""
     project: str | None = None
@@ -28,7 +28,7 @@ class RunInfo:
     """Step of the checkpoint from which the run resumes; metrics of later steps are void."""
 
     def project_or(self, variable: str) -> str:
-        """Returns the recipe's project, else that environment variable, else the default project."""
+        """Returns the recipe's project, else the environment variable's, else the default project."""
         return self.project or os.environ.get(variable) or DEFAULT_PROJECT
 
 
@@ -43,15 +43,16 @@ class LoggedSample:
 
 
 class MetricsLogger(Protocol):
-    """A logger is made as `Logger(info)`. It is made, used and closed on one thread, which is not the event loop's.
+    """Receiver of a run's metrics, made as `Logger(info)`. One thread, which does not run the event loop, makes, calls
+    and closes it.
 
     Two further methods are optional. `log_evaluation(step, metrics)` receives the evaluations before the first and
-    after the last step; without it they go to `log`. `log_samples(step, samples)` receives a few samples after each
+    after the last step; without it, `log` receives them. `log_samples(step, samples)` receives a few samples after each
     evaluation.
     """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of a step; called once a step."""
+        """Logs the metrics of a step; called once per step."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one flat JSON object a step, whole on disk when the step ends."""
+"""metrics.jsonl: one flat JSON object per step, flushed at the end of the step."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from interlace.observe.loggers.base import RunInfo
 
 
 class Logger:
-    """Appends, so that a resumed run goes on where its truncated file ends."""
+    """Appends to the file, so that a resumed run continues at the end of its truncated file."""
 
     def __init__(self, info: RunInfo) -> None:
         self._file = (info.folder / "metrics.jsonl").open("a", encoding="utf-8")

@@ -13,11 +13,13 @@ from interlace.observe.loggers.base import LoggedSample, RunInfo
 RUN_TAG = "interlace.run"
 """Tag with the id of the run, by which a resumed run finds its MLflow run."""
 MOST_METRICS = 1000
-"""Metrics that one request of MLflow's API takes."""
+"""Most metrics in one request of MLflow's API."""
 
 
 class Logger:
-    """A run of an experiment, through its own client: the functions of the module keep global state."""
+    """Logger to a run of an MLflow experiment. It has a separate client, because the module's functions keep global
+    state.
+    """
 
     def __init__(self, info: RunInfo) -> None:
         uri = mlflow.get_tracking_uri()
@@ -54,7 +56,7 @@ class Logger:
         return str(found.experiment_id if found else self._client.create_experiment(name))
 
     def _find_run(self, experiment_id: str, info: RunInfo) -> str | None:
-        """Returns the MLflow run of a run that is resumed."""
+        """Returns the MLflow run of a resumed run."""
         if info.resumed_at is None:
             return None
         found = self._client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{info.run_id}'", max_results=1)

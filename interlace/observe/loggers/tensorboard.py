@@ -11,12 +11,12 @@ from interlace.observe.loggers.base import RunInfo
 
 
 class Logger:
-    """One scalar a metric."""
+    """Logger that writes one scalar per metric."""
 
     def __init__(self, info: RunInfo) -> None:
         self._writer = EventFileWriter(str(info.folder / "tensorboard"))
         if info.resumed_at is not None:
-            # A session start tells TensorBoard to forget what an earlier file says of this step and later ones.
+            # With a session start, TensorBoard discards the events of earlier files for this step and later ones.
             start = SessionLog(status=SessionLog.START)
             self._add(Event(step=info.resumed_at + 1, session_log=start))
 

@@ -11,7 +11,7 @@ ID_LETTERS = 8
 
 
 class Logger:
-    """A run of a project."""
+    """Logger to a run of a Trackio project."""
 
     def __init__(self, info: RunInfo) -> None:
         self._run = trackio.init(

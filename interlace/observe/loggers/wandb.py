@@ -8,7 +8,7 @@ from interlace.observe.loggers.base import LoggedSample, RunInfo
 
 
 class Logger:
-    """A run of a project. A resumed run has the same id; another run of the same name has another id."""
+    """Logger to a run of a W&B project. A resumed run keeps its id; another run of the same name has another id."""
 
     def __init__(self, info: RunInfo) -> None:
         self._run = wandb.init(

@@ -1,1 +1,1 @@
-"""`report.html`: what a run, or several, came to; one file that needs no network."""
+"""`report.html`: results of one or several runs in one file that needs no network."""

@@ -1,4 +1,4 @@
-"""The kinds of figures in a report, from numbers to SVG."""
+"""Figures of a report, drawn from numbers as SVG."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from interlace.observe.report.svg import TOP, Plot, label, nice_ticks
 
 MAX_DOTS = 60
-"""A curve of more points is drawn without dots."""
+"""A curve with more points is drawn without dots."""
 MAX_BARS = 60
-"""More steps than this are drawn as means of neighbours."""
+"""Most bars; further steps are averaged with their neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One run's numbers in a figure that all share."""
+    """One run's numbers in a shared figure."""
 
     name: str
     colour: str
@@ -22,14 +22,14 @@ class Series:
 
 
 def curves(name: str, series: Sequence[Series]) -> str:
-    """Draws a line a run over the steps; empty where no run has the numbers."""
+    """Draws one line per run over the steps; returns an empty string if no run has the numbers."""
     drawn = [each for each in series if each.points]
     if not drawn:
         return ""
     plot = Plot()
     xs = [x for each in drawn for x, _ in each.points]
     ys = [y for each in drawn for _, y in each.points]
-    highest = max(ys) if any(ys) else 1.0  # a flat zero stands on the axis
+    highest = max(ys) if any(ys) else 1.0  # A series of zeros lies on the axis.
     x_ticks, y_ticks = _step_ticks(min(xs), max(xs)), nice_ticks(min(ys), highest, 4)
     x, y = plot.x_scale(min(xs), max(*xs, min(xs) + 1)), plot.y_scale(y_ticks[0], y_ticks[-1])
     plot.grid(x, y, x_ticks, y_ticks)
@@ -45,10 +45,12 @@ def curves(name: str, series: Sequence[Series]) -> str:
 def stacked_bars(
     name: str, steps: Sequence[tuple[float, Mapping[str, float]]], colours: Mapping[str, str], unit: str
 ) -> str:
-    """Draws a bar a step, parts ordered as in `colours` from the bottom up. unit: of the parts, for the tooltips."""
+    """Draws one bar per step, its parts ordered as in `colours` from the bottom up. unit: of the parts, for the
+    tooltips.
+    """
     bars = _thinned(steps)
     plot = Plot(width=1060.0, height=260.0)
-    # One step that took far longer than the others (the first, often) must not flatten them.
+    # One step that took far longer than the others (often the first) must not flatten them.
     totals = sorted(sum(parts.values()) for _, parts in bars)
     typical = totals[len(totals) * 9 // 10]
     y_ticks = nice_ticks(0.0, typical * 1.05 or 1.0, 4)
@@ -91,7 +93,7 @@ def shares_bar(name: str, shares: Mapping[str, float], colours: Mapping[str, str
 
 
 def histogram(name: str, series: Sequence[Series], unit: str, *, whole: bool = False) -> str:
-    """Shares of values as steps, one outline a run. Points are (value, count). whole: a bin for each whole number."""
+    """Draws shares of values as a step outline per run. Points are (value, count). whole: one bin per whole number."""
     drawn = [each for each in series if each.points]
     if not drawn:
         return ""
@@ -121,7 +123,7 @@ def histogram(name: str, series: Sequence[Series], unit: str, *, whole: bool = F
 
 
 def _is_light(colour: str) -> bool:
-    """Returns whether dark text reads better on `#rrggbb`."""
+    """Returns True if dark text is easier to read on the colour `#rrggbb`."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue > 150
 
@@ -140,7 +142,7 @@ def _step_ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(steps: Sequence[tuple[float, Mapping[str, float]]]) -> list[tuple[float, Mapping[str, float]]]:
-    """Averages runs of consecutive steps, so that at most MAX_BARS bars are left."""
+    """Averages consecutive steps, so that at most MAX_BARS bars are left."""
     size = math.ceil(len(steps) / MAX_BARS)
     bars: list[tuple[float, Mapping[str, float]]] = []
     for start in range(0, len(steps), size):

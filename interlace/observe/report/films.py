@@ -1,4 +1,4 @@
-"""Section of the report with a run's videos: contact sheets within the page, videos too where they are small."""
+"""Section of the report with a run's videos: the page contains the contact sheets, and small videos."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from interlace.observe.films import FilmRecord, read_films, sheet_of
 from interlace.observe.report.sections import Entry
 
 _MAX_VIDEO_BYTES = 400_000
-"""Beyond, the page links to the file."""
+"""Largest video in the page; the page links to larger ones."""
 
 
 def films(entries: Sequence[Entry]) -> str:
-    """Shows what was filmed at each step; empty where nothing was."""
+    """Shows the films of each step; empty if there are none."""
     return "".join(_run(entry) for entry in entries)
 
 

@@ -17,7 +17,7 @@ BIN_COLOURS: Mapping[str, Sequence[str]] = {
     "weight_sync": ("#ec4899", "#f472b6"),
     "switch": ("#f59e0b", "#fbbf24", "#d97706"),
 }
-"""Bin of the ledger -> colours of its operations, which take them in turn, by name."""
+"""Bin of the ledger -> colours of its operations, assigned in order of their names."""
 OTHER = "#9ca3af"
 
 
@@ -39,16 +39,16 @@ class DeviceTimeline:
     """The device tracks of a trace."""
 
     devices: Mapping[int, str]
-    """Number -> name."""
+    """Number of the device -> its name."""
     bars: Sequence[Bar]
     steps: Mapping[int, tuple[float, float]]
-    """Step, the first is 1 -> when it began and ended."""
+    """Step, counted from 1 -> times of its start and end, in seconds."""
     note: str = ""
-    """Note on lines that were damaged; empty where none was."""
+    """Note on damaged lines; empty if there are none."""
 
     @cached_property
     def colours(self) -> Mapping[str, str]:
-        """Name of an operation -> colour."""
+        """Returns the colour of each operation, by name."""
         names: dict[str, set[str]] = {}
         for bar in self.bars:
             names.setdefault(bar.bin, set()).add(bar.name)
@@ -61,7 +61,9 @@ class DeviceTimeline:
 
     @classmethod
     def read(cls, path: Path) -> "DeviceTimeline | None":
-        """None where the run has not written it yet. Raises UserError where it is no trace; see TraceEvents."""
+        """Reads a timeline; returns None if the run has not written it yet. Raises UserError if it is not a trace; see
+        TraceEvents.
+        """
         if not path.exists():
             return None
         read = TraceEvents.read(path)
@@ -88,7 +90,7 @@ class DeviceTimeline:
 
 
 def gantt(name: str, timeline: DeviceTimeline, start_s: float, end_s: float) -> str:
-    """Draws a row a device from start to end; seconds count from the start."""
+    """Draws one row per device from start to end; seconds count from the start."""
     row = 30.0
     plot = Plot(width=1060.0, height=row * len(timeline.devices) + 44.0, left=64.0)
     x = plot.x_scale(0.0, end_s - start_s)
@@ -114,6 +116,6 @@ def gantt(name: str, timeline: DeviceTimeline, start_s: float, end_s: float) -> 
 
 
 def legend_of(timeline: DeviceTimeline, start_s: float, end_s: float) -> Mapping[str, str]:
-    """Operation -> colour of what is in the window."""
+    """Returns the colours of the operations in the window, by name."""
     seen = {bar.name for bar in timeline.bars if bar.end_s > start_s and bar.start_s < end_s}
     return {name: timeline.colours[name] for name in sorted(seen)}

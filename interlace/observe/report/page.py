@@ -1,4 +1,4 @@
-"""The report as one HTML page: no script, no network."""
+"""The report as one HTML page, without scripts and network access."""
 
 from collections.abc import Sequence
 from html import escape
@@ -67,7 +67,7 @@ LEADS = {
 
 
 def write_report(folders: Sequence[RunFolder], path: Path, *, step: int | None = None) -> None:
-    """Writes the report of these runs. step: whose Gantt chart is drawn; None takes the middle one.
+    """Writes the report of these runs. step: the step of the Gantt chart; None takes the middle one.
 
     Raises UserError for a run that logged nothing.
     """
@@ -99,9 +99,9 @@ def page(entries: Sequence[Entry], step: int | None) -> str:
     blocks = "".join(
         f"<section><h2>{escape(name)}</h2><p class='lead'>{escape(LEADS[name])}</p>{body}</section>"
         for name, body in bodies.items()
-        if body or name != "Episodes"  # of text there is nothing to be filmed
+        if body or name != "Episodes"  # Text runs have no films.
     )
-    icon = "<link rel='icon' href='data:,'>"  # or a browser asks for one
+    icon = "<link rel='icon' href='data:,'>"  # Without it a browser requests an icon.
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"

@@ -36,7 +36,7 @@ BIN_COLOURS: Mapping[str, str] = dict(
 RUN_COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
 NUM_SLOWEST = 6
 SHOWN_LETTERS = 4000
-"""Letters shown of a prompt or response; the rest is in samples/."""
+"""Most letters shown of a prompt or response; samples/ has the full text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,23 +47,23 @@ class Entry:
     colour: str
     timeline: DeviceTimeline | None
     config: str
-    """config.yaml."""
+    """Text of config.yaml."""
 
 
 def figure(title: str, note: str, svg: str, *, wide: bool = False) -> str:
-    """Makes a titled figure."""
+    """Renders a titled figure."""
     css = "figure wide" if wide else "figure"
     return f'<figure class="{css}"><figcaption>{escape(title)}<small>{escape(note)}</small></figcaption>{svg}</figure>'
 
 
 def legend(colours: Mapping[str, str]) -> str:
-    """Names with their colours."""
+    """Renders names with their colours."""
     chips = (f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in colours.items())
     return f'<p class="legend">{"".join(chips)}</p>'
 
 
 def summary(entries: Sequence[Entry]) -> str:
-    """Makes the table, a row a run."""
+    """Renders the table with one row per run."""
     heads = (
         "run", "steps", "s a step", "tokens/s", "trained tokens/s a device", "useful", "largest waste",
         "staleness", "reward", "accuracy",
@@ -97,7 +97,7 @@ def _change(values: Sequence[float]) -> str:
 
 
 def learning(entries: Sequence[Entry]) -> str:
-    """Draws curves over the steps, all runs in each."""
+    """Draws curves over the steps, with all runs in each."""
     figures = []
     for metric, title, note in CURVES:
         series = [Series(name=e.run.name, colour=e.colour, points=e.run.curve(metric)) for e in entries]
@@ -107,12 +107,12 @@ def learning(entries: Sequence[Entry]) -> str:
 
 
 def _runs_legend(entries: Sequence[Entry]) -> str:
-    """Shows which colour is which run; nothing for a single one."""
+    """Renders the colours of the runs; empty for a single run."""
     return legend({entry.run.name: entry.colour for entry in entries}) if len(entries) > 1 else ""
 
 
 def ledgers(entries: Sequence[Entry]) -> str:
-    """Shows the goodput ledger of each run."""
+    """Draws the goodput ledger of each run."""
     parts = []
     for entry in entries:
         books = ledger_of(entry.run.rows)
@@ -124,7 +124,7 @@ def ledgers(entries: Sequence[Entry]) -> str:
 
 
 def steps(entries: Sequence[Entry]) -> str:
-    """Shows where each step's time went."""
+    """Draws the time of each step by bin."""
     parts = []
     for entry in entries:
         bars = [
@@ -149,7 +149,7 @@ def _present(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def gantts(entries: Sequence[Entry], step: int | None) -> str:
-    """Shows what ran on each device during one step; None takes the middle one."""
+    """Draws the operations on each device during one step; None takes the middle step."""
     parts: list[str] = []
     colours: dict[str, str] = {}
     for entry in entries:
@@ -161,7 +161,7 @@ def gantts(entries: Sequence[Entry], step: int | None) -> str:
             parts.append(f"<p>{escape(entry.run.name)}: {escape(note)}</p>")
             continue
         start_s, end_s = timeline.steps[chosen]
-        # A little of the next step shows how the two meet.
+        # A part of the next step shows the transition.
         last_s = end_s + 0.15 * (end_s - start_s)
         svg = gantt(entry.run.name, timeline, start_s, last_s)
         colours |= legend_of(timeline, start_s, last_s)
@@ -178,7 +178,7 @@ def _chosen_step(timeline: DeviceTimeline, step: int | None) -> int | None:
 
 
 def histograms(entries: Sequence[Entry]) -> str:
-    """Staleness and lengths of samples."""
+    """Draws staleness and lengths of samples."""
     staleness, lengths = [], []
     for entry in entries:
         name, run = entry.run.name, entry.run
@@ -205,7 +205,9 @@ def histograms(entries: Sequence[Entry]) -> str:
 
 
 def staleness_of(run: RunData) -> list[int]:
-    """Returns, for each sample trained on, the version that its step began with - the oldest of its tokens."""
+    """Returns the staleness of each trained sample: the version at the start of its step, minus the oldest version of
+    its tokens.
+    """
     after = {int(step): int(version) for step, version in run.curve("version")}
     samples = [t for t in run.transcripts if t.event == TerminalEvent.TRAINED and t.version_min is not None]
     first = min(after, default=1)
@@ -231,7 +233,7 @@ def _counted(values: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def slowest(entries: Sequence[Entry]) -> str:
-    """Returns the samples with the most tokens, which are those that a step waits for; of each prompt one."""
+    """Shows the samples with the most tokens, which delay a step the most; one per prompt."""
     parts = []
     for entry in entries:
         descending = sorted(entry.run.transcripts, key=lambda sample: -sample.num_tokens)

@@ -1,4 +1,6 @@
-"""A plot's frame in SVG: scales, grid, ticks, labels. Colours are the page's CSS variables, so that it can go dark."""
+"""A plot's frame in SVG: scales, grid, ticks, labels. The colours are CSS variables of the page, which allows a dark
+mode.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,7 +24,7 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def label(value: float) -> str:
-    """Returns a tick's text: few characters at any size."""
+    """Returns the text of a tick, with few characters at any magnitude."""
     size = abs(value)
     if size >= 1e6:
         return f"{value / 1e6:g}M"
@@ -33,7 +35,7 @@ def label(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """Maps [low, high] to pixels."""
+    """Linear map from [low, high] to pixels."""
 
     low: float
     high: float
@@ -46,7 +48,7 @@ class Scale:
 
 @dataclass(kw_only=True)
 class Plot:
-    """Elements of one figure, drawn in the order in which they are added."""
+    """Elements of one figure, drawn in the order of their addition."""
 
     width: float = WIDTH
     height: float = HEIGHT
@@ -55,15 +57,15 @@ class Plot:
     parts: list[str] = field(default_factory=list)
 
     def x_scale(self, low: float, high: float) -> Scale:
-        """Makes a scale over the frame's width."""
+        """Returns a scale over the frame's width."""
         return Scale(low=low, high=high, start=self.left, end=self.width - RIGHT)
 
     def y_scale(self, low: float, high: float) -> Scale:
-        """Makes a scale over the frame's height, upwards."""
+        """Returns a scale over the frame's height, upwards."""
         return Scale(low=low, high=high, start=self.height - self.bottom, end=TOP)
 
     def grid(self, x: Scale, y: Scale, x_ticks: Iterable[float], y_ticks: Iterable[float]) -> None:
-        """Lines across at the y ticks, labels at both."""
+        """Draws horizontal lines at the y ticks, and labels at the ticks of both axes."""
         for value in y_ticks:
             at = y(value)
             self.line(self.left, at, self.width - RIGHT, at, "rule")
@@ -73,15 +75,15 @@ class Plot:
         self.line(self.left, y.start, self.width - RIGHT, y.start, "axis")
 
     def x_title(self, text: str) -> None:
-        """Below the ticks, in the middle."""
+        """Writes a title below the ticks, in the middle."""
         self.text((self.left + self.width - RIGHT) / 2, self.height - 4, text, "middle")
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
-        """Draws a straight line of a CSS class."""
+        """Draws a straight line with a CSS class."""
         self.parts.append(f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
 
     def text(self, x: float, y: float, text: str, anchor: str) -> None:
-        """anchor: start, middle or end."""
+        """Writes text. anchor: start, middle or end."""
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def rect(self, x: float, y: float, width: float, height: float, colour: str, tip: str) -> None:
@@ -104,7 +106,7 @@ class Plot:
         )
 
     def render(self, name: str) -> str:
-        """Renders the figure. name: read to people who do not see it."""
+        """Renders the figure. name: description for screen readers."""
         return (
             f'<svg viewBox="0 0 {self.width:g} {self.height:g}" role="img" aria-label="{escape(name)}">'
             f"{''.join(self.parts)}</svg>"

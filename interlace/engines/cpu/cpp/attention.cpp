@@ -1,8 +1,9 @@
 // Causal attention within the sequences of a packed row, and its gradients, on a CPU; float32.
 //
-// Keys are turned so that every product is one of broadcast numbers by vectors. A block of queries is multiplied by the
-// keys up to its last, so what is masked costs next to nothing. The backward computes the probabilities again from the
-// normalizers that the forward kept. Each number is summed in one order, whatever else is in the row.
+// Keys are transposed so that every product multiplies a broadcast number by vectors. A block of queries is multiplied
+// only by the keys up to its last query, so the masked part costs almost nothing. The backward pass recomputes the
+// probabilities from the normalizers that the forward pass stored. The order of each sum is fixed, regardless of the
+// rest of the row.
 
 #include <algorithm>
 #include <atomic>
@@ -19,8 +20,8 @@ constexpr int WIDTH = 16, ROWS = 8;
 #else
 constexpr int WIDTH = 8, ROWS = 4;
 #endif
-constexpr int PAIR = 2 * WIDTH;  // a tile is ROWS high and two vectors wide: as many sums as registers hold
-constexpr int BLOCK = 32;        // queries at a time
+constexpr int PAIR = 2 * WIDTH;  // a tile has ROWS rows and two vectors per row: as many sums as the registers hold
+constexpr int BLOCK = 32;        // queries per block
 
 typedef float vec __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t ints __attribute__((vector_size(WIDTH * 4)));
@@ -30,7 +31,7 @@ static inline void store(float* p, vec x) { std::memcpy(p, &x, sizeof x); }
 static inline vec all(float x) { return vec{} + x; }
 static inline int64_t padded(int64_t n) { return (n + PAIR - 1) / PAIR * PAIR; }
 
-// Numbers of tokens: `token` and `head` are strides; those of one head are neighbours.
+// Numbers of all tokens: `token` and `head` are strides; the numbers of one head are contiguous.
 struct Rows {
   float* data;
   int64_t token, head;
@@ -39,19 +40,19 @@ struct Rows {
 
 struct Packed {
   int64_t num_parts, num_threads;
-  const int64_t* parts;   // [num_parts + 1] first sequence of each run of sequences that share no token with others
+  const int64_t* parts;   // [num_parts + 1] first sequence of each group; groups share no tokens
   const int64_t* starts;  // [sequences + 1] first token of each
-  const int64_t* known;   // [sequences] leading tokens that are an earlier sequence's too: seen here, asked for there
-  const int64_t* places;  // [tokens] where each stands in the row
+  const int64_t* known;   // [sequences] leading tokens of an earlier sequence: only keys here, no queries
+  const int64_t* places;  // [tokens] position of each token in the row
   int64_t heads, kv_heads, key_dim, value_dim;
-  int64_t window;  // 0: none
+  int64_t window;  // 0: no window
   float scale;
   float* normalizers;  // [row, heads] logarithm of the sum of exponentials
   Rows query, key, value, out;
-  Rows out_grad, query_grad, key_grad, value_grad;  // of the backward; the last two come as zeros
+  Rows out_grad, query_grad, key_grad, value_grad;  // backward pass only; the last two are zero at the start
 };
 
-// One thread's; grows to the longest sequence.
+// Buffers of one thread; they grow to the longest sequence.
 struct Scratch {
   std::vector<float> keys, keys_T, values, values_T, query, out_grad, scores, score_grads, result, key_grad, value_grad;
 };
@@ -90,7 +91,7 @@ struct Factor {  // element (m, k) is data[m * row + k * step]
   int64_t row, step;
 };
 
-// c[rows, columns] = (c +) a[rows, depth] x b[depth, columns]; columns a multiple of PAIR.
+// c[rows, columns] = (c +) a[rows, depth] x b[depth, columns]; columns must be a multiple of PAIR.
 static void multiply(Factor a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t rows, int64_t columns,
                      int64_t depth, bool add) {
   for (int64_t n = 0; n < columns; n += PAIR) {
@@ -104,7 +105,7 @@ static void multiply(Factor a, const float* b, int64_t b_row, float* c, int64_t 
   }
 }
 
-// [count, dim] of one head, times `scale`; rows of `to_row`, the rest of each zero.
+// Copies [count, dim] of one head, times `scale`, into rows of length `to_row`; the rest of each row is zero.
 static float* gather(std::vector<float>& buffer, int64_t to_row, Rows from, const int64_t* places, int64_t count,
                      int64_t head, int64_t dim, float scale) {
   float* to = sized(buffer, count * to_row);
@@ -117,7 +118,7 @@ static float* gather(std::vector<float>& buffer, int64_t to_row, Rows from, cons
   return to;
 }
 
-// [dim, to_row] of [count, from_row].
+// Transposes [count, from_row] into [dim, to_row].
 static float* turn(std::vector<float>& buffer, int64_t to_row, const float* from, int64_t from_row, int64_t count,
                    int64_t dim) {
   float* to = sized(buffer, dim * to_row);
@@ -128,7 +129,7 @@ static float* turn(std::vector<float>& buffer, int64_t to_row, const float* from
   return to;
 }
 
-// A block of queries [first, last), and the keys that are multiplied by it: [low, last), in `columns` with the padding.
+// A block of queries [first, last) and its keys [low, last), which take `columns` columns with padding.
 struct Block {
   int64_t first, last, low, rows, seen, columns;
 };
@@ -139,13 +140,13 @@ static Block block_at(const Packed& p, int64_t first, int64_t length) {
   return {first, last, low, last - first, last - low, padded(last - low)};
 }
 
-// Writes `value` over the scores of keys that the query does not see.
+// Overwrites the scores of keys that the query does not attend to with `value`.
 static inline void mask(const Packed& p, const Block& b, int64_t query, float* row, float value) {
   std::fill(row + (query + 1 - b.low), row + b.columns, value);
   if (p.window && query - p.window + 1 > b.low) std::fill(row, row + (query - p.window + 1 - b.low), value);
 }
 
-// scores -> exp(score - normalizer), masked.
+// Replaces scores by exp(score - normalizer), masked.
 static inline void weigh(const Packed& p, const Block& b, int64_t query, float* row, float normalizer) {
   const vec least = all(normalizer);
   for (int64_t j = 0; j < b.columns; j += WIDTH) store(row + j, exp_lanes<vec, ints>(load(row + j) - least));
@@ -227,7 +228,7 @@ static void attend_sequence_backward(const Packed& p, Scratch& own, int64_t sequ
       for (int64_t i = 0; i < b.rows; ++i) {
         const int64_t place = places[first + i];
         const float* out = p.out.at(place, head);
-        float along = 0.0f;  // the gradient along the output itself: weights that add up to one cannot follow it
+        float along = 0.0f;  // gradient along the output: weights with sum one cannot follow it
         for (int64_t d = 0; d < p.value_dim; ++d) along += out[d] * out_grad[i * value_row + d];
         float *row = scores + i * b.columns, *grads = score_grads + i * b.columns;
         weigh(p, b, first + i, row, p.normalizers[place * p.heads + head]);
@@ -252,7 +253,7 @@ static void attend_sequence_backward(const Packed& p, Scratch& own, int64_t sequ
   }
 }
 
-// A part's sequences go in their order, on one thread: they add to the same gradients. Parts share nothing.
+// The sequences of a part run in order on one thread, because they add to the same gradients. Parts share nothing.
 template <class Work>
 static void each_part(const Packed& p, Work work) {
   std::atomic<int64_t> next{0};

@@ -1,13 +1,13 @@
 // Attention over the KV store for one CPU thread, float32.
 //
-// Each query is computed by the same sequence of operations whatever else is in the batch and however its prompt was
-// split into chunks: the bits of a result depend on the query and its keys alone.
+// Each query is computed by the same sequence of operations, regardless of the rest of the batch and of the chunks of
+// its prompt: the bits of a result depend on the query and its keys alone.
 
 #pragma once
 
 #include "vectors.h"
 
-// Where each token of the step lives. A page table of shift 62 has one page a row: a contiguous slot.
+// Location of each token of the step. A page table with shift 62 has one page per row: a contiguous slot.
 struct Tokens {
   int64_t count;
   const int64_t* row;         // [count]
@@ -23,8 +23,8 @@ struct Attention {
   float* out;              // [count, heads, value_dim]
   float *key_pool, *value_pool;  // [pool tokens, kv_heads, key_dim or value_dim]
   int64_t heads, kv_heads, key_dim, value_dim;
-  float scale, softcap;    // softcap 0: none
-  int64_t window;          // 0: none
+  float scale, softcap;    // softcap 0: no cap
+  int64_t window;          // 0: no window
   const float* sinks;      // [heads] or null
   float* scratch;          // [heads / kv_heads, longest context rounded up to 8]
   int64_t scratch_row;
@@ -36,7 +36,7 @@ static inline int64_t locate(const Tokens& t, int64_t row, int64_t position) {
   return t.page_table[row * t.pages_per_row + page] + (position & ((int64_t(1) << t.page_shift) - 1));
 }
 
-// Eight keys' products with one query, summed by one transposing tree. D is a multiple of 8.
+// Products of eight keys with one query, summed by one transposing tree. D is a multiple of 8.
 template <int D>
 static inline v8 dot_keys(const float* query, const float* const* keys) {
   v8 acc[8];
@@ -51,8 +51,8 @@ static inline v8 dot_keys(const float* query, const float* const* keys) {
   return add_eight(acc);
 }
 
-// sums[G, E] += weights[G, count] x values[count, E]; sums stay in registers. E is a multiple of 8, at most 32.
-// U keys go to sums of their own, for a chain of dependent additions is slower than the loads.
+// sums[G, E] += weights[G, count] x values[count, E]; sums stay in registers. E is a multiple of 8, at most 32. U keys
+// have separate sums, because a chain of dependent additions is slower than the loads.
 template <int G, int E, int U>
 static inline void add_values(float* sums, int64_t sums_row, const float* weights, int64_t weights_row,
                               const float* values, int64_t step, int64_t count) {
@@ -92,7 +92,7 @@ static inline void add_values(float* sums, int64_t sums_row, const float* weight
     }
 }
 
-// scores[0:n] -> exp(score - max); returns 1 / sum. The row is padded to a multiple of 8 with zeros.
+// Replaces scores[0:n] by exp(score - max); returns 1 / sum. The row is padded to a multiple of 8 with zeros.
 static float softmax_row(float* scores, int64_t n, const Attention& a, int64_t head) {
   if (a.softcap != 0.0f)
     for (int64_t i = 0; i < n; ++i) scores[i] = a.softcap * std::tanh(scores[i] / a.softcap);
@@ -118,7 +118,7 @@ static float softmax_row(float* scores, int64_t n, const Attention& a, int64_t h
   return 1.0f / total;
 }
 
-// What one token's query heads of one kv head attend to, page by page: calls `work(first position, cell, count)`.
+// Visits the pages that one token attends to: calls `work(first position, cell, count)` for each.
 template <class Work>
 static inline void each_page(const Tokens& t, int64_t row, int64_t first, int64_t last, Work work) {
   const int64_t page = int64_t(1) << t.page_shift;
@@ -139,7 +139,7 @@ static inline void score_keys(const Attention& a, const float* query, int64_t gr
     return;
   }
   for (int64_t k = 0; k < count; k += 8) {
-    const float* keys[8];  // past the end the last key again: a score's bits do not depend on its neighbours
+    const float* keys[8];  // past the end, the last key again: a score's bits do not depend on its neighbours
     for (int64_t j = 0; j < 8; ++j) keys[j] = key + (k + j < count ? k + j : count - 1) * step;
     for (int64_t g = 0; g < group; ++g) {
       const v8 found = dot_keys<D ? D : 8>(query + g * a.query_head, keys) * set8(a.scale);
@@ -169,7 +169,7 @@ static inline void sum_values(const Attention& a, float* out, int64_t group, con
   }
 }
 
-// D and E are the dimensions where known at compile time, 0 for any.
+// D and E are the dimensions if known at compile time, else 0.
 template <int D, int E>
 static void attend(const Tokens& t, const Attention& a, int64_t token, int64_t kv_head) {
   const int64_t group = a.heads / a.kv_heads, row = t.row[token], last = t.position[token];
@@ -211,7 +211,8 @@ static void attend_all(const Tokens& t, const Attention& a) {
     for (int64_t h = 0; h < a.kv_heads; ++h) attend<D, E>(t, a, i, h);
 }
 
-// Writes the step's keys and values to the pool, then attends from each token to its row's keys up to its own.
+// Writes the step's keys and values to the pool, then attends from each token to the keys of its row up to its
+// position.
 static void write_and_attend(const Tokens& t, const Attention& a) {
   write_kv(t, a);
   if (a.key_dim == 16 && a.value_dim == 16) attend_all<16, 16>(t, a);

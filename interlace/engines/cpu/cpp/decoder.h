@@ -1,4 +1,4 @@
-// The forward pass of a decoder of the Llama shape over a step's tokens, for one CPU thread.
+// Forward pass of a decoder of the Llama shape over a step's tokens, for one CPU thread.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 #include "int8.h"
 #include "product.h"
 
-// One layer's weights, as the model stores them: [outputs, inputs], row-major.
+// Weights of one layer, as the model stores them: [outputs, inputs], row-major.
 struct Layer {
   const float *input_norm, *query, *key, *value, *out, *post_norm, *gate, *up, *down;
   const float *query_bias, *key_bias, *value_bias;  // or null
@@ -17,7 +17,7 @@ struct Layer {
   float *key_pool, *value_pool;
   int64_t window;
   float scale, softcap, epsilon, norm_epsilon;
-  const Quantized* eight;                           // query, key, value, out, gate, up, down in eight bits; or null
+  const Quantized* eight;                           // query, key, value, out, gate, up, down as int8; or null
 };
 
 struct Decoder {
@@ -26,11 +26,11 @@ struct Decoder {
   const float *embedding, *norm, *head;  // [vocab, hidden], [hidden], [vocab, hidden]
   const float *cos, *sin;                // [positions, rotary_dim]
   float epsilon;
-  const Quantized* head8;                // the head in eight bits, or null
+  const Quantized* head8;                // the head as int8, or null
   int64_t drawn_vocab;                   // tokens from 0 that are sampled, at most vocab
 };
 
-// What one thread writes to; `rows` is at least the number of tokens.
+// Working memory of one thread; `rows` is at least the number of tokens.
 struct Buffers {
   float *residual, *normed;  // [rows, hidden]
   float* qkv;                // [rows, (heads + 2 kv_heads) * head_dim]
@@ -42,7 +42,7 @@ struct Buffers {
   int64_t scratch_row;
   float* inverse;
   Codes codes;               // see multiply8: for the deepest one
-  // Of the last call: seconds, steps, tokens drawn, rows that ended.
+  // Results of the last call: seconds, steps, sampled tokens, ended rows.
   double attention_s, forward_s;
   int64_t num_steps, num_drawn, num_ended;
 };
@@ -58,7 +58,7 @@ static inline void add_bias(float* x, const float* bias, int64_t dim) {
     for (int64_t k = 0; k < dim; ++k) x[k] += bias[k];
 }
 
-// Bias, head norms and rotation of each token's queries and keys; bias of its values.
+// Applies bias, head norms and rotation to each token's queries and keys, and the bias to its values.
 static void rotate(const Decoder& d, const Layer& layer, const Tokens& t, float* qkv) {
   const int64_t width = (d.heads + 2 * d.kv_heads) * d.head_dim, half = d.rotary_dim / 2;
   for (int64_t i = 0; i < t.count; ++i) {
@@ -105,13 +105,13 @@ static void attend_layer(const Decoder& d, const Layer& layer, const Tokens& t, 
   write_and_attend(t, a);
 }
 
-// eight: the weight in eight bits, or null.
+// eight: the weight as int8, or null.
 static void multiply_by(const Product& p, const Quantized* eight, Buffers& b) {
   if (eight) multiply8(p, *eight, b.codes);
   else multiply(p);
 }
 
-// next: the weight that is read after the layer's.
+// next: the weight that is read after the layer's weights.
 static void run_layer(const Decoder& d, const Layer& layer, const float* next, const Tokens& t, Buffers& b) {
   const int64_t count = t.count, query = d.heads * d.head_dim, key = d.kv_heads * d.head_dim, width = query + 2 * key;
   auto normalise = [&](const float* weight) {
@@ -141,7 +141,7 @@ static void run_layer(const Decoder& d, const Layer& layer, const float* next, c
               eight(6), b);
 }
 
-// Logits [num_wanted, vocab] of the tokens whose indices are `wanted`.
+// Computes logits [num_wanted, vocab] of the tokens whose indices are `wanted`.
 static void run_decoder(const Decoder& d, const Tokens& t, const int64_t* token_ids, const int64_t* wanted,
                         int64_t num_wanted, Buffers& b) {
   for (int64_t i = 0; i < t.count; ++i)

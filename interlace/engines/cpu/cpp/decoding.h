@@ -1,4 +1,4 @@
-// Decode steps from tokens to tokens: the forward pass, the draw, and what follows for the sequences.
+// Decode steps from tokens to tokens: forward pass, sampling, and update of the sequences.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 #include "decoder.h"
 #include "sampling.h"
 
-// The sequences' numbers, a row each, as SequenceTable keeps them.
+// State of the sequences, one row each, with the layout of SequenceTable.
 struct Table {
   int64_t columns, num_stops;
   int64_t* token_ids;         // [rows, columns]
@@ -19,12 +19,12 @@ struct Table {
   const int64_t *num_prompt, *limit;
   const uint64_t* noise_key;
   const float* temperature;
-  const int64_t* stop_ids;    // [rows, num_stops] -1: none
+  const int64_t* stop_ids;    // [rows, num_stops] -1: unused
 };
 
 enum Outcome : int8_t { GOES_ON, STOPPED, FULL, NOT_FINITE };
 
-// A number in (0, 1), as keyed_uniform in sampling.py makes it.
+// Returns a number in (0, 1), equal to keyed_uniform in sampling.py.
 static inline double keyed_uniform(uint64_t key, int64_t index) {
   uint64_t x = (uint64_t(index) + 1) * 0x9E3779B97F4A7C15u + key;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -49,17 +49,17 @@ static Outcome append(const Table& table, int64_t row, int64_t token, float logp
   return is_stop(table, row, token) ? STOPPED : at + 1 >= table.limit[row] ? FULL : GOES_ON;
 }
 
-// How long steps follow one another, and what became of the rows.
+// Limits on a run of decode steps, and the outcomes of its rows.
 struct Advance {
   int64_t version, max_steps;
   double max_s;
-  int64_t past_ends;           // 0: until a row ends; else until all have
-  const int64_t* interrupted;  // set by another thread: the step that runs is the last
+  int64_t past_ends;           // 0: until a row ends; else until all rows have ended
+  const int64_t* interrupted;  // set by another thread: the current step is the last
   int8_t* outcome;             // [count]
-  int64_t* ended;              // [count] which rows ended, one after the other
+  int64_t* ended;              // [count] indices of the ended rows, in order of their end
 };
 
-// The rows that still run, what a step needs of them and what it makes for them.
+// The rows that still run, with the inputs and outputs of a step.
 struct Step {
   std::vector<int64_t> row, place, position, last, wanted, drawn;  // place: among the rows of the call
   std::vector<double> uniform, scratch;
@@ -90,7 +90,7 @@ static void draw_next(const Decoder& d, const Tokens& tokens, const Table& table
   draw_rows(&sampling);
 }
 
-// Appends what was drawn, unless one of the logits was not finite, and keeps the rows that go on. Returns how many.
+// Appends the sampled tokens, unless a logit was not finite, and keeps the rows that continue. Returns their number.
 static int64_t keep_running(const Table& table, const Advance& call, int64_t count, Buffers& b, Step& step) {
   const auto drawn = step.logprob.begin();
   const bool finite = std::none_of(drawn, drawn + count, [](float x) { return std::isnan(x); });
@@ -111,7 +111,7 @@ static int64_t keep_running(const Table& table, const Advance& call, int64_t cou
   return kept;
 }
 
-// A token for each row of `tokens`, whose last one runs, and so on; see Advance. `position` is not looked at.
+// Decodes a token for each row of `tokens` per step, starting from its last token; see Advance. Ignores `position`.
 static void decode_rows(const Decoder& d, Tokens tokens, const Table& table, const Advance& call, Buffers& b) {
   const double start = seconds();
   Step step(tokens, d.vocab);

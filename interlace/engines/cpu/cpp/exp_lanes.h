@@ -1,16 +1,16 @@
-// exp of every lane of a vector, by Cephes' polynomial (relative error about 1e-7); for arguments of at most 0.
+// exp of every lane of a vector, by Cephes' polynomial (relative error about 1e-7), for arguments of at most 0.
 
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-// Floats: a vector of float, in GCC's and Clang's own notation; Ints: one of int32_t of as many lanes.
+// Floats: a vector of float, in GCC's and Clang's notation. Ints: a vector of int32_t with as many lanes.
 template <class Floats, class Ints>
 static inline Floats exp_lanes(Floats x) {
   const auto all = [](float value) { return Floats{} + value; };
   x = x < all(-87.0f) ? all(-87.0f) : x;
-  const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding and taking it away again rounds to an integer
+  const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
   const Floats n = (x * all(1.44269504088896341f) + magic) - magic;
   const Floats r = x - n * all(0.693359375f) - n * all(-2.12194440e-4f);
   Floats p = all(1.9875691500e-4f);

@@ -1,7 +1,7 @@
-// Matrix products x @ weight^T in eight bits on one CPU thread: x has one scale a row, the weight one an output.
+// Matrix products x @ weight^T as int8 on one CPU thread: x has one scale per row, the weight one per output.
 //
-// Sums are of integers and exact, so that a row's bits do not depend on how many share the call. A vector holds four k
-// of sixteen outputs, and meets four k of a row at once: nothing is added across the lanes of a vector.
+// Sums are integers and exact, so a row's bits do not depend on the number of rows in the call. A vector contains four
+// k of sixteen outputs and is multiplied by four k of a row at once: nothing is added across the lanes of a vector.
 
 #pragma once
 
@@ -13,14 +13,15 @@
 
 constexpr int64_t outputs8 = 16, ks8 = 4;
 
-// A weight [width, depth] as the products read it; width is rounded up to 16 and depth to 4, with zeros behind.
+// A weight [width, depth] in the layout of the products; width is padded to a multiple of 16 and depth to 4, with
+// zeros.
 struct Quantized {
   const int8_t* codes;    // [width / 16, depth / 4, 16, 4]
   const float* scale;     // [width]
   const int32_t* offset;  // [width] 128 times the sum of an output's codes
 };
 
-// Rows of x: codes are 128 more than x / scale, rounded.
+// Rows of x: each code is round(x / scale) + 128.
 struct Codes {
   uint8_t* codes;  // [count, depth rounded up to 4]
   float* scale;    // [count]
@@ -54,7 +55,7 @@ static void quantize_row(const float* x, int64_t depth, uint8_t* codes, float* s
 }
 
 #ifdef __AVX512VNNI__
-constexpr int rows8 = 6, blocks8 = 4;  // their sums, the weights and one x fit the registers
+constexpr int rows8 = 6, blocks8 = 4;  // these sums, the weights and one x fit the registers
 
 template <int R, int C>
 static inline void tile8(const Product& p, const Quantized& q, const Codes& x, int64_t row, int64_t block) {

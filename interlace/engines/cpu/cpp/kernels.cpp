@@ -1,4 +1,4 @@
-// What Python calls, through ctypes: a plain C interface without state.
+// Functions that Python calls through ctypes: a plain C interface without state.
 
 #include "decoding.h"
 

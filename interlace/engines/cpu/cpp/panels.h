@@ -1,8 +1,9 @@
-// Products of many rows: a vector holds one k of eight rows, and each weight meets all of them at once.
+// Products of many rows: a vector contains one k of eight rows, and each weight is multiplied by all of them at once.
 //
-// The bits are those of tiles.h. What is lane l of a sum there, over k = l, l + 8, ..., is a sum of its own here; the
-// eight are made one after the other and added by the same tree. Nothing is added across the lanes of a vector, which
-// costs a tile up to a third of its time. Only where vectors have eight lanes: with sixteen it was not tried.
+// The bits equal the bits of tiles.h. Lane l of a sum there, over k = l, l + 8, ..., is a separate sum here; the eight
+// sums are computed one after the other and added by the same tree. Nothing is added across the lanes of a vector,
+// which would cost a tile up to a third of its time. Used only with vectors of eight lanes; sixteen lanes were not
+// tried.
 
 #pragma once
 
@@ -13,11 +14,11 @@ constexpr int64_t panels_from = INT64_MAX;
 static void multiply_panels(const Product&, int64_t, int64_t) {}
 #else
 constexpr int64_t panel_rows = 16;   // two vectors
-constexpr int64_t panels_from = 12;  // rows: a panel costs the same however many of its rows are there
-constexpr int sums_width = 6;        // of the weight's rows: their sums and two vectors of x fit the registers
+constexpr int64_t panels_from = 12;  // rows: the cost of a panel does not depend on the number of its rows
+constexpr int sums_width = 6;        // rows of the weight: their sums and two vectors of x fit the registers
 constexpr int panel_width = 2 * sums_width;
 
-// out[8 lanes, step] = eight rows' k, one of each lane.
+// Transposes an 8 x 8 square: out[8 lanes, step] = eight k of eight rows.
 static inline void turn_square(const float* const* rows, int64_t k, float* out, int64_t step) {
   v8 a[8], b[8];
 #pragma GCC unroll 8
@@ -41,7 +42,7 @@ static inline void turn_square(const float* const* rows, int64_t k, float* out, 
   }
 }
 
-// One part of k of up to 16 rows, as [8 lanes, part / 8, 16 rows]; missing rows are the last one again.
+// Transposes one part of k of up to 16 rows to [8 lanes, part / 8, 16 rows]; missing rows repeat the last one.
 static void turn(const float* x, int64_t x_row, int64_t count, int64_t part, float* turned) {
   const int64_t eighth = ceil_div(part, 8), step = eighth * panel_rows;
   for (int64_t first = 0; first < panel_rows; first += 8) {
@@ -53,7 +54,7 @@ static void turn(const float* x, int64_t x_row, int64_t count, int64_t part, flo
   }
 }
 
-// One lane of 6 x 16 sums. A place `asked` floats further is asked for with each k.
+// Computes one lane of 6 x 16 sums. With each k, it prefetches the address `asked` floats further.
 static inline void add_lane(const float* x, const float* weight, int64_t weight_row, int64_t count, const float* ahead,
                             int64_t asked, v8* acc) {
 #pragma GCC unroll 12
@@ -72,7 +73,7 @@ static inline void add_lane(const float* x, const float* weight, int64_t weight_
   }
 }
 
-// found[6, 16] = weight[6, part] @ turned^T. asked * part floats from `ahead` on are asked for meanwhile.
+// found[6, 16] = weight[6, part] @ turned^T. Meanwhile it prefetches asked * part floats from `ahead`.
 static inline void panel_sums(const float* turned, const float* weight, int64_t weight_row, int64_t part,
                               const float* ahead, int64_t asked, v8* found) {
   constexpr int num_sums = 2 * sums_width;
@@ -82,7 +83,7 @@ static inline void panel_sums(const float* turned, const float* weight, int64_t 
   for (int lane = 0; lane < 8; ++lane) {
     add_lane(turned + lane * eighth * panel_rows, weight + lane, weight_row, (part - lane + 7) / 8,
              ahead + lane * eighth * asked, asked, found);
-    int level = 0;  // of the tree: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
+    int level = 0;  // level of the tree ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
     for (; lane >> level & 1; ++level)
 #pragma GCC unroll 12
       for (int i = 0; i < num_sums; ++i) found[i] = held[level][i] + found[i];
@@ -92,7 +93,7 @@ static inline void panel_sums(const float* turned, const float* weight, int64_t 
   }
 }
 
-// Half a tile of the weight, of which `left` rows are there, with a panel of which `count` rows are.
+// Multiplies half a tile of the weight, of which `left` rows exist, by a panel of which `count` rows exist.
 static void panel_to_out(const Product& p, const Tile& t, int64_t half, const float* turned, int64_t row, int64_t count,
                          int64_t asked) {
   const int64_t column = t.column + half * sums_width, left = p.width - column;
@@ -109,7 +110,7 @@ static void panel_to_out(const Product& p, const Tile& t, int64_t half, const fl
   }
 }
 
-// Rows first to last: whole panels, and what is left as tiles, or as one more panel where that is most of one.
+// Multiplies rows first to last: whole panels, then the rest as tiles, or as a panel if it has enough rows.
 static void multiply_panels(const Product& p, int64_t first, int64_t last) {
   const int64_t left = (last - first) % panel_rows, end = last - (left < panels_from ? left : 0);
   const int64_t depth = ceil_div(p.depth, 8) * 8, part = part_of(p.depth);
@@ -117,7 +118,7 @@ static void multiply_panels(const Product& p, int64_t first, int64_t last) {
     for (int64_t k = 0; k < p.depth; k += part)
       turn(p.x + row * p.x_row + k, p.x_row, end - row, k + part < p.depth ? part : p.depth - k,
            p.turned + (row - first) * depth + k * panel_rows);
-  // What is to come is asked for evenly: were it all at once, the first panel would wait for memory.
+  // Prefetches are spread evenly: if all were issued at once, the first panel would wait for memory.
   const int64_t halves = 2 * ceil_div(end - first, panel_rows), asked = ceil_div(panel_width, halves);
   each_tile<panel_width>(p, [&](Tile t) {
     int64_t unasked = panel_width;

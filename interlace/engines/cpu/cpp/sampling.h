@@ -1,4 +1,4 @@
-// Drawing tokens from rows of logits.
+// Sampling of tokens from rows of logits.
 
 #pragma once
 
@@ -10,7 +10,7 @@ struct Sampling {
   const float* temperature; // [count] 0: greedy
   const double* uniform;    // [count] in (0, 1)
   int64_t* token;           // [count]
-  float* logprob;           // [count] NaN where the logits are not finite
+  float* logprob;           // [count] NaN if the logits are not finite
   double* scratch;          // [vocab / 64 + 1]
 };
 
@@ -29,7 +29,7 @@ static float largest(const float* x, int64_t n) {
   return max;
 }
 
-// exp((x - max) * inverse) of up to eight numbers; the others' places hold what is not to be read.
+// exp((x - max) * inverse) of up to eight numbers; the other lanes must not be read.
 static inline v8 weights8(const float* x, int64_t n, float max, float inverse) {
   v8 part = set8(max);
   if (n >= 8) part = load8(x);
@@ -37,7 +37,7 @@ static inline v8 weights8(const float* x, int64_t n, float max, float inverse) {
   return exp8((part - set8(max)) * set8(inverse));
 }
 
-// One token a row from softmax(logits / temperature) by inverse CDF; the sums are double.
+// Samples one token per row from softmax(logits / temperature) by inverse CDF; the sums are double.
 static void draw_rows(const Sampling* s) {
   const int64_t blocks = (s->vocab + 63) / 64;
   for (int64_t i = 0; i < s->count; ++i) {
@@ -68,7 +68,7 @@ static void draw_rows(const Sampling* s) {
       double mass = b ? s->scratch[b - 1] : 0.0;
       const int64_t start = b * 64, end = start + 64 < s->vocab ? start + 64 : s->vocab;
       token = start;
-      // The last candidate with any mass is kept where rounding leaves the target beyond the block's sum.
+      // The last candidate with any mass is kept if rounding leaves the target beyond the block's sum.
       for (int64_t k = start; k < end && mass <= target; k += 8) {
         const v8 e = weights8(x + k, end - k, max, inverse);
         for (int64_t j = 0; j < 8 && k + j < end && mass <= target; ++j) {

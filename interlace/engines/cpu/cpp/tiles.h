@@ -1,14 +1,14 @@
-// Products of few rows: a vector holds neighbouring k of one row.
+// Products of few rows: a vector contains neighbouring k of one row.
 //
-// A sum over k is kept in the lanes of one vector, each lane in order of k, and its lanes are added by one tree: in one
-// order for any number of rows and any shape of tile.
+// The lanes of one vector accumulate a sum over k, each lane in order of k, and one tree adds the lanes: the order is
+// the same for any number of rows and any shape of tile.
 
 #pragma once
 
 #include "vectors.h"
 
-// Tiles of sums that fit the registers. Rows that fit one tile meet each weight once, straight on its way in; more go
-// in passes of `pass_rows`, and the tile's weights stay in the first-level cache from pass to pass.
+// Tiles of sums that fit the registers. If all rows fit one tile, each weight is used once when it is loaded. More rows
+// run in passes of `pass_rows`, and the tile's weights stay in the first-level cache between the passes.
 #ifdef __AVX512F__
 typedef float lanes __attribute__((vector_size(64)));
 constexpr int single_rows = 10, pass_rows = 4, pass_width = 6;
@@ -19,12 +19,12 @@ constexpr int single_rows = 3, pass_rows = 3, pass_width = 4;
 constexpr int single_width(int) { return 4; }
 #endif
 constexpr int64_t num_lanes = sizeof(lanes) / sizeof(float);
-constexpr int64_t longest_part = 640;         // of k: a tile's part of the weight stays in the first-level cache
-constexpr int64_t block_floats = 128 * 1024;  // of x: what every tile of the weight meets stays in the second-level one
-constexpr int64_t group_floats = 64 * 1024;   // of the weight, at most: two groups stay there too
-constexpr int64_t group_width = 24;           // of the weight's rows: a multiple of every tile's width
+constexpr int64_t longest_part = 640;         // k per tile, at most: its weights stay in the first-level cache
+constexpr int64_t block_floats = 128 * 1024;  // floats of x that stay in the second-level cache for all tiles
+constexpr int64_t group_floats = 64 * 1024;   // floats of a group of weights, at most: two groups stay there too
+constexpr int64_t group_width = 24;           // rows of the weight per group: a multiple of every tile's width
 
-// Holds a value in a register. Else the compiler reads it again for each product, and the loads become the limit.
+// Keeps a value in a register. Otherwise the compiler reads it again for each product, and the loads become the limit.
 #if defined(__x86_64__)
 #define IN_REGISTER(x) asm("" : "+v"(x))
 #elif defined(__aarch64__) && !defined(__clang__)
@@ -41,7 +41,7 @@ static inline lanes load_lanes(const float* p) {
   return r;
 }
 
-// Each vector's sum, of eight in their order.
+// Returns the sum of each of eight vectors, in order.
 static inline v8 add_lanes(const lanes* x) {
 #ifdef __AVX512F__
   v8 folded[8];
@@ -84,7 +84,7 @@ static inline void add_products(const float* x, int64_t x_row, const float* weig
   }
 }
 
-// found[R, C] = x[R, count] @ weight[C, count]^T. F * count floats from `ahead` on are asked for meanwhile.
+// found[R, C] = x[R, count] @ weight[C, count]^T. Meanwhile it prefetches F * count floats from `ahead`.
 template <int R, int C, int F>
 static inline void tile(const float* x, int64_t x_row, const float* weight, int64_t weight_row, int64_t count,
                         const float* ahead, float* found) {
@@ -92,7 +92,7 @@ static inline void tile(const float* x, int64_t x_row, const float* weight, int6
 #pragma GCC unroll 32
   for (int i = 0; i < R * C; ++i) acc[i] = lanes{};
   const int64_t whole = count / num_lanes * num_lanes;
-  float rest[(R + C) * num_lanes];  // filled before the loop: a call behind it would have the sums leave the registers
+  float rest[(R + C) * num_lanes];  // filled before the loop: a call after it would move the sums out of the registers
   if (whole < count) {
     std::memset(rest, 0, sizeof rest);
     for (int i = 0; i < R + C; ++i)
@@ -121,12 +121,12 @@ struct Product {
   int64_t width;
   float* out;           // [count, width], a row every out_row elements
   int64_t out_row;
-  bool add;             // to what is in out
+  bool add;             // add to the content of out
   const float* next;    // the weight that is read after this one
-  float* turned;        // what panels.h writes to: count rounded up to 16 times depth rounded up to 8
+  float* turned;        // buffer of panels.h: count rounded up to 16 times depth rounded up to 8
 };
 
-// One tile of the weight: where it lies, and what is asked for while it is worked on.
+// One tile of the weight: its location, and the address to prefetch during its computation.
 struct Tile {
   int64_t column, k, part;
   const float *weight, *ahead;
@@ -152,13 +152,13 @@ static void tile_to_out(const Product& p, const Tile& t, int64_t row) {
   }
 }
 
-// Of k, how much a tile has; the last one has what is left.
+// Returns the k per tile; the last tile has the rest.
 static inline int64_t part_of(int64_t depth) {
   return ceil_div(ceil_div(depth, ceil_div(depth, longest_part)), num_lanes) * num_lanes;
 }
 
-// Works on each tile of the weight, and asks for the group after its own. Within a group the parts of k come one after
-// the other, so that a part of few rows of x stays in the first-level cache.
+// Calls `work` for each tile of the weight and prefetches the following group. Within a group the parts of k come one
+// after the other, so that a part of few rows of x stays in the first-level cache.
 template <int C, class Work>
 static inline void each_tile(const Product& p, Work work) {
   const int64_t part = part_of(p.depth);
@@ -182,15 +182,15 @@ static inline void each_tile(const Product& p, Work work) {
   }
 }
 
-// R rows at once.
+// Multiplies R rows at once.
 template <int R>
 static void single_pass(const Product& p, int64_t first) {
   constexpr int C = single_width(R);
   each_tile<C>(p, [&](const Tile& t) { tile_to_out<R, C, C>(p, t, first); });
 }
 
-// In passes of pass_rows and of one less. Each of the first ones asks for F rows' worth of what is to come: were all asked
-// for at once, the first pass would wait for memory and the others leave it idle.
+// Multiplies rows in passes of pass_rows and pass_rows - 1. Each of the first passes prefetches F rows of the following
+// weights: if the first pass prefetched all of them, it would wait for memory and the others would leave it idle.
 template <int F>
 static void many_passes(const Product& p, int64_t first, int64_t last, int64_t passes) {
   constexpr int R = pass_rows, C = pass_width;

@@ -1,4 +1,4 @@
-// Vectors of eight floats, in GCC's and Clang's own notation: one source for every processor.
+// Vectors of eight floats, in GCC's and Clang's notation: one source for every processor.
 
 #pragma once
 
@@ -36,14 +36,14 @@ static inline void add_scaled(float* out, float weight, const float* x, int64_t 
 }
 
 #define SHUFFLE __builtin_shufflevector
-// [a0+a1, a2+a3, b0+b1, b2+b3, and the same of the upper halves]: one instruction a shuffle.
+// [a0+a1, a2+a3, b0+b1, b2+b3, and the same of the upper halves]: one instruction per shuffle.
 static inline v8 add_pairs(v8 a, v8 b) {
   return SHUFFLE(a, b, 0, 2, 8, 10, 4, 6, 12, 14) + SHUFFLE(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
 }
 static inline v8 add_halves(v8 a, v8 b) {
   return SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
 }
-// Each vector's sum, of eight in their order.
+// Returns the sum of each of eight vectors, in order.
 static inline v8 add_eight(const v8* x) {
   return add_halves(add_pairs(add_pairs(x[0], x[1]), add_pairs(x[2], x[3])),
                     add_pairs(add_pairs(x[4], x[5]), add_pairs(x[6], x[7])));

@@ -1,5 +1,6 @@
-"""Rollout engines by name, one file each: what a recipe's `rollout.engine` may be. None imports torch or its library
-before it is asked for an engine.
+"""Rollout engines by name, one file each: the values of a recipe's `rollout.engine`.
+
+No module imports torch or its engine's library before it creates an engine.
 """
 
 import inspect
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
     from interlace.models.loading import LoadedModel
 
 Feature: TypeAlias = Literal["raw_logprobs", "truncation", "kv_offload", "kv_use", "invariance"]
-"""Abilities that only some engines have: the model's own log-probs beside those sampled from; log-probs after top_p,
-top_k and min_p; a KV cache that survives a change of hands; the use of the KV cache step by step; a sample's bits
-independent of what shares its batch."""
+"""Abilities that only some engines have. raw_logprobs: the log-probs of the unmodified logits, in addition to the
+sampled ones. truncation: log-probs after top_p, top_k and min_p. kv_offload: a KV cache that survives a change of
+hands. kv_use: a report of the KV cache's use in each step. invariance: a sample's bits do not depend on its batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSite:
-    """Place of an engine, and its ingredients besides the loaded model."""
+    """Place of an engine, and its inputs other than the loaded model."""
 
     model: "ModelConfig"
-    """Settings that the model was loaded from."""
+    """Settings from which the model was loaded."""
     devices: tuple[str, ...]
     """Names of the devices in torch."""
     seed: int
@@ -40,70 +41,70 @@ class EngineSite:
     num_threads: int
     """Threads of the host for one engine."""
     mesh: "DeviceMesh | None" = None
-    """Ranks that make up the engine, where it has several."""
+    """Ranks that form the engine, if it has several."""
     instance: int = 0
-    """Number of the engine among those of the run."""
+    """Index of the engine among the engines of the run."""
     url: str | None = None
-    """Address of the server, for one that joined; None: the number of the engine chooses it."""
+    """Address of the server, for one that joined; if None, the index of the engine selects it."""
     logs: Path | None = None
-    """Folder for the logs of servers that the engine starts; None: a temporary one."""
+    """Folder for the logs of servers that the engine starts; None for a temporary one."""
 
 
 class EngineKind(ABC):
-    """Kind of engine behind an engine's name in a recipe. A subclass says what its engines need and makes them."""
+    """Kind of engine with a name in recipes. A subclass states the requirements of its engines and creates them."""
 
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     lacks: ClassVar[Mapping[Feature, str]] = {}
     """Abilities that these engines lack, each with the reason."""
     takes_adapters: ClassVar[bool] = False
-    """Flag: these engines add an adapter that travels alone to their base, as TakesAdapters says."""
+    """True if these engines add adapters that are sent alone to their base; see TakesAdapters."""
     is_service: ClassVar[bool] = False
-    """Flag: these engines are servers, which may be lost and return."""
+    """True if these engines are servers, which may be lost and return."""
     remark: ClassVar[str] = ""
     """Remark that a list of engines adds to the name."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
 
-    def num_devices(self, pool: str) -> int | None:  # noqa: ARG002 - some span as many of one pool as they are given
-        """Counts the devices of a pool (cpu, cuda) that one instance computes on; None: as many as it has threads."""
+    def num_devices(self, pool: str) -> int | None:  # noqa: ARG002 - the result of some engines depends on the pool
+        """Returns the devices of a pool (cpu, cuda) that one instance uses; None for as many as it has threads."""
         return 1
 
     @property
     def num_ranks(self) -> int:
-        """Returns the processes that one instance is: of several, each is made and called alike."""
+        """Returns the number of processes of one instance; all of them are created and called in the same way."""
         return 1
 
     @property
     def num_addresses(self) -> int | None:
-        """Returns the number of servers that already run and are the engines; None: the placement places engines."""
+        """Returns the number of running servers that are the engines; None if the placement places the engines."""
         return None
 
-    def absence(self, pool: str) -> str | None:  # noqa: ARG002 - some run anywhere
-        """Says why this kind does not run on a pool's devices (cpu, cuda), and what to do; None: it runs."""
+    def absence(self, pool: str) -> str | None:  # noqa: ARG002 - some engines run anywhere
+        """Returns the reason why this kind cannot run on a pool's devices (cpu, cuda), with the fix; None if it can."""
         return None
 
     def longest_in(self, max_tokens: int) -> int:
-        """Returns the tokens of the longest sequence that a KV cache of `max_tokens` tokens holds."""
+        """Returns the length of the longest sequence that fits into a KV cache of `max_tokens` tokens."""
         return max_tokens
 
-    def check_model(self, model: "PreTrainedModel", pool: str) -> None:  # noqa: B027 - most take any model
-        """Refuses (UserError) a model that it cannot serve; of the model only shapes and types are there."""
+    def check_model(self, model: "PreTrainedModel", pool: str) -> None:  # noqa: B027 - most engines support any model
+        """Raises UserError for a model that it cannot serve. Only shapes and types of the model are available."""
 
     @abstractmethod
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
-        """Makes one engine, which takes the model over."""
+        """Creates one engine, which takes the model over."""
 
 
 def engine_names() -> list[str]:
-    """Lists the built-in engines, sorted. Imports none of them."""
+    """Lists the built-in engines, sorted, without importing them."""
     import interlace.engines.rollout.kinds as package
 
     return builtin_names(package)
 
 
 def engine_kind(spec: str) -> type[EngineKind]:
-    """Finds a built-in by name, or a user's `package.module:Class`. Raises UserError where there is none."""
+    """Finds a built-in engine by name, or a user's `package.module:Class`. Raises UserError if it does not exist."""
     import interlace.engines.rollout.kinds as package
 
     if ":" not in spec:
@@ -128,7 +129,7 @@ def parse_engine(given: object, where: str = "rollout") -> object:
 
 
 def create_kind(config: EngineConfig) -> EngineKind:
-    """Makes the engine kind of some settings. Raises UserError where the user's own class cannot be made."""
+    """Creates the engine kind of some settings. Raises UserError if the user's class cannot be created."""
     kind = engine_kind(config.engine)
     try:
         return kind(config)

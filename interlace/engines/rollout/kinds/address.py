@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from interlace.models.loading import LoadedModel
 
 READY_S = 120.0
-"""Seconds for a server that runs to answer a warm-up request."""
+"""Seconds for a running server to answer a warm-up request."""
 
 
 class AddressKind(EngineKind):
-    """Serves what the servers at `rollout.urls` serve."""
+    """Connects to the servers at `rollout.urls`, with any model that they serve."""
 
     Config = AddressConfig
     config: AddressConfig
@@ -39,7 +39,7 @@ class AddressKind(EngineKind):
 
     @property
     def key(self) -> str:
-        """Returns the servers' key. Raises UserError if the variable that should hold it is not set."""
+        """Returns the servers' key. Raises UserError if its environment variable is not set."""
         name = self.config.key_env
         if name is None:
             return ""
@@ -48,13 +48,13 @@ class AddressKind(EngineKind):
         return os.environ[name]
 
     def absence(self, pool: str) -> str | None:
-        del pool  # the devices are the servers' own
+        del pool  # The devices are the servers' own.
         if importlib.util.find_spec("aiohttp") is None:
             return "engines at an address need aiohttp: pip install 'interlace[serve]'."
         return None
 
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
-        """Connects to one server; the number of the instance chooses it."""
+        """Connects to one server, selected by the index of the instance."""
         return self.connect(site.url or self.urls[site.instance], loaded, site)
 
     def connect(self, url: str, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
@@ -99,7 +99,7 @@ class AddressKind(EngineKind):
 
 
 def read_urls(file: str | None) -> tuple[str, ...]:
-    """Reads a file of addresses, one a line; lines that begin with # are comments. UserError if it is missing."""
+    """Reads a file with one address per line; # starts a comment line. Raises UserError if the file is missing."""
     if file is None:
         return ()
     path = Path(file).expanduser()

@@ -30,7 +30,7 @@ LACKS: Mapping[Feature, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSite:
-    """Ingredients of one server that is to be started."""
+    """Inputs for the start of one server."""
 
     folder: Path
     """Folder with model and tokenizer, as save_pretrained writes them."""
@@ -40,17 +40,17 @@ class ServerSite:
 
 
 class ServedKind(EngineKind, ABC):
-    """Kind of engine that is a server process, which the run starts, with as many devices as its settings say."""
+    """Kind of engine that is a server process. The run starts it on the number of devices in its settings."""
 
     config: ServedConfig
     is_service = True
     lacks: ClassVar[Mapping[Feature, str]] = LACKS
     dialect: ClassVar[str]
-    """Name of the dialect that the server speaks."""
+    """Name of the server's dialect."""
     has_socket_file: ClassVar[bool] = False
-    """Flag: the server listens on a socket file in a private folder instead of a port of the loopback address."""
+    """True if the server listens on a socket file in a private folder instead of a port of the loopback address."""
 
-    def num_devices(self, pool: str) -> int:  # noqa: ARG002 - of any
+    def num_devices(self, pool: str) -> int:  # noqa: ARG002 - equal for all pools
         return self.config.tensor_parallel_size
 
     @abstractmethod
@@ -75,7 +75,7 @@ class ServedKind(EngineKind, ABC):
         from interlace.models.size import model_size
 
         size = model_size(loaded.model)
-        private = Path(tempfile.mkdtemp(prefix="interlace-server-"))  # 0700: other users cannot enter it
+        private = Path(tempfile.mkdtemp(prefix="interlace-server-"))  # mode 0700: other users cannot enter it
         loaded.model.save_pretrained(private / "model")
         loaded.tokenizer.save_pretrained(private / "model")
         url = f"{UNIX}{private}/socket" if self.has_socket_file else f"http://127.0.0.1:{free_port()}"
@@ -116,7 +116,7 @@ class ServedKind(EngineKind, ABC):
 
 
 def link_settings(config: ServiceConfig, *, start_s: float) -> "LinkSettings":
-    """Returns the settings of a link. start_s: for a server to become ready."""
+    """Returns the settings of a link. start_s: seconds for a server to become ready."""
     from interlace.engines.rollout.services.link import LinkSettings
 
     return LinkSettings(
@@ -129,6 +129,6 @@ def link_settings(config: ServiceConfig, *, start_s: float) -> "LinkSettings":
 
 
 def end_tokens(loaded: "LoadedModel") -> tuple[int, ...]:
-    """Returns the tokens at which SGLang ends responses of a model by itself."""
+    """Returns the tokens at which SGLang ends responses of a model without a request to do so."""
     tool_call_end = loaded.tokenizer.get_added_vocab().get("<|eom_id|>")
     return tuple(sorted({*loaded.stop_token_ids, *([] if tool_call_end is None else [tool_call_end])}))

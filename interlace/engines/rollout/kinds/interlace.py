@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 COMMAND_LINE = "from interlace.cli.main import app; app()"
-"""Code that runs our command line."""
+"""Code that runs the command line of this package."""
 
 
 class InterlaceKind(ServedKind):
-    """Serves what the native engine serves, apart from the run's process: it may fail without the run."""
+    """Runs the native engine outside the run's process: its failure does not end the run."""
 
     Config = InterlaceConfig
     config: InterlaceConfig
@@ -57,7 +57,7 @@ class InterlaceKind(ServedKind):
 
 
 def visible_devices(devices: tuple[str, ...]) -> dict[str, str]:
-    """Returns the variables by which a server sees its devices alone. devices: as torch names them."""
+    """Returns the environment variables that restrict a server to its devices. devices: as torch names them."""
     import os
 
     if not devices[0].startswith("cuda"):

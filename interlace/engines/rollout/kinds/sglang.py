@@ -1,4 +1,4 @@
-"""`sglang`: SGLang's server, one process group an engine. Not run here: its kernels are for GPUs."""
+"""`sglang`: SGLang's server, one process group per engine. Not run here: its kernels are for GPUs."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ INSTALL = "On GPUs: pip install 'interlace[sglang]'. On CPU cores take rollout.e
 
 
 class SGLangKind(ServedKind):
-    """Serves what SGLang serves."""
+    """Starts SGLang servers."""
 
     Config = SGLangConfig
     config: SGLangConfig

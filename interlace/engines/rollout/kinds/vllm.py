@@ -1,4 +1,4 @@
-"""`vllm`: vLLM's server, one process group an engine. The tests run its CPU build; GPUs are not run here."""
+"""`vllm`: vLLM's server, one process group per engine. The tests run its CPU build; GPUs are not run here."""
 
 import importlib.metadata
 import importlib.util
@@ -22,18 +22,18 @@ INSTALL = (
     "Or take rollout.engine=native."
 )
 LARGEST_BLOCK = 128
-"""Tokens of a block of vLLM's KV cache, at most: the size on a CPU."""
+"""Largest block of vLLM's KV cache, in tokens: the size on a CPU."""
 WORKER = "interlace.engines.rollout.services.vllm_worker.FolderWeights"
 
 
 class VLLMKind(ServedKind):
-    """Serves what vLLM serves."""
+    """Starts vLLM servers."""
 
     Config = VLLMConfig
     config: VLLMConfig
     lacks: ClassVar[Mapping[Feature, str]] = {**LACKS, "invariance": "its kernels depend on the batch"}
     dialect = "vllm"
-    # vLLM's control verbs answer without its key, so that a port would be open to every user of the machine.
+    # vLLM's control routes need no key, so a port would be open to every user of the machine.
     has_socket_file = True
     remark = "vLLM; the CPU build runs here, GPUs are not run here"
 
@@ -48,7 +48,7 @@ class VLLMKind(ServedKind):
         return None
 
     def check_model(self, model: "PreTrainedModel", pool: str) -> None:
-        """Checks the size of attention heads: a CPU build notices a size that it lacks only at the first step."""
+        """Checks the size of attention heads: a CPU build reports an unsupported size only in the first step."""
         if pool != "cpu":
             return
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -68,7 +68,7 @@ class VLLMKind(ServedKind):
 
         config, site, size = self.config, server.site, server.size
         is_cpu = site.devices[0] == "cpu"
-        blocks = -(-config.max_tokens // LARGEST_BLOCK) + 1  # the first serves padding
+        blocks = -(-config.max_tokens // LARGEST_BLOCK) + 1  # The first block serves padding.
         kv_bytes = blocks * LARGEST_BLOCK * size.kv_bytes_per_token // config.tensor_parallel_size
         eager = is_cpu if config.enforce_eager is None else config.enforce_eager
         arguments = [
@@ -87,7 +87,7 @@ class VLLMKind(ServedKind):
             "--enable-scale-out",
             "--enable-prefix-caching",
             "--enable-prompt-tokens-details",
-            "--no-async-scheduling",  # a pass that was begun before an update would be reported after it
+            "--no-async-scheduling",  # A pass that started before an update would be reported after it.
             *(("--enforce-eager",) if eager else ()),
             *(() if is_cpu else ("--enable-sleep-mode",)),
             *(("--trust-remote-code",) if site.model.trust_remote_code else ()),

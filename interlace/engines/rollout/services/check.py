@@ -14,19 +14,19 @@ from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceCapacity, ServiceError
 
 HEALTH_S, ANSWER_S = 10.0, 120.0
-"""Seconds for a server to answer about its health, and to serve a first request."""
+"""Seconds for a server to answer a health check, and to serve a first request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WantedModel:
-    """The model that servers have to serve."""
+    """The model that servers must serve."""
 
     vocab_size: int
     num_tokens: int
-    """Tokens of the longest sequence that the run asks for."""
+    """Length of the longest sequence that the run requests, in tokens."""
     dtype: str
     corrects_dtype: bool
-    """Flag: the algorithm corrects for log-probs of another data type."""
+    """True if the algorithm corrects for log-probs of another data type."""
 
 
 def check_servers(addresses: Sequence[Address], dialect: str, wanted: WantedModel) -> None:
@@ -97,7 +97,7 @@ async def _look_at(address: Address, dialect: str) -> ServiceCapacity:
 
 
 async def _try_request(client: EngineClient) -> None:
-    """Asks for one token: it must come with its id and its log-prob."""
+    """Requests one token and checks that its id and its log-prob arrive."""
     params = SamplingParams(max_new_tokens=1)
     request = Request(uid="check", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2], params=params)
     deltas: list[Delta] = []

@@ -1,4 +1,4 @@
-"""A rollout engine that is a server: the rollout protocol over a client of an engine service."""
+"""Rollout engine that is a server: the rollout protocol over a client of an engine service."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from interlace.engines.rollout.live_weights import LiveWeights
 
 ABORT_S = 10.0
-"""Seconds for the last tokens of aborted requests to arrive; they are drawn again if they do not."""
+"""Seconds for the last tokens of aborted requests to arrive; tokens that arrive later are sampled again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """The model that a server serves."""
+    """The model of a server."""
 
     limits: Limits
     weights: "LiveWeights | None" = None
-    """Names and shapes against which an update is checked before it is sent; None: the server alone checks."""
+    """Names and shapes for the check of an update before it is sent; if None, only the server checks it."""
     folder: Path | None = None
     """Folder with the model's configuration."""
     memory: EngineMemory = EngineMemory()
@@ -114,7 +114,7 @@ class ServiceEngine(LinkedServer):
         self._live = LiveRequests()
         self._unsent: dict[str, Request] = {}
         self._finished: list[Completion] = []
-        """Requests that ended while others were taken out, for the next step."""
+        """Requests that ended during an abort of others, for the next step."""
         self._version = 0
         self._folder: Path | None = None
         """Folder of the version that the server serves."""
@@ -149,7 +149,7 @@ class ServiceEngine(LinkedServer):
         )
 
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
-        """Ends requests and returns them; one that ended by itself meanwhile has its own finish reason."""
+        """Ends requests and returns them; a request that ended in the meantime keeps its finish reason."""
         wanted = self._live.named(ids)
         for name in wanted:
             self._unsent.pop(name, None)
@@ -239,7 +239,7 @@ class ServiceEngine(LinkedServer):
         return {"num_running": float(len(self._live)), "is_lost": float(bool(self._link.lost))}
 
     def _check(self, weights: NamedWeights) -> None:
-        """Refuses weights of other shapes; a folder whose names are not the model's is left to the server."""
+        """Refuses weights of other shapes; if a folder's names are not the model's, only the server checks them."""
         known = self._model.weights
         if known is not None and (not isinstance(weights, SavedWeights) or weights.shapes.keys() <= known.names):
             known.check(weights)

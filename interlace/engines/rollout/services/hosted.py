@@ -1,4 +1,4 @@
-"""An engine of this process as a service without a socket: it decodes on a thread, and its clients are coroutines."""
+"""Engine of this process as a service without a socket: it decodes on a thread, and its clients are coroutines."""
 
 import asyncio
 import queue
@@ -34,7 +34,7 @@ FLUSH_EVERY_S = 0.02
 
 
 class ServedEngine(RolloutEngine, Protocol):
-    """An engine that a service can be made of."""
+    """An engine that can run as a service."""
 
     peek: Callable[[Sequence[str]], tuple[Completion, ...]]
     """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
@@ -47,13 +47,13 @@ class ServedEngine(RolloutEngine, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """A request that the engine has."""
+    """A request at the engine."""
 
     request: Request
     send: Callable[[Delta], None]
-    """Called on the engine's thread."""
+    """Callback on the engine's thread."""
     num_sent: int
-    """Tokens that its client has."""
+    """Number of tokens that were sent to its client."""
 
 
 class HostedEngine:
@@ -62,7 +62,7 @@ class HostedEngine:
     def __init__(
         self, engine: ServedEngine, capacity: ServiceCapacity, *, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """engine: called by the thread of this object alone from now on. capacity: to be reported."""
+        """engine: from now on, only the thread of this object calls it. capacity: to be reported."""
         self.name = "the engine in this process"
         self._engine, self._now = engine, now
         memory = engine.memory()
@@ -135,13 +135,13 @@ class HostedEngine:
 
     async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
         def load() -> None:
-            self._flush()  # with the versions of the tokens so far
+            self._flush()  # Sends the tokens so far with their versions.
             self._engine.load(folder, version, mode)
 
         await self._call(load)
 
     async def health(self) -> ServiceHealth:
-        """See EngineClient. It does not wait for the engine's thread, which may load weights."""
+        """See EngineClient. It does not wait for the engine's thread, which may be loading weights."""
         if self._fault is not None:
             raise ServiceError(f"the engine has failed: {self._fault}")
         return ServiceHealth(version=self._engine.version, is_paused=self._is_paused)
@@ -214,7 +214,7 @@ class HostedEngine:
             return
         for completion in output.finished:
             self._finish(completion)
-        if output.drawn:  # requests whose clients follow each token
+        if output.drawn:  # Requests whose clients follow each token.
             self._send_new([*output.drawn])
         if self._now() - self._flushed_s >= FLUSH_EVERY_S:
             self._flush()

@@ -1,4 +1,4 @@
-"""HTTP to one server: its address, its key, and its errors as ours."""
+"""HTTP to one server: its address, its key, and a translation of its errors."""
 
 import asyncio
 import json
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 UNIX = "unix:"
 """Prefix of an address that is a socket file of this machine: `unix:/path/to/socket`."""
 LARGEST_LINE = 1 << 26
-"""Bytes of one line of a stream."""
+"""Longest line of a stream, in bytes."""
 MEMORY_TEXTS = ("out of memory", "OutOfMemory", "Cannot allocate memory")
-"""Texts by which a server's error is recognized as a lack of memory."""
+"""Texts that identify a server's error as a lack of memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
-    """Address of a server, and the key that it wants."""
+    """Address of a server, and its key."""
 
     url: str
     """http://HOST:PORT, https://..., or unix:PATH."""
@@ -37,7 +37,7 @@ class Address:
 
 
 class Connection:
-    """An open connection pool to one server. Made and used on one event loop."""
+    """Connection pool to one server. Made and used on one event loop."""
 
     def __init__(self, address: Address) -> None:
         try:
@@ -60,19 +60,19 @@ class Connection:
         )
 
     async def get(self, path: str, *, timeout_s: float) -> dict[str, JSON]:
-        """Requests a JSON object. Raises as post()."""
+        """Requests a JSON object. Raises the errors of post()."""
         return await self._ask("GET", path, None, timeout_s)
 
     async def post(self, path: str, body: Mapping[str, JSON] | None = None, *, timeout_s: float) -> dict[str, JSON]:
         """Sends a JSON object and returns the answer; {} if it is empty or is not an object.
 
-        ServiceError if the server does not answer within timeout_s or reports a fault; UserError for 4xx, because the
-        request is wrong and any other server would refuse it too.
+        Raises ServiceError if the server does not answer within timeout_s or reports a fault. Raises UserError for 4xx,
+        because the request is wrong and any other server would refuse it too.
         """
         return await self._ask("POST", path, body, timeout_s)
 
     async def lines(self, path: str, body: Mapping[str, JSON]) -> AsyncIterator[bytes]:
-        """Sends a JSON object and yields the lines of the answer as they arrive. Raises as post()."""
+        """Sends a JSON object and yields the lines of the answer as they arrive. Raises the errors of post()."""
         try:
             async with self._session.post(f"{self._base}{path}", json=body) as response:
                 if response.status != 200:
@@ -126,7 +126,7 @@ class Connection:
 
 
 def _message(text: str) -> str:
-    """Returns the message in an error body of ours or of OpenAI's form; else the beginning of the body."""
+    """Returns the message in an error body of this package's or OpenAI's form; else the beginning of the body."""
     try:
         found = json.loads(text)
         return str(found["error"]["message"])

@@ -1,6 +1,6 @@
-"""The link to one server: its client on an event loop, its messages, its health, and its process if the run starts it.
+"""Link to one server: its client on an event loop, its messages, its health, and its process if the run starts it.
 
-A server counts as lost when it fails, hangs, or returns an invalid result. Nothing that it sends counts after that.
+A server counts as lost when it fails, hangs, or returns an invalid result. Its later messages are ignored.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from interlace.weights.ref import WeightProbe
 
 T = TypeVar("T")
 LOOK_EVERY_S = 0.25
-"""Seconds between two looks at a server that starts."""
+"""Seconds between two health checks of a starting server."""
 WARM_UP = SamplingParams(max_new_tokens=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSettings:
-    """When a server counts as lost; see ServiceConfig."""
+    """Limits after which a server counts as lost; see ServiceConfig."""
 
     heartbeat_s: float
     patience_s: float
@@ -58,8 +58,9 @@ class ServerLink:
         process: ServerProcess | None = None,
         private: Path | None = None,
     ) -> None:
-        """connect: called on the event loop. process: the server's, if the run starts it. private: folder that is
-        removed when the link is closed.
+        """connect: called on the event loop. process: the server's process, if the run starts it.
+
+        private: folder that is removed when the link is closed.
         """
         self._private = private
         self._connect, self._settings, self._process = connect, settings, process
@@ -71,11 +72,11 @@ class ServerLink:
         self._is_interrupted = False
         self._arrivals: deque[tuple[str, Delta]] = deque()
         self._running: dict[str, int] = {}
-        """Requests that the server has, each with the number of its submission."""
+        """Running request -> number of its submission."""
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._version: int | None = None
-        """Version that the server is to serve; None before the first load."""
+        """Version that the server should serve; None before the first load."""
         self._known_versions: set[int] = set()
         self._last_token_s = time.monotonic()
         self._is_loading = self._is_paused = False
@@ -83,11 +84,11 @@ class ServerLink:
 
     @property
     def name(self) -> str:
-        """Address of the server."""
+        """Returns the address of the server."""
         return self._client.name if self._client else "a server"
 
     def open(self) -> ServiceCapacity:
-        """Starts the server if it is ours, waits until it is ready, and returns its capacity.
+        """Starts the server if the run owns it, waits until it is ready, and returns its capacity.
 
         Ready means that it served a warm-up request. Raises ServiceError, OutOfMemoryError or DiskFullError.
         """
@@ -96,7 +97,7 @@ class ServerLink:
         return self._ready()
 
     def reconnect(self) -> None:
-        """Brings a lost server back: starts it again if it is ours, and waits until it is ready."""
+        """Restores a lost server: starts it again if the run owns it, and waits until it is ready."""
         if self._process is not None:
             self._process.stop(hurries=True)
             self._process.start()
@@ -133,7 +134,7 @@ class ServerLink:
                     raise ServiceError(f"{client.name} is not ready: {_text(error)}") from error
             await asyncio.sleep(LOOK_EVERY_S)
         async with asyncio.timeout(max(self._settings.patience_s, self._settings.start_s if self._process else 0.0)):
-            if self._process is None:  # requests that an earlier run left there
+            if self._process is None:  # Ends requests left by an earlier run.
                 await client.pause("abort")
                 await client.resume()
             capacity = await client.capacity()
@@ -157,35 +158,35 @@ class ServerLink:
             )
 
     def send(self, requests: Sequence[Request]) -> None:
-        """Gives requests to the server; what it sends of them appears in arrivals()."""
+        """Sends requests to the server; their deltas appear in arrivals()."""
         number = next(self._numbers)
         self._running.update((request.id, number) for request in requests)
         self._last_token_s = time.monotonic()
         self._loop.loop.call_soon_threadsafe(self._start, self._generate(requests, number))
 
     def is_running(self, name: str) -> bool:
-        """Returns whether the server has a request."""
+        """Returns True if the server runs the request."""
         return name in self._running
 
     def forget(self, name: str) -> None:
-        """Ignores whatever the server still sends of a request."""
+        """Ignores all later deltas of a request."""
         self._running.pop(name, None)
 
     def arrivals(self) -> list[tuple[str, Delta]]:
-        """Takes what has arrived."""
+        """Removes and returns the deltas that have arrived."""
         with self._news:
             found = [*self._arrivals]
             self._arrivals.clear()
         return found
 
     def wait(self) -> None:
-        """Waits until something arrives, the server is lost, or interrupt() is called."""
+        """Waits until a delta arrives, the server is lost, or interrupt() is called."""
         with self._news:
             self._news.wait_for(lambda: self._arrivals or self._is_interrupted or self.lost)
             self._is_interrupted = False
 
     def interrupt(self) -> None:
-        """Ends a wait(), or the next one."""
+        """Ends the current wait(), or the next one."""
         with self._news:
             self._is_interrupted = True
             self._news.notify_all()
@@ -201,7 +202,7 @@ class ServerLink:
             )
 
     def call(self, verb: Callable[[EngineClient], Awaitable[T]]) -> T | None:
-        """Runs a verb of the client; None if the server is lost. Raises UserError for a wrong request."""
+        """Calls a method of the client; returns None if the server is lost. Raises UserError for a wrong request."""
         if self.lost:
             return None
 
@@ -249,21 +250,21 @@ class ServerLink:
         [found] = await self._client.score([probe.token_ids])
         gaps = [abs(one - other) for one, other in zip(found, probe.logprobs, strict=True)]
         gap = sum(gaps) / max(1, len(gaps))
-        if not gap <= self._settings.probe_gap:  # true for NaN too
+        if not gap <= self._settings.probe_gap:  # True for NaN too.
             raise ServiceError(
                 f"its log-probs of a fixed text differ by {gap:.3g} nats on average from the trainer's under version "
                 f"{version}, and rollout.probe_gap is {self._settings.probe_gap:g}: it serves other weights"
             )
 
     def lose(self, reason: str) -> None:
-        """Notes that the server counts as lost; the first reason counts."""
+        """Records that the server counts as lost; the first reason is kept."""
         self._loop.loop.call_soon_threadsafe(self._lose, reason)
         with self._news:
             self.lost = self.lost or reason
             self._news.notify_all()
 
     def close(self) -> None:
-        """Ends the client, and the server if it is ours."""
+        """Closes the client, and ends the server if the run owns it."""
 
         async def end() -> None:
             if self._client is not None:
@@ -278,7 +279,7 @@ class ServerLink:
             shutil.rmtree(self._private, ignore_errors=True)
 
     def _settled(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Waits for a coroutine on the loop. A failure of the server makes it lost; None then."""
+        """Waits for a coroutine on the loop. If the server fails, it counts as lost and the result is None."""
 
         async def guarded() -> T:
             task = self._start(work)
@@ -314,7 +315,7 @@ class ServerLink:
 
     def _arrived(self, name: str, delta: Delta, number: int) -> None:
         if self._running.get(name) != number or self.lost:
-            return  # of a submission that was taken back
+            return  # from a withdrawn submission
         if delta.token_ids and not delta.versions:
             delta = replace(delta, versions=[(self._stamp, len(delta.token_ids))])
         wrong = [run[0] for run in (*delta.versions, *delta.all_versions) if not self._is_known(run[0])]
@@ -336,7 +337,7 @@ class ServerLink:
         return version in self._known_versions or self._version is None
 
     def _lose(self, reason: str) -> None:
-        """Ends what runs. On the loop."""
+        """Cancels all running work. Called on the loop."""
         if not self.lost and self._process is not None and (fault := self._process.fault()):
             reason = f"{reason} ({fault})"
         with self._news:
@@ -348,7 +349,7 @@ class ServerLink:
                 task.cancel()
 
     async def _watch(self) -> None:
-        """Asks for the server's health until it is lost."""
+        """Checks the server's health periodically until it is lost."""
         settings, client = self._settings, self._client
         assert client is not None
         while not self.lost and client is self._client:

@@ -1,4 +1,4 @@
-"""An event loop on a thread, for code that is called synchronously."""
+"""An event loop on a thread, for synchronous callers."""
 
 import asyncio
 import threading
@@ -24,15 +24,15 @@ class LoopThread:
         self.loop.close()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Runs a coroutine beside others."""
+        """Starts a coroutine concurrently with others."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine and returns its result. Raises what it raises."""
+        """Runs a coroutine and returns its result, or raises its exception."""
         return self.start(coroutine).result()
 
     def close(self) -> None:
-        """Cancels what runs and ends the thread."""
+        """Cancels all tasks and ends the thread."""
         if self.loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop).result()

@@ -1,4 +1,4 @@
-"""Server processes that a run starts: they end with the run, however it ends, and are started again after a death."""
+"""Server processes of a run: they end with the run, even if it is killed, and are restarted if they die."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ GUARD = "interlace.engines.rollout.services.guard"
 """Module that runs a command and ends it with the run."""
 DISK_TEXTS = ("No space left on device", "Disk quota exceeded")
 TAIL_BYTES = 3000
-"""Bytes of the end of a log that an error quotes."""
+"""Bytes at the end of a log that an error quotes."""
 END_S = 10.0
 """Seconds for a server to end by SIGTERM before it is killed."""
 
@@ -30,14 +30,14 @@ class ServerCommand:
     arguments: Sequence[str]
     """Arguments of this Python, such as `-m vllm...`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables in addition to those of the run; secrets are passed here, since anybody can read a command line."""
+    """Variables in addition to the run's environment; secrets are passed here, because command lines are public."""
 
 
 class ServerProcess:
     """One server that a run starts, in a process group."""
 
     def __init__(self, command: ServerCommand, address: Address, log: Path) -> None:
-        """address: at which the server will listen. log: file that its output is appended to."""
+        """address: at which the server will listen. log: file to which its output is appended."""
         self.address, self.log = address, log
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,19 +46,19 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Returns the id of the guard process, whose group the server is in."""
+        """Returns the id of the guard process, which leads the server's process group."""
         if self._process is None:
             raise InterlaceError("the server was not started")
         return self._process.pid
 
     def start(self) -> None:
-        """Starts the server; it does not listen yet."""
+        """Starts the server process; it does not listen yet."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started_at = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", GUARD, *self._command.arguments],
-                stdin=subprocess.PIPE,  # never written to: it ends when this process does, however that happens
+                stdin=subprocess.PIPE,  # never written to: it ends when this process ends, even if it is killed
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._command.environment},
@@ -66,7 +66,7 @@ class ServerProcess:
             )
 
     def fault(self) -> ServiceError | DiskFullError | None:
-        """Returns why the server ended, by the end of its log; None if it runs."""
+        """Returns the reason why the server ended, with the end of its log; None if it runs."""
         if self._process is None or self._process.poll() is None:
             return None
         tail = self.tail()
@@ -78,7 +78,7 @@ class ServerProcess:
         return ServiceError(f"{ended}. The end of its log, {self.log}:\n{tail}")
 
     def tail(self) -> str:
-        """Returns the end of what the server wrote since its start."""
+        """Returns the end of the server's output since its start."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as log:
@@ -109,7 +109,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def free_port() -> int:
-    """Returns a loopback port that is free now."""
+    """Returns a loopback port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

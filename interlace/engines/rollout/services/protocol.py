@@ -1,4 +1,4 @@
-"""The client protocol of an engine service: a process with an address, a health state, a version and a capacity."""
+"""Client protocol of an engine service: a process with an address, a health state, a version and a capacity."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from interlace.core.errors import InterlaceError
 from interlace.core.types import FinishReason, Request
 
 PauseMode: TypeAlias = Literal["keep", "abort"]
-"""keep: running requests stand still and continue after resume(). abort: they end with the tokens so far."""
+"""keep: running requests pause and continue after resume(). abort: they end with the tokens so far."""
 LoadMode: TypeAlias = Literal["keep", "recompute"]
 """Treatment of the KV cache of running requests when weights change."""
 VersionRun: TypeAlias = tuple[int, int]
@@ -36,11 +36,11 @@ class Delta:
     all_versions: Sequence[VersionRun] = ()
     """Version runs over all tokens since the request was sent, with the last delta, if `versions` was empty."""
     finish_reason: FinishReason | None = None
-    """None if the request continues. ABORTED if it ended before its end."""
+    """Reason of the end; None if the request continues, ABORTED if it was aborted."""
     num_cached_tokens: int = 0
-    """Tokens of the context that the server did not compute again; given with the last delta."""
+    """Tokens of the context that the server did not compute again; set in the last delta."""
     refusal: str = ""
-    """Reason why the server does not serve the request; the request has ended then."""
+    """Reason why the server does not serve the request, which has then ended."""
 
 
 OnDelta: TypeAlias = Callable[[str, Delta], None]
@@ -52,23 +52,23 @@ class ServiceHealth:
     """State of a server that answers."""
 
     version: int | None
-    """Version of the weights that it serves; None if it does not report a version."""
+    """Version of the served weights; None if the server does not report a version."""
     is_paused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceCapacity:
-    """Model and sizes of a server. None or an empty text: the server does not report the value."""
+    """Model and sizes of a server. If a value is None or an empty text, the server does not report it."""
 
     model: str = ""
     """Path or name of the model."""
     identity: str = ""
-    """Text that no two servers share, to recognize two addresses of one server."""
+    """Text that is unique for each server, to recognize two addresses of one server."""
     vocab_size: int | None = None
     context: int | None = None
-    """Tokens of the longest sequence, prompt included."""
+    """Length of the longest sequence, in tokens, prompt included."""
     max_running: int | None = None
-    """Sequences that decode at once."""
+    """Most sequences that decode at once."""
     dtype: str = ""
     """Data type of the weights, as torch names it."""
     seed: int | None = None
@@ -80,7 +80,7 @@ class ServiceCapacity:
 class EngineClient(Protocol):
     """One engine service. All methods run on one event loop.
 
-    Each method raises ServiceError if the server fails, and UserError if the request cannot be served by any server.
+    Each method raises ServiceError if the server fails, and UserError if no server can serve the request.
     """
 
     name: str
@@ -102,15 +102,15 @@ class EngineClient(Protocol):
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stops decoding until resume(); requests that arrive meanwhile wait."""
+        """Stops decoding until resume(); requests that arrive in the meantime wait."""
         ...
 
     async def resume(self) -> None: ...
 
     async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
-        """Replaces all weights by those in a Hugging Face folder, or keeps the old ones and raises.
+        """Replaces all weights by the weights in a Hugging Face folder, or keeps the old ones and raises.
 
-        UserError if names or shapes do not fit the model.
+        Raises UserError if names or shapes do not fit the model.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Our engine routes: the client protocol of an engine service as HTTP, for the server of `interlace serve`."""
+"""HTTP routes of `interlace serve` for engines: the client protocol of an engine service."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     Answer = Callable[[Mapping[str, JSON]], Awaitable[JSON]]
 
 INSUFFICIENT_STORAGE, OUT_OF_MEMORY = 507, 503
-"""Status of a full disk, as in WebDAV; and of a server without memory."""
+"""Status of a full disk, as in WebDAV, and of a server that ran out of memory."""
 
 
 class EngineRoutes:
-    """Handlers of the routes. Each needs the key, in the header `Authorization: Bearer KEY`."""
+    """Handlers of the routes. Each needs the key in the header `Authorization: Bearer KEY`."""
 
     def __init__(self, engine: EngineClient, key: str) -> None:
         self._engine, self._key = engine, key
@@ -73,7 +73,7 @@ class EngineRoutes:
         return body, None
 
     async def _generate(self, request: "web.Request") -> "web.StreamResponse":
-        """Streams one JSON object a line: the deltas of all requests of the body, as they arrive."""
+        """Streams the deltas of all requests of the body as they arrive, one JSON object per line."""
         from aiohttp import web
 
         body, refused = await self._body(request)
@@ -104,7 +104,7 @@ class EngineRoutes:
                     await response.write(content)
             work.result()
         finally:
-            work.cancel()  # a client that hangs up withdraws its requests
+            work.cancel()  # A client that disconnects withdraws its requests.
         await response.write_eof()
         return response
 

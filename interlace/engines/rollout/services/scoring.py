@@ -13,7 +13,7 @@ ATTENTION = "eager"
 def score_sequences(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
     """Returns the log-prob of each token after the first, for each sequence, at temperature 1.
 
-    The model keeps the attention implementation that it had.
+    The model's attention implementation is restored afterwards.
     """
     served_by = model.config._attn_implementation
     model.set_attn_implementation(ATTENTION)

@@ -1,4 +1,4 @@
-"""Folders through which new weights reach a server on this machine, in shared memory if there is room."""
+"""Folders by which new weights reach a server on this machine, in shared memory if there is room."""
 
 import contextlib
 import os
@@ -21,18 +21,18 @@ NAME = "model.safetensors"
 
 
 class VersionFolders:
-    """The folders of one server: of the version that it serves, and of the one that it loads."""
+    """The folders of one server: for the served version, and for the one being loaded."""
 
     def __init__(self) -> None:
         self._root: Path | None = None
-        """Made with the first version."""
+        """Created with the first version."""
         self._number = 0
         self._written: list[Path] = []
 
     def write(self, tensors: "Mapping[str, Tensor]", config: Path | None) -> Path:
-        """Writes tensors as a Hugging Face folder; a tied tensor once. Returns the folder.
+        """Writes tensors as a Hugging Face folder, tied tensors only once. Returns the folder.
 
-        config: folder whose configuration is copied beside them. Raises DiskFullError if there is no room.
+        config: folder whose configuration is copied into it. Raises DiskFullError if there is no room.
         """
         from safetensors.torch import save_file
 
@@ -58,7 +58,7 @@ class VersionFolders:
         return folder
 
     def keep(self, folder: Path) -> None:
-        """Removes all folders but this one, which the server serves now."""
+        """Removes all folders but the given one, which the server serves."""
         for other in [each for each in self._written if each != folder]:
             self._written.remove(other)
             shutil.rmtree(other, ignore_errors=True)
@@ -70,7 +70,7 @@ class VersionFolders:
 
 
 def version_folder_of(ref: WeightRef) -> Path | None:
-    """Returns the Hugging Face folder that a publication is in; None if it travels another way."""
+    """Returns the Hugging Face folder of a publication; None if it uses another transport."""
     if not ref.parts or any(part.transport != "folder" or part.codec != "raw" for part in ref.parts):
         return None
     from interlace.weights.transports.folder import FolderSource
@@ -86,7 +86,7 @@ def _make_root() -> Path:
 
 
 def _sweep(parent: Path) -> None:
-    """Removes folders of processes that have ended, of a run that was killed for instance."""
+    """Removes folders of ended processes, for example of a killed run."""
     for left in parent.glob(f"{PREFIX}*"):
         owner = re.match(rf"{PREFIX}(\d+)-", left.name)
         if owner and not Path(f"/proc/{owner.group(1)}").exists() and Path("/proc").exists():

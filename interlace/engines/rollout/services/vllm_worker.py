@@ -1,4 +1,4 @@
-"""Runs inside vLLM's worker processes: loads a version of the weights from a folder, by `--worker-extension-cls`."""
+"""Code within vLLM's worker processes that loads a version of the weights from a folder (`--worker-extension-cls`)."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,22 +10,23 @@ if TYPE_CHECKING:
 
 HEAD = "lm_head.weight"
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
-"""Ends of the names of input embeddings."""
+"""Suffixes of the names of input embeddings."""
 
 
 class FolderWeights:
     """Methods that vLLM adds to its worker class."""
 
     model_runner: Any
-    """vLLM's own object, which the worker class sets."""
+    """vLLM's model runner, which the worker class sets."""
 
     def load_folder(self, folder: str) -> None:
-        """Replaces all weights by those in a Hugging Face folder.
+        """Replaces all weights by the weights in a Hugging Face folder.
 
-        A reload keeps the packed copy of a tied head that has no tensor, so a tied embedding is loaded as the head too.
+        A reload keeps the packed copy of a tied head that has no tensor, so a tied embedding is also loaded as the
+        head.
         """
         files = sorted(Path(folder).glob("*.safetensors"))
-        if not files:  # a reload without tensors would leave the model without data
+        if not files:  # A reload without tensors would leave the model without data.
             raise FileNotFoundError(f"{folder} holds no .safetensors file, or this machine does not see the folder")
         config = self.model_runner.model_config.hf_config
         is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))

@@ -1,4 +1,4 @@
-"""Requests and deltas as JSON, in the names of our own engine routes."""
+"""Requests and deltas as JSON, in the format of `interlace serve`'s engine routes."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,11 +7,11 @@ from interlace.core.types import JSON, FinishReason, Request, SampleKey, Samplin
 from interlace.engines.rollout.services.protocol import Delta, ServiceCapacity, ServiceError, VersionRun
 
 ROUTES = "/engine/v1"
-"""Path below which our engine routes are."""
+"""Path prefix of the engine routes."""
 
 
 def write_request(request: Request) -> dict[str, JSON]:
-    """Returns a request as JSON. The key of its sampling noise is part of it, so that any server draws the same."""
+    """Returns a request as JSON. It contains the key of the sampling noise, so any server samples the same tokens."""
     return {
         "uid": request.uid,
         "owner": list(request.owner),

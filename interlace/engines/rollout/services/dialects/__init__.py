@@ -1,4 +1,4 @@
-"""Dialects of engine services by name, one file each: how a kind of server is spoken to."""
+"""Dialects of engine services by name, one file each: the APIs of the kinds of servers."""
 
 from collections.abc import Sequence
 from typing import Protocol, cast

@@ -17,11 +17,13 @@ from interlace.engines.rollout.services.protocol import (
 from interlace.engines.rollout.services.wire import ROUTES, read_capacity, read_delta, write_request
 
 SHORT_S, LONG_S = 10.0, 600.0
-"""Seconds for an answer: of verbs that only change a state, and of verbs that move weights or compute."""
+"""Seconds for an answer: of operations that only change a state, and of those that move weights or compute."""
 
 
 class InterlaceClient:
-    """EngineClient for our server. All requests of a call travel in one message, and their deltas in one stream."""
+    """EngineClient of `interlace serve`. All requests of a call are sent in one message, and their deltas in one
+    stream.
+    """
 
     def __init__(self, address: Address) -> None:
         self.name = address.url
@@ -82,7 +84,7 @@ def connect(
     address: Address,
     *,
     seed: int,  # noqa: ARG001 - the server has its own seed
-    own_stops: Sequence[int] = (),  # noqa: ARG001 - it ends at the tokens of a request alone
+    own_stops: Sequence[int] = (),  # noqa: ARG001 - the server uses only the stop tokens of a request
 ) -> InterlaceClient:
     """See DialectModule."""
     return InterlaceClient(address)

@@ -23,13 +23,13 @@ from interlace.engines.rollout.services.protocol import (
 )
 
 SHORT_S, LONG_S = 10.0, 600.0
-"""Seconds for an answer: of verbs that only change a state, and of verbs that move weights or compute."""
+"""Seconds for an answer: of operations that only change a state, and of those that move weights or compute."""
 DATA, DONE = b"data:", b"[DONE]"
 MEMORY_TAGS = ("kv_cache", "weights")
 
 
 class SGLangClient:
-    """EngineClient for SGLang's server. Each request is one stream, whose chunks hold all tokens so far."""
+    """EngineClient of SGLang's server. Each request is one stream, whose chunks contain all tokens so far."""
 
     def __init__(self, address: Address, seed: int, own_stops: Sequence[int]) -> None:
         self.name, self._own_stops = address.url, frozenset(own_stops)
@@ -47,7 +47,7 @@ class SGLangClient:
     async def _stream(self, request: Request, on_delta: OnDelta) -> None:
         try:
             await self._follow(request, on_delta)
-        except UserError as error:  # of one request; the others continue
+        except UserError as error:  # The other requests continue.
             on_delta(request.id, Delta(refusal=str(error)))
 
     async def _follow(self, request: Request, on_delta: OnDelta) -> None:
@@ -147,7 +147,7 @@ class SGLangClient:
 
 
 def write_sampling(request: Request, seed: int, own_stops: frozenset[int]) -> dict[str, JSON]:
-    """Returns SGLang's sampling parameters. Raises UserError for what SGLang cannot keep."""
+    """Returns SGLang's sampling parameters. Raises UserError for parameters that SGLang does not support."""
     params = request.params
     if params.top_p < 1 or params.top_k or params.min_p:
         raise UserError(
@@ -168,12 +168,12 @@ def write_sampling(request: Request, seed: int, own_stops: frozenset[int]) -> di
         "stop": list(params.stop) or None,
         "logit_bias": {str(token): bias for token, bias in params.logit_bias} or None,
         "sampling_seed": request_seed(seed, request),
-        "ignore_eos": not params.stop_token_ids,  # with it, SGLang ignores every stop token
+        "ignore_eos": not params.stop_token_ids,  # with ignore_eos, SGLang ignores every stop token
     }
 
 
 def read_chunk(name: str, content: bytes, num_seen: int) -> tuple[Delta, int]:
-    """Reads a chunk, which holds all tokens so far, and returns the new ones and the number of all."""
+    """Reads a chunk with all tokens so far; returns the new tokens and the number of all tokens."""
     try:
         chunk: Mapping[str, Any] = json.loads(content)
     except ValueError:

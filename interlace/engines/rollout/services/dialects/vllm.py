@@ -26,21 +26,21 @@ from interlace.engines.rollout.services.protocol import (
 )
 
 SHORT_S, LONG_S = 10.0, 600.0
-"""Seconds for an answer: of verbs that only change a state, and of verbs that move weights or compute."""
+"""Seconds for an answer: of operations that only change a state, and of those that move weights or compute."""
 ID_PREFIX = "generate-tokens-"
-"""Text that vLLM's route puts before the id of a request."""
+"""Prefix that vLLM's route adds to the id of a request."""
 DATA, DONE = b"data: ", b"[DONE]"
 
 
 class VLLMClient:
-    """EngineClient for vLLM's server. Each request is one stream."""
+    """EngineClient of vLLM's server. Each request is one stream."""
 
     def __init__(self, address: Address, seed: int) -> None:
         self.name = address.url
         self._connection, self._seed = Connection(address), seed
         self._numbers = itertools.count()
         self._sent_as: dict[str, str] = {}
-        """Id at the server of each running request: a resumed request needs another id than before."""
+        """Id at the server of each running request; a resumed request gets a new id."""
         self._version = 0
         self._is_paused = False
 
@@ -53,7 +53,7 @@ class VLLMClient:
     async def _stream(self, request: Request, on_delta: OnDelta) -> None:
         try:
             await self._follow(request, on_delta)
-        except UserError as error:  # of one request; the others continue
+        except UserError as error:  # The other requests continue.
             on_delta(request.id, Delta(refusal=str(error)))
 
     async def _follow(self, request: Request, on_delta: OnDelta) -> None:
@@ -62,7 +62,7 @@ class VLLMClient:
             "request_id": sent_as,
             "token_ids": [int(token) for token in (*request.prompt_ids, *request.generated_ids)],
             "sampling_params": self._sampling(request),
-            # Blocks of the prefix cache that another version computed have another key.
+            # Blocks of the prefix cache from another version have another key.
             "cache_salt": f"version {self._version}",
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -108,7 +108,7 @@ class VLLMClient:
         self._is_paused = False
 
     async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
-        """See EngineClient. Decoding stands still meanwhile; the caller resubmits requests for mode `recompute`."""
+        """See EngineClient. Decoding pauses in the meantime; the caller resubmits requests for mode `recompute`."""
         del mode
         was_paused = self._is_paused
         if not was_paused:
@@ -177,7 +177,7 @@ class VLLMClient:
 
 
 def _finite(bias: float) -> float:
-    """Returns a bias that JSON can hold: no logit outweighs the smallest."""
+    """Returns a bias that JSON can represent and that no logit outweighs."""
     return bias if math.isfinite(bias) else -1e30
 
 
@@ -212,7 +212,7 @@ def _parse(name: str, content: bytes) -> Any:
 
 
 def _read_choice(name: str, choice: Mapping[str, Any], cached: int) -> Delta:
-    """Reads new tokens. Version runs come with the last chunk alone, over all tokens since the request was sent."""
+    """Reads new tokens. Only the last chunk contains version runs, over all tokens since the request was sent."""
     content = (choice.get("logprobs") or {}).get("content") or ()
     token_ids = choice.get("token_ids") or ()
     if len(content) != len(token_ids):
