@@ -1,4 +1,4 @@
-"""Which transport carries a run's weights: by where the two ends are. Imports no torch."""
+"""Choice of the transport for a run's weights, by the placement of trainer and engines. Imports no torch."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from interlace.weights.ref import Place
 
 
 def choose_transport(config: WeightsConfig, writers: Sequence[Place], readers: Sequence[Place]) -> tuple[str, str]:
-    """Returns the transport's name and why it is that one. writers: of the trainer's ranks; readers: of the engines."""
+    """Returns the transport's name and the reason for it. writers: trainer ranks' places; readers: engines' places."""
     if config.transport != BY_PLACE:
         return config.transport, "as the recipe says"
     every = [*writers, *readers]
