@@ -37,7 +37,7 @@ def turn_ratio(inputs: LossInputs, proximal_T: Tensor) -> Tensor:
     Raises ValueError if the inputs lack the turns.
     """
     if inputs.turn_T is None:
-        raise ValueError("the ratio of turns was asked for, and which turn a token belongs to is not known")
+        raise ValueError("ratio_of=turn needs the turn of each token, and the inputs have no turn_T")
     gap_T = (inputs.logprobs_T - proximal_T) * inputs.mask_T.to(proximal_T.dtype)
     sums = gap_T.new_zeros(int(inputs.turn_T.max()) + 1).index_add(0, inputs.turn_T, gap_T)
     return sums.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().index_select(0, inputs.turn_T)

@@ -116,8 +116,8 @@ class OwnSurrogateSettings(GroupSettings):
     def _bounds_its_own_loss(self) -> Self:
         if self.dual_clip is not None:
             raise ValueError(
-                f"dual_clip = {self.dual_clip:g} bounds PPO's clipped loss, and this algorithm has a loss of its own, "
-                "which it would leave as it is; leave it out"
+                f"dual_clip = {self.dual_clip:g} bounds PPO's clipped loss, and this algorithm has another loss, "
+                "which it would not change; leave it out"
             )
         return self
 

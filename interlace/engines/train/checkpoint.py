@@ -124,7 +124,7 @@ class _SavedState:
                 part[common.within(wanted).slices].copy_(piece)
                 found += piece.numel()
         if found != part.numel():
-            raise ValueError(f"{name} is not there whole: {found} of this rank's {part.numel()} numbers")
+            raise ValueError(f"{name} is incomplete: {found} of this rank's {part.numel()} numbers")
 
     def _shards(self, name: str) -> Iterator[tuple[Any, Box, tuple[int, ...]]]:
         """Yields the file of each shard of a tensor, the shard's place in the whole, and the shape of the whole."""

@@ -32,8 +32,8 @@ class OptimizerConfig(Config):
     max_failed_updates: int = Field(default=8, ge=1)
     """Failed updates in a row, over more than one step, after which the run ends with the weights unchanged.
 
-    An update fails if it is not finite or would erase the weights; it is dropped. After so many failures nothing is
-    left that could repair the run."""
+    An update fails if it is not finite or would erase the weights; it is dropped. After this number of failures
+    nothing is left that could repair the run."""
     warmup_steps: int = Field(default=0, ge=0)
     """The rate rises linearly over this many optimizer steps."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -86,7 +86,7 @@ class PackedModel:
                 f"{self.attention}. Take a body whose attention transformers' attention interface computes."
             )
         if ranks.shape.context > 1 and (self.placeholder is not None or not self.is_packed):
-            why = "it reads arrays beside tokens" if self.is_packed else f"rows are {self.attention}"
+            why = "it reads arrays in addition to tokens" if self.is_packed else f"rows are {self.attention}"
             raise UserError(
                 f"context_parallel={ranks.shape.context}: ranks share packed rows of tokens alone, and of "
                 f"{type(model).__name__} {why}. Set context_parallel=1."
@@ -122,7 +122,7 @@ class PackedModel:
             setting = "tensor_parallel" if ranks.tensor_mesh else "expert_parallel"
             raise UserError(
                 f"{type(model).__name__}: shared by {ranks.num_ranks} ranks it gives other logits than whole "
-                f"(by {gap:.1e} of the largest), so its {what} in transformers is not what it needs. Set {setting}=1."
+                f"(by {gap:.1e} of the largest), so its {what} in transformers does not fit the model. Set {setting}=1."
             )
         return part
 

@@ -160,7 +160,7 @@ def _check_beginning(sample: Sample, index: int) -> None:
         raise ValueError(f"sample {sample.key} has an empty prompt: its first token has nothing to be predicted from")
     raise ValueError(
         f"sample {sample.key}: the policy drew the first token of segment {index}, which begins a context of its own: "
-        "it has nothing to be predicted from. Begin the segment with a token that is not sampled."
+        "no token precedes it to predict it from. Begin the segment with a token that is not sampled."
     )
 
 

@@ -203,8 +203,8 @@ class SlotReceiver:
         except FileNotFoundError:
             raise InterlaceError(
                 f"weights: version {part.version} of trainer rank {part.rank} is gone from {source.path}: the trainer "
-                "has ended, or an engine of another machine looks for it here. There weights.transport is object_store "
-                "or gloo."
+                "has ended, or the engine is on another machine. Between machines, set weights.transport to "
+                "object_store or gloo."
             ) from None
         self._slots[source.path] = slot
         locked = slot.lock(exclusive=False)
