@@ -55,7 +55,7 @@ class SavedWeights:
         """Description of each tensor, whole, by its name."""
         for path in files:
             with safe_open(path, framework="pt") as held:
-                for name in held.keys():  # noqa: SIM118 - the file is no mapping
+                for name in held.keys():  # noqa: SIM118 - the file is not a mapping
                     piece = held.get_slice(name)
                     shape = tuple(piece.get_shape())
                     self._files[name] = path

@@ -23,7 +23,7 @@ WITHIN_PROCESS = Route(transport="alias", config=WeightsConfig())
 
 
 class WeightWriter:
-    """One rank's writer. The ranks of a trainer write in parallel, each its own blocks; no rank gathers the others'."""
+    """One rank's writer. A trainer's ranks write their blocks in parallel; no rank gathers other ranks' blocks."""
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class MeshShape:
     tensor: int = 1
     """Ranks that share each matrix of a layer and its attention heads."""
     expert: int = 1
-    """Ranks of one copy that split the experts of each layer. This is no separate axis but part of `shard` x
+    """Ranks of one copy that split the experts of each layer. This is not a separate axis but part of `shard` x
     `context`."""
 
     @property

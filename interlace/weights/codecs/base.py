@@ -40,7 +40,7 @@ class Parcel:
     base: int | None = None
     """Version that a delta is applied to."""
     shards: Sequence[Shard] = ()
-    """Shards of the model's tensors, one for each entry; empty if entries are no blocks of the model's tensors."""
+    """Shards of the model's tensors, one for each entry; empty if entries are not blocks of the model's tensors."""
     form: Callable[[], SavedForm] | None = None
     """Maker of the model's form in a transformers folder; None for tensors that are not a model."""
 

@@ -218,7 +218,7 @@ def _mapped(file: Path) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as held:
-        return {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118 - the file is no mapping
+        return {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118 - the file is not a mapping
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> FolderSender:
