@@ -167,7 +167,7 @@ def _follow(part: Box, block: Box, other: Box) -> Box:
     start, size = list(other.start), list(other.size)
     axes = [axis for axis, length in enumerate(other.size) if length > 1]
     if [length for length in block.size if length > 1] != [other.size[axis] for axis in axes]:
-        raise InterlaceError(f"weights: a loader reshapes {block.size} to {other.size}, which is not a block of it.")
+        raise InterlaceError(f"weights: a loader reshapes {block.size} to {other.size}, which is no block of it.")
     for axis, (first, length) in zip(axes, moves, strict=True):
         start[axis], size[axis] = start[axis] + first, length
     return Box(tuple(start), tuple(size))
@@ -191,7 +191,7 @@ def _block(view: Tensor, shape: tuple[int, ...]) -> Box:
         if axis == len(shape) or start[axis] + length > shape[axis]:
             raise InterlaceError(
                 f"weights: a loader takes {tuple(view.shape)} with strides {view.stride()} of a tensor of shape {shape}"
-                ", which is not a block of it (transposed, or joined over rows)."
+                ", which is no block of it (transposed, or joined over rows)."
             )
         size[axis] = length
         axis += 1

@@ -199,7 +199,7 @@ def _given(trie: Trie, placeholder: int | None, device: torch.device, spread: Pl
     if not trie.given:
         return None
     if placeholder is None:
-        raise ValueError("samples have arrays in addition to their tokens, and the model reads only tokens")
+        raise ValueError("samples have arrays in addition to their tokens, and the model reads tokens alone")
     places = np.concatenate([own.places[trie.token_ids_S[own.places] == placeholder] for own in trie.given])
     if spread is not None:
         reached, first, times = np.unique(spread.ravel(), return_index=True, return_counts=True)
