@@ -1,4 +1,4 @@
-"""Algorithms, one file each: an advantage estimator, a policy loss and declared needs. Found by name."""
+"""Algorithms, one file each, found by name: an advantage estimator, a policy loss and declared needs."""
 
 from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Needs, rewards_of
 from interlace.algorithms.load import algorithm_names, create_algorithm

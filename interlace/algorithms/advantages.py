@@ -13,9 +13,9 @@ EPSILON = 1e-6
 def group_normalized(rewards_G: FloatArray, *, scale_by_std: bool) -> FloatArray:
     """Computes GRPO's advantages (arXiv 2402.03300, section 4.1.2): (reward - mean) / (std + 1e-6).
 
-    std: of the sample (G - 1). Without the division: Dr. GRPO (arXiv 2503.20783). A group of one gets 0.
+    std: sample standard deviation (G - 1). Without the division: Dr. GRPO (arXiv 2503.20783). A group of one gets 0.
     """
-    # Of equal rewards too, whose mean in float32 may be another number: what is left a std, or a batch, would scale up.
+    # The float32 mean of equal rewards may differ from them, and the division by the std would amplify the difference.
     if (rewards_G == rewards_G[:1]).all():
         return np.zeros_like(rewards_G)
     centred_G = rewards_G - rewards_G.mean()
@@ -36,7 +36,7 @@ def leave_one_out(rewards_G: FloatArray) -> FloatArray:
 def mean_scaled(rewards_G: FloatArray) -> FloatArray:
     """Computes MaxRL's advantages (arXiv 2602.02710): (reward - mean) / mean, for rewards of 0 or more.
 
-    All are 0 where the mean is 0.
+    If the mean is 0, all advantages are 0.
     """
     mean = rewards_G.mean()
     return (rewards_G - mean) / mean if mean > 0 else np.zeros_like(rewards_G)
@@ -47,17 +47,17 @@ def generalized(
 ) -> FloatArray:
     """Computes GAE (arXiv 1506.02438, eq. 16): sum over k of (gamma lam)^k delta_(t+k).
 
-    delta_t = r_t + gamma V_(t+1) - V_t. values_L: before each token; value_after: after the last one, 0 where the
-    episode ended there. gamma: [L], from each token to the next, where it is not the same for all. Returns [L].
+    delta_t = r_t + gamma V_(t+1) - V_t. values_L: values before each token; value_after: value after the last token, 0
+    if the episode ended there. gamma: one discount, or [L] discounts from each token to the next. Returns [L].
     """
     next_values_L = np.append(values_L[1:], np.float32(value_after))
     return discounted_sum(rewards_L + gamma * next_values_L - values_L, gamma * lam)
 
 
 def discounted_sum(values_L: FloatArray, discount: float | FloatArray) -> FloatArray:
-    """Computes [L] each entry plus the discounted ones after it; with discount 1, the return to go.
+    """Computes [L] each entry plus the discounted later entries; with discount 1, the return to go.
 
-    discount: [L], from each entry to the next, where it is not the same for all.
+    discount: one discount, or [L] discounts from each entry to the next.
     """
     if isinstance(discount, float) and discount == 1.0:
         return np.cumsum(values_L[::-1], dtype=np.float64)[::-1].astype(np.float32)
@@ -70,7 +70,7 @@ def discounted_sum(values_L: FloatArray, discount: float | FloatArray) -> FloatA
 
 
 def turn_discounts(sample: Sample, gamma: float, turn_gamma: float) -> float | FloatArray:
-    """Returns the discount from each trained token to the next, [trained tokens]; one number where turns add none."""
+    """Returns the discounts from each trained token to the next, [trained tokens]; one number if turn_gamma is 1."""
     if turn_gamma == 1.0:
         return gamma
     found = np.full(sample.num_sampled, gamma, np.float32)
@@ -81,12 +81,13 @@ def turn_discounts(sample: Sample, gamma: float, turn_gamma: float) -> float | F
 def whitened(columns: Sequence[FloatArray], masks: Sequence[BoolArray | None]) -> list[FloatArray]:
     """Shifts and scales all values to mean 0 and standard deviation 1 over the trained tokens of the batch.
 
-    columns: one [L] a sample. masks: its trained tokens, None for all. Where nothing is trained they stay as they are.
+    columns: [L] of each sample. masks: trained tokens of each sample, None for all. Without trained tokens, the values
+    stay unchanged.
     """
     kept = [column if mask is None else column[mask] for column, mask in zip(columns, masks, strict=True)]
     tokens = np.concatenate(kept).astype(np.float64) if kept else np.zeros(0)
     if not len(tokens):
-        return list(columns)  # every group was dropped, or nothing was answered: a step without an update
+        return list(columns)  # all groups were dropped or no response has tokens: a step without an update
     mean, std = tokens.mean(), tokens.std()
     return [((column - mean) / (std + EPSILON)).astype(np.float32) for column in columns]
 
@@ -94,8 +95,8 @@ def whitened(columns: Sequence[FloatArray], masks: Sequence[BoolArray | None]) -
 def implicit_process(process_G: Sequence[FloatArray], outcomes_G: FloatArray, *, gamma: float) -> list[FloatArray]:
     """Computes PRIME's advantages (arXiv 2502.01456, section 3.2): leave-one-out on process rewards plus outcomes.
 
-    process_G: [L] token rewards of each sample. Their baseline is the mean over the other samples of each
-    one's mean token reward; the centred rewards are then summed from each token on.
+    process_G: [L] token rewards of each sample. A sample's baseline is the mean, over the other samples, of each
+    sample's mean token reward; the centred rewards are then summed from each token on.
     """
     means_G = np.array([rewards_L.sum() / max(1, len(rewards_L)) for rewards_L in process_G], np.float32)
     baselines_G = means_G - leave_one_out(means_G)
@@ -107,10 +108,10 @@ def implicit_process(process_G: Sequence[FloatArray], outcomes_G: FloatArray, *,
 
 
 def token_rewards(sample: Sample, kl_coefficient: float) -> FloatArray:
-    """Returns [trained tokens]: a turn's reward on its last trained token, the rest of the sample's on the last of all.
+    """Returns [trained tokens] rewards: each turn's on its last trained token, the remainder on the sample's last.
 
-    Less the KL to the reference on each, estimated by k1. Raises ValueError where the reward, or the reference's
-    log-probs for a KL, are missing.
+    The KL to the reference (estimator k1) is subtracted at each token. Raises ValueError if the reward is missing, or,
+    for a KL, the reference's log-probs.
     """
     if sample.reward is None:
         raise ValueError(f"sample {sample.key} has no reward")
@@ -122,7 +123,7 @@ def token_rewards(sample: Sample, kl_coefficient: float) -> FloatArray:
 
 
 class TrainedTurn(NamedTuple):
-    """A segment with tokens to train: its range among the sample's trained tokens, and its own reward."""
+    """A segment with trained tokens: its range among the sample's trained tokens, and its reward."""
 
     begin: int
     end: int
@@ -130,7 +131,7 @@ class TrainedTurn(NamedTuple):
 
 
 def trained_turns(sample: Sample) -> list[TrainedTurn]:
-    """Lists the turns that have tokens to train, in their order. The reward of one without any is that of the next."""
+    """Lists the turns with trained tokens, in order. A turn without any adds its reward to the next turn."""
     found: list[TrainedTurn] = []
     first, waiting = 0, 0.0
     for segment in sample.segments:
@@ -143,7 +144,7 @@ def trained_turns(sample: Sample) -> list[TrainedTurn]:
 
 
 def turn_rewards(sample: Sample, turns: Sequence[TrainedTurn]) -> FloatArray:
-    """Returns [turns] rewards that add up to the sample's: each turn's own, and the rest with the last."""
+    """Returns [turns] rewards that add up to the sample's reward: each turn's reward, and the remainder at the last."""
     if sample.reward is None:
         raise ValueError(f"sample {sample.key} has no reward")
     rewards = np.array([turn.reward for turn in turns], np.float32)
@@ -153,13 +154,13 @@ def turn_rewards(sample: Sample, turns: Sequence[TrainedTurn]) -> FloatArray:
 
 
 def value_after(sample: Sample) -> float:
-    """Returns the value of the context that a limit kept from being answered; 0 where the episode ended by itself."""
+    """Returns the value of the final context if a limit cut the episode off; 0 if the episode ended by itself."""
     last = sample.segments[-1] if sample.segments else None
     return float(sample.values[-1]) if last is not None and last.kind == FINAL and sample.values is not None else 0.0
 
 
 def kl_penalty(sample: Sample, kl_coefficient: float) -> FloatArray:
-    """Computes [L] coefficient x (behaviour log-prob - reference log-prob), to be taken off the reward."""
+    """Computes [L] coefficient x (behaviour log-prob - reference log-prob), to be subtracted from the reward."""
     if kl_coefficient == 0:
         return np.zeros(sample.num_tokens, np.float32)
     if sample.ref_logprobs is None:
@@ -168,12 +169,12 @@ def kl_penalty(sample: Sample, kl_coefficient: float) -> FloatArray:
 
 
 def trained_only(values_L: FloatArray, sample: Sample) -> FloatArray:
-    """Returns [trained tokens] from [L]."""
+    """Selects [trained tokens] from [L]."""
     return values_L if sample.loss_mask is None else values_L[sample.loss_mask]
 
 
 def at_trained_tokens(values: FloatArray, sample: Sample) -> FloatArray:
-    """Returns [L] from [trained tokens]; 0 elsewhere."""
+    """Spreads [trained tokens] to [L], with 0 elsewhere."""
     if sample.loss_mask is None:
         return values
     spread_L = np.zeros(sample.num_tokens, np.float32)
@@ -182,5 +183,5 @@ def at_trained_tokens(values: FloatArray, sample: Sample) -> FloatArray:
 
 
 def per_token(advantages_G: FloatArray, samples: Sequence[Sample]) -> list[FloatArray]:
-    """Spreads one number a sample over its tokens: [L] each."""
+    """Spreads one number per sample over its tokens: [L] each."""
     return [np.full(sample.num_tokens, value, np.float32) for sample, value in zip(samples, advantages_G, strict=True)]

@@ -1,4 +1,4 @@
-"""Base of algorithms: an advantage estimator, a policy loss and declared needs. Pure functions on typed inputs."""
+"""Base class of algorithms: an advantage estimator, a policy loss and declared needs, as pure functions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from interlace.core.types import FloatArray, Sample, SampleGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """Demands of an algorithm on the flow; a stage that is not needed passes samples through."""
+    """Stages that an algorithm needs in the flow; samples pass through the other stages unchanged."""
 
     reference: bool = False
     critic: bool = False
@@ -28,23 +28,23 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantages:
-    """Advantages of one group, one array a sample in the group's order, each [L]."""
+    """Advantages of one group: one array per sample in the group's order, [L] each."""
 
     advantages: Sequence[FloatArray]
     returns: Sequence[FloatArray] | None = None
-    """Targets of the critic, where there is one."""
+    """Targets of the critic, if the algorithm has one."""
 
 
 class AlgorithmConfig(UpdateConfig):
-    """Settings every algorithm has."""
+    """Settings of every algorithm."""
 
     refill_rounds: int = Field(default=10, ge=0)
-    """Groups that were dropped are replaced until the batch is full, at most this many times prompts_per_step a step;
-    then the batch stays short. 0 replaces none."""
+    """Dropped groups are replaced until the batch is full. A step draws at most this many times prompts_per_step
+    replacements; after that, the batch stays short. With 0, no group is replaced."""
 
 
 class Algorithm(ABC):
-    """Subclassed in one file each; the class attribute `Settings` is its config."""
+    """Base class, with one subclass per file; the class attribute `Settings` is the subclass's config."""
 
     Settings: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
 
@@ -57,21 +57,21 @@ class Algorithm(ABC):
 
     @property
     def is_group_relative(self) -> bool:
-        """Says whether one sample alone has no advantage: samples_per_prompt must then be 2 or more."""
+        """Returns True if a single sample has no advantage, so that samples_per_prompt must be 2 or more."""
         return False
 
     @property
     def min_reward(self) -> float | None:
-        """Returns the lowest reward that the advantages are defined for; None takes any."""
+        """Returns the lowest reward that the advantages are defined for. If None, any reward."""
         return None
 
     @property
     def selects(self) -> bool:
-        """Says whether keeps() may drop a group; where it may not, keeps() need not be asked."""
+        """Returns True if keeps() may drop a group; if False, keeps() need not be called."""
         return type(self).keeps is not Algorithm.keeps
 
     def keeps(self, group: SampleGroup) -> bool:
-        """Says whether a scored group is worth training on; one that is not ends as `filtered` and is replaced."""
+        """Returns True if a scored group is worth training on; other groups end as `filtered` and are replaced."""
         del group
         return True
 
@@ -79,10 +79,10 @@ class Algorithm(ABC):
     def advantages(self, group: SampleGroup) -> Advantages: ...
 
     def batch_advantages(self, samples: Sequence[Sample]) -> Sequence[FloatArray]:
-        """Computes the advantages in view of the whole batch, [L] each.
+        """Computes the advantages from the whole batch, [L] each.
 
-        Called once the batch is closed where `needs.batch_statistics`.
-        samples: of all its groups, with the advantages of their group. Raises ValueError where one is missing.
+        Called when the batch is closed, if `needs.batch_statistics` is set.
+        samples: all samples of the batch, with the advantages of their groups. Raises ValueError if one is missing.
         """
         return advantages_of(samples)
 
@@ -91,7 +91,7 @@ class Algorithm(ABC):
 
 
 def rewards_of(group: SampleGroup) -> FloatArray:
-    """Returns [samples] rewards of a scored group. Raises ValueError where one is missing."""
+    """Returns [samples] rewards of a scored group. Raises ValueError if one is missing."""
     rewards = [sample.reward for sample in group.samples]
     missing = [sample.key for sample in group.samples if sample.reward is None]
     if missing:
@@ -100,7 +100,7 @@ def rewards_of(group: SampleGroup) -> FloatArray:
 
 
 def advantages_of(samples: Sequence[Sample]) -> list[FloatArray]:
-    """Returns the advantages, [L] of each sample. Raises ValueError where one is missing."""
+    """Returns the advantages, [L] of each sample. Raises ValueError if one is missing."""
     missing = [sample.key for sample in samples if sample.advantages is None]
     if missing:
         raise ValueError(f"samples {missing} have no advantages")

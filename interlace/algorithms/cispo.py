@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class CISPOSettings(OwnSurrogateSettings):
-    """Weights are cut at 1 + clip_high; there is no lower bound."""
+    """Weights are clipped at 1 + clip_high, without a lower bound."""
 
     clip_low: NonNegativeFloat = 1.0
-    """1 leaves the weight without a lower bound."""
+    """With 1, the weight has no lower bound."""
     clip_high: NonNegativeFloat = 4.0
 
 
 class CISPO(GRPO):
-    """-sg(min(r, 1 + clip_high)) A log pi: every token keeps a gradient, however far its ratio."""
+    """-sg(min(r, 1 + clip_high)) A log pi: every token keeps a gradient, at any ratio."""
 
     Settings = CISPOSettings
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """Computes the policy gradient under a bounded weight."""
+        """Computes the policy gradient with a bounded weight."""
         ratio_T = importance_ratio(inputs.logprobs_T.detach(), proximal_T)
         weights_T = ratio_T.clamp(1 - self.settings.clip_low, 1 + self.settings.clip_high)
         return Surrogate(loss_T=-weights_T * inputs.advantages_T * inputs.logprobs_T, clipped_T=weights_T != ratio_T)

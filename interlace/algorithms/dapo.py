@@ -1,6 +1,7 @@
 """DAPO (arXiv 2503.14476): GRPO with clip-higher, token-level loss and dynamic sampling.
 
-Its fourth part, the soft overlong penalty, belongs to the reward: `reward.shaping.overlong_limit`, `overlong_buffer`.
+The paper's fourth part, the soft overlong penalty, is part of the reward: `reward.shaping.overlong_limit` and
+`overlong_buffer`.
 """
 
 from pydantic import NonNegativeFloat
@@ -18,6 +19,6 @@ class DAPOSettings(GroupSettings):
 
 
 class DAPO(GRPO):
-    """GRPO under other settings."""
+    """GRPO with other settings."""
 
     Settings = DAPOSettings

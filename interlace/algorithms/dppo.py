@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class DPPOSettings(OwnSurrogateSettings):
-    """Bounds on probabilities, not on their ratio."""
+    """Bounds on probabilities instead of their ratio."""
 
     max_gain: float = Field(default=0.2, gt=0)
-    """A token with positive advantage stops being pushed once its probability rose by more than this ..."""
+    """A token with positive advantage gets no gradient after its probability has risen by more than this."""
     max_loss: float = Field(default=0.2, gt=0)
-    """... and one with negative advantage once it fell by more than this."""
+    """A token with negative advantage gets no gradient after its probability has fallen by more than this."""
     ratio_penalty: float = Field(default=1e-3, ge=0)
-    """Weight of (log ratio)^2, which pulls towards the policy that sampled."""
+    """Weight of (log ratio)^2, which pulls towards the behaviour policy."""
 
     @model_validator(mode="after")
     def _bounds_no_ratio(self) -> Self:
@@ -37,7 +37,7 @@ class DPPOSettings(OwnSurrogateSettings):
 
 
 class DPPO(GRPO):
-    """The binary total-variation form: ratios are to the behaviour policy, so no proximal pass is needed."""
+    """The binary total-variation form. Ratios are to the behaviour policy, so no proximal pass is needed."""
 
     Settings = DPPOSettings
     settings: DPPOSettings

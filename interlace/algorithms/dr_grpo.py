@@ -14,7 +14,7 @@ class DrGRPOSettings(GroupSettings):
 
 
 class DrGRPO(GroupAlgorithm):
-    """A reward counts by how far it is from its group's mean."""
+    """The advantage is the reward's distance from the group's mean."""
 
     Settings = DrGRPOSettings
 

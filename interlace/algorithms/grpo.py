@@ -7,7 +7,7 @@ from interlace.core.types import SampleGroup
 
 
 class GRPO(GroupAlgorithm):
-    """A reward counts by how far it is from its group's mean, in standard deviations."""
+    """The advantage is the reward's distance from the group's mean, in standard deviations."""
 
     def advantages(self, group: SampleGroup) -> Advantages:
         advantages_G = group_normalized(self.rewards(group), scale_by_std=True)

@@ -1,4 +1,4 @@
-"""GSPO: Group Sequence Policy Optimization (arXiv 2507.18071). Ratio and clip are those of the sequence."""
+"""GSPO: Group Sequence Policy Optimization (arXiv 2507.18071). Ratio and clip apply to the whole sequence."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class GSPOSettings(GroupSettings):
 
 
 class GSPO(GRPO):
-    """In token form (section 4.3): s = sg(geometric mean of ratios) x pi / sg(pi), each token with its own gradient."""
+    """Token form (section 4.3): s = sg(geometric mean of ratios) x pi / sg(pi), with each token's gradient."""
 
     Settings = GSPOSettings
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """Computes the value of the sequence's ratio at each token, with that token's gradient."""
+        """Computes the sequence's ratio at each token, with that token's gradient."""
         log_ratio_N = sequence_mean(inputs.logprobs_T.detach() - proximal_T, inputs)
         log_ratio_T = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[inputs.sample_T]
         ratio_T = (log_ratio_T + inputs.logprobs_T - inputs.logprobs_T.detach()).exp()

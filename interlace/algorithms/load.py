@@ -1,4 +1,4 @@
-"""An algorithm by name, with its settings."""
+"""Makes an algorithm by name, with its settings."""
 
 import importlib
 from collections.abc import Mapping

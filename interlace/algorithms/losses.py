@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "k3+"]
 """Estimators of KL(policy, reference) from sampled tokens, with d = log reference - log policy. k1: -d. k2: d^2 / 2.
-k3: e^d - d - 1. k3+: the value of k3 with the gradient of k2, which as a loss is the unbiased one."""
+k3: e^d - d - 1. k3+: the value of k3 with the gradient of k2, which is the unbiased gradient for a loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,12 +32,12 @@ def importance_ratio(logprobs_T: Tensor, proximal_T: Tensor) -> Tensor:
 
 
 def turn_ratio(inputs: LossInputs, proximal_T: Tensor) -> Tensor:
-    """Computes [T] the ratio of the turn that each token belongs to, with gradient: a robot's chunk is one action.
+    """Computes [T] the ratio of each token's turn, with gradient, for turns that are one action, as a robot's chunk.
 
-    Raises ValueError where the turns are not known.
+    Raises ValueError if the inputs lack the turns.
     """
     if inputs.turn_T is None:
-        raise ValueError("the ratio of turns was asked for, and which turn a token belongs to is not known")
+        raise ValueError("ratio_of=turn needs the turn of each token, and the inputs have no turn_T")
     gap_T = (inputs.logprobs_T - proximal_T) * inputs.mask_T.to(proximal_T.dtype)
     sums = gap_T.new_zeros(int(inputs.turn_T.max()) + 1).index_add(0, inputs.turn_T, gap_T)
     return sums.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().index_select(0, inputs.turn_T)
@@ -46,7 +46,7 @@ def turn_ratio(inputs: LossInputs, proximal_T: Tensor) -> Tensor:
 def clipped_surrogate(
     ratio_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Surrogate:
-    """Computes PPO's loss (arXiv 1707.06347, eq. 7) with its own bound on either side (DAPO, arXiv 2503.14476).
+    """Computes PPO's loss (arXiv 1707.06347, eq. 7) with separate lower and upper bounds (DAPO, arXiv 2503.14476).
 
     dual_clip: c > 1 bounds the loss of a token with negative advantage at -c A (arXiv 1912.09729, eq. 5).
     """
@@ -79,7 +79,7 @@ def kl_divergence(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstim
 
 
 def sequence_mean(values_T: Tensor, inputs: LossInputs) -> Tensor:
-    """Computes the [N] mean over each sample's trained tokens; 0 where it has none."""
+    """Computes the [N] mean over each sample's trained tokens; 0 for a sample without any."""
     return sequence_sum(values_T, inputs) / sequence_sum(values_T.new_ones(values_T.shape), inputs).clamp(min=1)
 
 

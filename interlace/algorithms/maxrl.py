@@ -25,13 +25,13 @@ class MaxRLSettings(GroupSettings):
 
 
 class MaxRL(GroupAlgorithm):
-    """(reward - mean) / mean: a rare success of a hard prompt counts by how rare it is. For rewards of 0 or more."""
+    """(reward - mean) / mean: the rarer the successes of a prompt, the larger their advantage. Needs rewards >= 0."""
 
     Settings = MaxRLSettings
 
     @property
     def min_reward(self) -> float:
-        """Returns 0: below 0 a mean may be 0 or less, and to divide by it would turn right into wrong."""
+        """Returns 0: with rewards below 0 the mean may be negative, and the division would reverse the signs."""
         return 0.0
 
     def advantages(self, group: SampleGroup) -> Advantages:

@@ -1,6 +1,6 @@
 """Off-policy correction: one code path over current, proximal and behaviour log-probs.
 
-loss = w(proximal / behaviour) x surrogate(current / proximal). Choices of the proximal policy and of w give:
+loss = w(proximal / behaviour) x surrogate(current / proximal). The choice of the proximal policy and of w gives:
 
 - proximal = behaviour, no correction: plain importance ratios against the sampling policy (PPO, PipelineRL);
 - proximal recomputed, no cap: decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298);
@@ -36,16 +36,16 @@ class Correction:
 
 
 class OffPolicyConfig(Config):
-    """How the difference between the policy that sampled and the one that trains is corrected."""
+    """Correction of the difference between the policy that sampled and the policy that trains."""
 
     proximal: Literal["behaviour", "recomputed", "interpolated"] = "behaviour"
-    """The policy that clipping is centred on. recomputed: the policy at the start of the step, one more forward.
-    interpolated: between behaviour and current, in log space."""
+    """The policy at the centre of the clip range. recomputed: the policy at the start of the step, which needs one more
+    forward pass. interpolated: between behaviour and current, in log space."""
     interpolation: float = Field(default=0.5, ge=0, le=1)
-    """Share of the behaviour policy in the interpolated one."""
+    """Weight of the behaviour policy in the interpolated policy."""
     correction: Literal["none", "weight", "truncate", "mask"] = "none"
-    """none: w = 1. weight: w = ratio. truncate: w = min(max(ratio, low), high). mask: 0 outside [low, high], else the
-    ratio where there is a separate proximal policy."""
+    """none: w = 1. weight: w = ratio. truncate: w = min(max(ratio, low), high). mask: 0 outside [low, high]; inside,
+    the ratio if there is a separate proximal policy, else 1."""
     level: Literal["token", "sequence", "geometric"] = "token"
     """Unit of the ratio: each token's, the product over its sequence, or that product's per-token geometric mean."""
     low: float = Field(default=0.0, ge=0)
@@ -63,15 +63,15 @@ class OffPolicyConfig(Config):
         return self
 
     def proximal_logprobs(self, inputs: LossInputs) -> Tensor:
-        """Returns the [T] log-probs that the surrogate's ratio is taken to."""
+        """Returns the [T] log-probs in the denominator of the surrogate's ratio."""
         if self.proximal != "interpolated":
             return inputs.proximal_logprobs_T
         return inputs.logprobs_T.detach().lerp(inputs.behaviour_logprobs_T, self.interpolation)
 
     def correct(self, inputs: LossInputs, proximal_T: Tensor) -> Correction | None:
-        """Returns the weights, or None where all are 1.
+        """Returns the weights, or None if all are 1.
 
-        Without a separate proximal policy the mask looks at current over behaviour.
+        Without a separate proximal policy, the mask uses the ratio of current over behaviour.
         """
         if self.correction == "none":
             return None

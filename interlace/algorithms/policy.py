@@ -30,25 +30,25 @@ class PolicySettings(AlgorithmConfig):
     """Settings of every policy-gradient algorithm."""
 
     clip_low: NonNegativeFloat = 0.2
-    """The importance ratio counts down to 1 - clip_low ..."""
+    """The importance ratio is clipped below 1 - clip_low."""
     clip_high: NonNegativeFloat = 0.2
-    """... and up to 1 + clip_high."""
+    """The importance ratio is clipped above 1 + clip_high."""
     ratio_of: Literal["token", "turn"] = "token"
     """Unit whose importance ratio is clipped. `turn`: the product over an episode's turn, such as a robot's chunk."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Bounds the loss of tokens with negative advantage at this many times their advantage."""
     kl_coefficient: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference in the loss; above 0 the reference is needed."""
+    """Weight of the KL to the reference in the loss. Above 0, the reference is needed."""
     kl_estimator: KLEstimator = "k3"
     kl_reward_coefficient: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference taken off the reward; above 0 the reference is needed."""
+    """Weight of the KL to the reference that is subtracted from the reward. Above 0, the reference is needed."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     off_policy: OffPolicyConfig = OffPolicyConfig()
 
 
 class PolicyAlgorithm(Algorithm):
-    """A subclass gives the advantages, and its own `surrogate` where it is not the clipped one."""
+    """Base of policy-gradient algorithms. A subclass defines the advantages, and may override the `surrogate`."""
 
     Settings = PolicySettings
     settings: PolicySettings
@@ -61,13 +61,13 @@ class PolicyAlgorithm(Algorithm):
         )
 
     def rewards(self, group: SampleGroup) -> FloatArray:
-        """Returns [G] rewards, less the KL penalty summed over each sample's trained tokens."""
+        """Returns [G] rewards minus the KL penalty summed over each sample's trained tokens."""
         coefficient = self.settings.kl_reward_coefficient
         penalties = [trained_only(kl_penalty(sample, coefficient), sample).sum() for sample in group.samples]
         return rewards_of(group) - np.array(penalties, np.float32)
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """Computes the loss of each token. proximal_T: the log-probs that ratios are taken to."""
+        """Computes the loss of each token. proximal_T: log-probs in the denominator of the ratios."""
         by_turn = self.settings.ratio_of == "turn"
         return clipped_surrogate(
             turn_ratio(inputs, proximal_T) if by_turn else importance_ratio(inputs.logprobs_T, proximal_T),
@@ -80,7 +80,7 @@ class PolicyAlgorithm(Algorithm):
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Computes weight x surrogate + kl_coefficient x KL - entropy_coefficient x entropy.
 
-        Raises ValueError where the KL counts and the reference's log-probs are missing.
+        Raises ValueError if kl_coefficient is set and the reference's log-probs are missing.
         """
         settings = self.settings
         if settings.kl_coefficient and inputs.ref_logprobs_T is None:
@@ -106,18 +106,18 @@ class GroupSettings(PolicySettings):
     """Settings of algorithms that compare the samples of a prompt with one another."""
 
     drop_zero_variance: bool = False
-    """Dynamic sampling: a group whose rewards are all equal teaches nothing; it ends as filtered and is replaced."""
+    """Dynamic sampling: a group of equal rewards gives no gradient, so it ends as `filtered` and is replaced."""
 
 
 class OwnSurrogateSettings(GroupSettings):
-    """Settings of those whose loss is not PPO's clipped one: what belongs to that would change nothing here."""
+    """Settings of algorithms whose loss is not PPO's clipped one, so that dual_clip would have no effect."""
 
     @model_validator(mode="after")
     def _bounds_its_own_loss(self) -> Self:
         if self.dual_clip is not None:
             raise ValueError(
-                f"dual_clip = {self.dual_clip:g} bounds PPO's clipped loss, and this algorithm has a loss of its own, "
-                "which it would leave as it is; leave it out"
+                f"dual_clip = {self.dual_clip:g} bounds PPO's clipped loss, and this algorithm has another loss, "
+                "which it would not change; leave it out"
             )
         return self
 

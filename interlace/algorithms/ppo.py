@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 
 class PPOSettings(PolicySettings):
-    """gamma = lam = 1 is the usual choice where only the end of a response is rewarded."""
+    """Settings of PPO. gamma = lam = 1 is the usual choice if only the end of a response is rewarded."""
 
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount of later rewards."""
+    """Discount of later rewards, from token to token."""
     turn_gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount, beside `gamma`, of what comes after a turn of an episode."""
+    """Further discount from each turn of an episode to the next."""
     lam: float = Field(default=1.0, ge=0, le=1)
-    """Lambda of GAE: 0 trusts the critic's next value, 1 the observed return."""
+    """Lambda of GAE: 0 uses the critic's next value, 1 the observed return."""
     advantage_of: Literal["token", "turn"] = "token"
-    """Unit that counts as one action. `turn`: an episode's turn (a robot's chunk) has one value, that before its first
-    token, and one advantage, which all its tokens share."""
+    """Unit that counts as one action. `turn`: a turn of an episode (a robot's chunk) has one value, the value before
+    its first token, and one advantage, shared by all its tokens."""
     whiten: bool = True
-    """Bring the batch's advantages to mean 0 and standard deviation 1; training then waits for the whole batch."""
+    """Scale the batch's advantages to mean 0 and standard deviation 1; training then waits for the whole batch."""
 
 
 class PPO(PolicyAlgorithm):
-    """Tool and user tokens of an episode are passed over: time goes from one trained token to the next."""
+    """PPO over trained tokens: tool and user tokens of an episode are skipped, as if they took no time."""
 
     Settings = PPOSettings
     settings: PPOSettings
@@ -74,7 +74,7 @@ class PPO(PolicyAlgorithm):
         return at_trained_tokens(advantages, sample), at_trained_tokens(advantages + values, sample)
 
     def _estimate_turns(self, sample: Sample, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Returns (advantages, returns), [L] each, of an episode whose actions are its turns."""
+        """Returns (advantages, returns), [L] each, for an episode whose actions are its turns."""
         turns = trained_turns(sample)
         penalties = trained_only(kl_penalty(sample, self.settings.kl_reward_coefficient), sample)
         rewards = turn_rewards(sample, turns)

@@ -1,7 +1,7 @@
 """PRIME: process rewards without process labels (arXiv 2502.01456).
 
-A second language model phi is trained to tell right responses from wrong ones by the sum of beta log(phi / reference);
-each token's summand then is its process reward. The policy learns from those and from the outcome.
+A second language model phi is trained to separate correct from wrong responses by the sum of beta log(phi / reference).
+Each token's term of the sum is its process reward. The policy learns from process rewards and outcomes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PRIMESettings(GroupSettings):
-    """Settings of the policy; the process reward model has its own."""
+    """Settings of the policy; the process reward model has separate settings."""
 
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount of later process rewards."""

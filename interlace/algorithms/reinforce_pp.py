@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class ReinforcePPSettings(PolicySettings):
-    """The KL to the reference belongs in the reward here."""
+    """Settings of REINFORCE++, which subtracts the KL to the reference from the reward."""
 
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount of the return to go."""
 
 
 class ReinforcePP(PolicyAlgorithm):
-    """REINFORCE++: a token's advantage is its return to go, on the scale of the batch."""
+    """REINFORCE++: a token's advantage is its return to go, whitened over the batch."""
 
     Settings = ReinforcePPSettings
     settings: ReinforcePPSettings

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class ReinforcePPBaselineSettings(GroupSettings):
-    """Settings of GRPO; a KL, where there is one, enters the loss through the unbiased estimator."""
+    """Settings of GRPO; a KL in the loss uses the estimator with the unbiased gradient."""
 
     kl_estimator: KLEstimator = "k2"
 
 
 class ReinforcePPBaseline(GroupAlgorithm):
-    """GRPO with the standard deviation of the batch in place of each group's."""
+    """GRPO with the standard deviation of the batch instead of each group's."""
 
     Settings = ReinforcePPBaselineSettings
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReMax(PolicyAlgorithm):
-    """A reward counts by how much it beats the greedy response to the same prompt."""
+    """The advantage is the reward minus the reward of the greedy response to the same prompt."""
 
     @property
     def needs(self) -> Needs:

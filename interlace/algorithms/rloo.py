@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class RLOOSettings(GroupSettings):
-    """Settings of GRPO. A token carries its sequence's loss: the mean over tokens and sequences is the losses' mean."""
+    """Settings of GRPO. Each token carries its sequence's loss, so the mean over tokens and sequences is their mean."""
 
     aggregation: Aggregation = "seq_mean_token_mean"
 
 
 class RLOO(GroupAlgorithm):
-    """A reward counts by how far it is from the mean of the others'; the ratio is that of whole sequences."""
+    """The advantage is the reward minus the mean of the other samples'; the ratio is the whole sequence's."""
 
     Settings = RLOOSettings
 
@@ -31,7 +31,7 @@ class RLOO(GroupAlgorithm):
         return Advantages(advantages=per_token(leave_one_out(self.rewards(group)), group.samples))
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """Clips like a single action whose log-prob is the sequence's."""
+        """Clips the sequence as a single action, by the sum of its log-probs."""
         log_ratio_N = sequence_sum(inputs.logprobs_T - proximal_T, inputs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         return clipped_surrogate(
             log_ratio_N.exp()[inputs.sample_T],

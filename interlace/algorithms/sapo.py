@@ -1,4 +1,4 @@
-"""SAPO: Soft Adaptive Policy Optimization (arXiv 2511.20347). A sigmoid gate in place of the hard clip."""
+"""SAPO: Soft Adaptive Policy Optimization (arXiv 2511.20347), with a sigmoid gate instead of a hard clip."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class SAPOSettings(OwnSurrogateSettings):
-    """Steepness of the gate; the clip range only serves the metric."""
+    """Steepness of the gate. The clip range only affects the metric."""
 
     aggregation: Aggregation = "seq_mean_token_mean"
     temperature_positive: float = Field(default=1.0, gt=0)
     """Temperature of tokens with positive advantage."""
     temperature_negative: float = Field(default=1.05, gt=0)
-    """Temperature of the others, steeper: pushing a token down spreads its probability over many unsampled ones."""
+    """Temperature of other tokens; steeper, because a token pushed down spreads its probability over unsampled ones."""
 
 
 class SAPO(GRPO):

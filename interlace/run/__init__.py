@@ -1,1 +1,1 @@
-"""A run of a recipe: build, train, evaluate, save, resume."""
+"""Runs of a recipe: build, train, evaluate, save, resume."""

@@ -1,4 +1,4 @@
-"""A program's functions that are called after each step of a run."""
+"""Functions of a program that are called after each step of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from interlace.core.types import Metrics
 
 @dataclass(slots=True, eq=False)
 class StepInfo:
-    """A step that has ended, as a callback sees it."""
+    """A finished step, as passed to a callback."""
 
     step: int
     num_steps: int
@@ -19,14 +19,14 @@ class StepInfo:
     logged: Metrics = field(default_factory=dict)
     """Values that callbacks logged."""
     is_last: bool = False
-    """True if a callback asked the run to stop."""
+    """True if a callback requested the end of the run."""
 
     def log(self, name: str, value: float) -> None:
         """Adds a value to the metrics of the step, for metrics.jsonl and every logger."""
         self.logged[name] = float(value)
 
     def stop(self) -> None:
-        """Ends the run after this step, with a checkpoint and the evaluation of a run's end."""
+        """Ends the run after this step, with a final checkpoint and evaluation."""
         self.is_last = True
 
 
@@ -40,7 +40,7 @@ class Callbacks:
     def __init__(self, functions: Sequence[Callback] = ()) -> None:
         self._functions = tuple(functions)
         self.want_stop = False
-        """True after a callback asked the run to stop."""
+        """True after a callback requested the end of the run."""
 
     def on_step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> Metrics:
         """Calls each function and returns the values that they logged. Raises InterlaceError if one raises."""

@@ -1,4 +1,4 @@
-"""One recipe under several schedules in turn, on the same seeds."""
+"""Trains one recipe under several schedules in turn, with the same seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ def load_variants(spec: str, overrides: Sequence[str], schedules: str) -> dict[s
     variants = under_each(spec, overrides, schedules)
     for recipe in variants.values():
         check_settings(recipe)
-    from interlace.run.recipe.check import check_recipe  # loads torch: what is wrong without it has been refused
+    from interlace.run.recipe.check import check_recipe  # imports torch, so it follows the checks without torch
 
     for recipe in variants.values():
         check_recipe(recipe)
@@ -42,7 +42,7 @@ class Comparison:
 def run_variants(
     variants: Mapping[str, Recipe], root: Path, stem: str, *, progress: ProgressView, stop: StopSignal
 ) -> Comparison:
-    """Trains each in turn, in a folder of its own; ends early where `stop` is requested."""
+    """Trains each variant in turn, in a separate folder. Ends early if `stop` is requested."""
     from interlace.run.train import train  # loads torch
 
     outcomes: list[ScheduleOutcome] = []
@@ -54,7 +54,7 @@ def run_variants(
         try:
             with RunLock(folder):
                 report = train(recipe, folder, resume=False, progress=progress, stop=stop)
-        except Exception as error:  # noqa: BLE001 - what one schedule trips over takes nothing from the others
+        except Exception as error:  # noqa: BLE001 - an error of one schedule does not affect the others
             failed[name] = "".join(format_exception_only(error)).strip()
             progress.say(f"schedule {name} failed by {brief(failed[name])}")
             continue
@@ -66,7 +66,7 @@ def run_variants(
 
 
 def write_comparison(outcomes: Sequence[ScheduleOutcome]) -> Path:
-    """Writes one report of all runs, in the first one's folder. Returns its path."""
+    """Writes one report of all runs into the first run's folder. Returns its path."""
     path = outcomes[0].folder / "comparison.html"
     write_report([RunFolder(path=outcome.folder) for outcome in outcomes], path)
     return path

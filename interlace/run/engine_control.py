@@ -1,4 +1,4 @@
-"""Engines of a run that join and leave while it trains: by commands in the run's folder, and by a file of addresses."""
+"""Adds and removes engines while a run trains, by commands in the run's folder and by a file of server addresses."""
 
 import asyncio
 import json
@@ -17,11 +17,11 @@ from interlace.rollouts.role_groups import RolloutGroup
 
 Verb: TypeAlias = Literal["add", "drain", "remove"]
 LOOK_EVERY_S = 0.5
-"""Seconds between two looks at the folder of commands and at the file of addresses."""
+"""Seconds between two checks of the folder of commands and of the file of addresses."""
 FOLDER, STATE = "engines", "state.json"
-"""Folder of a run for its engines, and the file in it that lists them."""
+"""Folder of a run for its engines, and the file in it that lists the engines."""
 Launch: TypeAlias = Callable[[int, str | None], Awaitable[RolloutGroup]]
-"""Starts engine number N; the address of its server, for an engine at an address."""
+"""Starts the engine of a number. The second argument is the address of its server, for an engine at an address."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,10 +34,10 @@ class EngineCommand:
 
 
 class EngineControl:
-    """Carries out changes of a run's engines, and writes the list of them."""
+    """Executes changes of a run's engines, and writes the list of engines."""
 
     def __init__(self, pool: EnginePool, folder: Path, kind: object, launch: Launch) -> None:
-        """folder: of the run. kind: of its engines. launch: starts a joiner."""
+        """folder: the run's folder. kind: the kind of its engines. launch: starts an added engine."""
         self._pool, self._folder, self._launch = pool, folder / FOLDER, launch
         self._kind = kind if isinstance(kind, AddressKind) else None
         urls = self._kind.urls if self._kind else ()
@@ -49,7 +49,7 @@ class EngineControl:
         self._written = ""
 
     async def run(self) -> None:
-        """Looks for changes until the run ends."""
+        """Checks for changes until the run ends."""
         (self._folder / "commands").mkdir(parents=True, exist_ok=True)
         while True:
             for file in sorted((self._folder / "commands").glob("*.json")):
@@ -68,7 +68,7 @@ class EngineControl:
         file.unlink()
 
     async def carry_out(self, command: EngineCommand) -> str:
-        """Does what a command says, and returns an account. Raises UserError or InterlaceError if it cannot."""
+        """Executes a command. Returns a description of the result. Raises UserError or InterlaceError on failure."""
         membership = self._pool.membership
         if command.verb == "add":
             driver = await self._add(command.engine)
@@ -102,13 +102,13 @@ class EngineControl:
         raise UserError(f"the run has no engine {engine}. Known: {known}.")
 
     async def _follow_file(self) -> None:
-        """Adds the servers that were written into the file of addresses, and drains those that were taken out."""
+        """Adds servers that were added to the file of addresses, and drains servers that were removed from it."""
         if self._kind is None or self._kind.config.urls_file is None:
             return
         try:
             listed = read_urls(self._kind.config.urls_file)
         except (UserError, OSError):
-            return  # it is being replaced
+            return  # the file is being replaced
         before, self._seen_file = self._seen_file, listed
         if before is None or before == listed:
             return

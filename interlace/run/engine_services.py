@@ -1,4 +1,4 @@
-"""Engines of a run that are servers: their health, the text that their weights are checked by, and who joins."""
+"""Engines of a run that are servers: their health checks, and the text that checks their weights."""
 
 from interlace.core.random import keyed_random
 from interlace.engines.rollout.config import ServiceConfig
@@ -9,11 +9,11 @@ from interlace.rollouts.pool import EnginePool
 from interlace.run.recipe.config import Recipe
 
 PROBE_TOKENS = 24
-"""Tokens of the text by which a server's weights are checked."""
+"""Tokens of the text that checks a server's weights."""
 
 
 def follow_services(recipe: Recipe, pool: EnginePool) -> None:
-    """Prepares a pool whose engines are servers: they may be lost and return. Nothing for other engines."""
+    """Prepares a pool for engines that are servers, which may be lost and return. Does nothing for other engines."""
     config, membership = recipe.rollout, pool.membership
     if not create_kind(config).is_service or not isinstance(config, ServiceConfig):
         return

@@ -1,8 +1,8 @@
-"""A certificate for a recipe at toy size: every synchronous schedule samples the same and trains to the same weights.
+"""Certificate for a recipe at toy size: all synchronous schedules give the same samples and the same weights.
 
-Sampling noise is keyed by what is sampled, never by who comes first; gradients are summed unnormalised and divided by
-the batch's denominator. So placement, granularity, dispatch and switching cannot change a result. This shows it for a
-model, a task, a reward and an algorithm of one's own, on the machine at hand.
+Sampling noise is keyed by the sample, never by the order of execution. Gradients are summed unnormalised and divided by
+the batch's denominator. So placement, granularity, dispatch and switching cannot change a result. The certificate
+checks this for the user's model, task, reward and algorithm, on the user's machine.
 """
 
 import shutil
@@ -33,27 +33,27 @@ Transcript: TypeAlias = list[tuple[object, ...]]
 
 STEPS, PROMPTS, SAMPLES, NEW_TOKENS = 3, 4, 4, 32
 TOLERANCE = 0.05
-"""Largest difference, as a share of the farthest that a weight moved, that the order of a sum may cause."""
+"""Largest difference that the order of a sum may cause, as a share of the largest change of a weight."""
 COMPARED = ("step", "uid", "index", "event", "reward", "token_ids")
 """Fields of each sample's transcript that are compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """Outcome of one schedule, compared with the first."""
+    """Result of one schedule, compared with the first schedule."""
 
     schedule: str
     num_samples: int
     same_samples: bool
-    """The same tokens with the same rewards, trained in the same steps."""
+    """True if the tokens, the rewards and the step of training are the same for all samples."""
     difference: float
-    """The largest between a weight here and there; infinite where they are not the same weights."""
+    """Largest difference of a weight between the schedules; infinite if the weights have other names."""
     moved: float
-    """The farthest that a weight moved after the first step, under the first schedule."""
+    """Largest change of a weight after the first step, under the first schedule."""
 
     @property
     def holds(self) -> bool:
-        """Returns whether both schedules are the same training, but for rounding."""
+        """Returns whether both schedules give the same training, up to rounding."""
         return self.same_samples and self.difference <= TOLERANCE * self.moved
 
 
@@ -65,9 +65,9 @@ class _Result:
 
 
 def toy(recipe: Recipe) -> Recipe:
-    """Returns the recipe with its steps, prompts and lengths cut down, on two devices. Raises UserError.
+    """Returns the recipe with fewer steps, prompts and tokens, on two devices. Raises UserError.
 
-    Model and warm-up stay: from an untrained model all answers may be worth the same, and nothing would be learned.
+    Model and warm-up stay the same: with an untrained model all rewards may be equal, so that nothing would be learned.
     """
     num_heldout = check_recipe(recipe).num_heldout_prompts
     prompts = recipe.minibatches * max(1, min(PROMPTS, recipe.prompts_per_step) // recipe.minibatches)
@@ -85,8 +85,8 @@ def toy(recipe: Recipe) -> Recipe:
         "evaluation": recipe.evaluation.model_copy(update=evaluation),
         "logging": recipe.logging.model_copy(update={"loggers": ()}),
         "cluster": recipe.cluster.model_copy(
-            # One thread everywhere, unless the recipe says more: with two, sums would be taken in another order where
-            # a schedule gives the actor two cores.
+            # One thread, unless the recipe sets more: with two, sums would be computed in another order under
+            # a schedule that gives the actor two cores.
             update={
                 "devices": _two_devices(recipe),
                 "threads_per_worker": recipe.cluster.threads_per_worker or 1,
@@ -97,7 +97,7 @@ def toy(recipe: Recipe) -> Recipe:
 
 
 def variants(recipe: Recipe) -> dict[str, Recipe]:
-    """Returns the recipe under its own and the equivalent schedules. Raises UserError where nothing can be promised."""
+    """Returns the recipe under its schedule and the equivalent ones. Raises UserError if no equivalence is promised."""
     check_invariance(recipe)
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     found = {
@@ -112,7 +112,7 @@ def variants(recipe: Recipe) -> dict[str, Recipe]:
 def certify(recipes: Mapping[str, Recipe], scratch: Path, stop: StopSignal) -> Iterator[Trial]:
     """Trains each recipe in turn and compares it with the first. Raises InterlaceError when a stop is requested.
 
-    recipes: of variants(). scratch: holds one run at a time.
+    recipes: result of variants(). scratch: folder for one run at a time.
     """
     first: _Result | None = None
     for name, recipe in recipes.items():
@@ -144,7 +144,7 @@ def _transcript(folder: RunFolder) -> Transcript:
 
 
 def _weights(checkpoint: Path) -> Weights:
-    """Reads the weights of every model in a checkpoint, a critic's too."""
+    """Reads the weights of every model in a checkpoint, including a critic's."""
     from safetensors.torch import load_file
 
     return {

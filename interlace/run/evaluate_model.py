@@ -1,4 +1,4 @@
-"""Held-out accuracy of a model as it is, without training."""
+"""Held-out accuracy of a model without training."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from interlace.runtime.cluster import Cluster
 
 
 def evaluate_model(recipe: Recipe, progress: ProgressView) -> Evaluation:
-    """Evaluates the recipe's model on its held-out prompts, without its warm-up. The recipe was checked before."""
+    """Evaluates the recipe's model, without its warm-up, on held-out prompts. The recipe must have been checked."""
 
     async def evaluate(cluster: Cluster) -> Evaluation:
         return await _evaluate(cluster, recipe, progress)

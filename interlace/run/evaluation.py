@@ -1,4 +1,4 @@
-"""Held-out accuracy: what an evaluation found."""
+"""Result of an evaluation: held-out accuracy and example answers."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from interlace.core.types import Metrics
 
 
 class Answer(Config):
-    """One answer to a held-out prompt, kept to be shown."""
+    """One answer to a held-out prompt, kept for display."""
 
     uid: str
     prompt: str
@@ -19,30 +19,30 @@ class Answer(Config):
 
 
 class Evaluation(Config):
-    """How the policy does on held-out prompts. Part of a checkpoint, so that a resumed run still knows its start."""
+    """Accuracy of the policy on held-out prompts. Part of a checkpoint, so that a resumed run has its first value."""
 
     num_prompts: int
     greedy_accuracy: float
     """Share of prompts answered correctly."""
     sampled_accuracy: float | None
-    """Share of samples that are correct; None where none were asked for."""
+    """Share of correct samples; None if no answers were sampled."""
     answers: tuple[Answer, ...]
     by_set: Mapping[str, tuple[float, float | None]] = Field(default_factory=dict)
     """Greedy and sampled accuracy of each held-out set, by its name; empty for a single set without a name."""
     num_failed: int = 0
-    """Answers that could not be scored, which count as wrong."""
+    """Number of answers that could not be scored; they count as wrong."""
     failure: str = ""
-    """Why the first of them could not."""
+    """Reason of the first scoring failure."""
 
     @property
     def warning(self) -> str:
-        """A sentence where an accuracy tells less than it seems to; empty where it does not."""
+        """Returns a sentence that limits the meaning of the accuracy; empty if all answers were scored."""
         if not self.num_failed:
             return ""
         return f"{self.num_failed} answers count as wrong since scoring them failed, the first by {self.failure}"
 
     def metrics(self) -> Metrics:
-        """Returns the numbers as they are logged."""
+        """Returns the accuracies as metrics."""
         sampled = {} if self.sampled_accuracy is None else {"eval/accuracy_sampled": self.sampled_accuracy}
         sets = {}
         for name, (greedy, drawn) in self.by_set.items():

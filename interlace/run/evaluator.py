@@ -1,4 +1,4 @@
-"""Held-out accuracy: prompts that are never trained on, answered greedily and by samples, by the rollout engines."""
+"""Evaluates the policy: the rollout engines answer held-out prompts, greedily and by sampling."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,17 +13,17 @@ from interlace.run.evaluation import Answer, Evaluation
 from interlace.run.host import Hosted
 
 RIGHT_FROM = 0.5
-"""Success, or reward where an episode says nothing of success, above which an episode counts as right."""
+"""Threshold of success, or of reward if an episode reports no success, above which an episode counts as correct."""
 Scored: TypeAlias = tuple[Sample, RewardResult]
 
 
 class Evaluator:
-    """Asks the same questions with the same sampling noise each time, so that evaluations can be compared."""
+    """Evaluates the same prompts with the same sampling noise each time, so that evaluations can be compared."""
 
     def __init__(self, hosted: Hosted, prompts: Sequence[Prompt]) -> None:
-        """prompts: held-out, of all sets; sampled as in training, with the evaluation's temperature.
+        """prompts: held-out prompts of all sets; sampled as in training, with the evaluation's temperature.
 
-        Without prompts, or where single turns have no reward to be scored by, there is no evaluation.
+        Without prompts, or without a reward for single-turn episodes, no evaluation takes place.
         """
         recipe = hosted.recipe
         self._settings, self._sampling, self._scoring = recipe.evaluation, hosted.sampling, recipe.reward
@@ -34,11 +34,11 @@ class Evaluator:
 
     @property
     def has_prompts(self) -> bool:
-        """Returns whether there is something to evaluate on."""
+        """Returns whether there are prompts to evaluate on."""
         return bool(self._prompts)
 
     async def evaluate(self) -> Evaluation:
-        """Answers and scores all held-out prompts with the weights that serve now."""
+        """Answers and scores all held-out prompts with the current weights."""
         greedy = await self._answer(self._params(0.0), 1)
         sampled = await self._answer(self._params(self._settings.temperature), self._settings.samples_per_prompt)
         failures = [result.failure for _, result in (*greedy, *sampled) if result.failure is not None]
@@ -100,7 +100,7 @@ class Evaluator:
         return list(zip(samples, results, strict=True))
 
     async def _play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams, kind: str) -> Sequence[Scored]:
-        """Plays episodes; the recipe's reward scores those that bring none."""
+        """Runs episodes. The recipe's reward scores the episodes that give no reward themselves."""
         filmed = {p.uid for p in self._prompts[: self._settings.num_shown]} if kind == "greedy" else set()
         named = [
             (

@@ -1,4 +1,4 @@
-"""A robot's warm-up examples: states of scripted demonstrations, with the actions to imitate as tokens."""
+"""Warm-up examples of a robot: states of scripted demonstrations, with the actions to imitate as tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ExpertExamples:
         return [self._sample(self.shown[place], draw) for place in places]
 
     def _sample(self, shown: Demonstrated, draw: np.random.Generator) -> Sample:
-        is_apart = self.actions.leads is not None  # the observation stands within the prompt
+        is_apart = self.actions.leads is not None  # then the observation is part of the prompt
         put_in = self.actions.context(shown.prompt.token_ids.tolist()) if is_apart else self.actions.placeholders
         answer = self.actions.encode(shown.actions, draw)
         queries: IntArray | None = np.asarray(self.actions.query_ids, np.int32) if self.actions.query_ids else None
@@ -51,7 +51,7 @@ class ExpertExamples:
 
 
 async def expert_examples(recipe: Recipe, prompts: Sequence[Prompt]) -> ExpertExamples:
-    """Records the demonstrations of a recipe's warm-up. UserError where its episodes are no robot's."""
+    """Records the demonstrations of a recipe's warm-up. Raises UserError if its episodes are not a robot's."""
     warmup, episode = recipe.warmup, recipe.episode
     if warmup is None or warmup.experts is None:
         raise ValueError("the recipe's warm-up has no experts")

@@ -1,39 +1,39 @@
-"""Handling of a run whose updates fail, so that the engine drops them: the weights would not have outlived them."""
+"""Ends a run whose updates fail. The engine drops a failed update, because it would erase the weights."""
 
 from collections.abc import Mapping
 
 from interlace.core.errors import InterlaceError
 
 IN_A_ROW = "failed_updates_in_a_row"
-"""The metric: up to the last minibatch of the step; there where it is not 0, or has just become so."""
+"""Metric that counts failed updates up to the step's last minibatch; absent if it is 0 and did not change."""
 
 
 class FailedUpdates:
-    """Counts, over a run's steps, the updates of each trained role that failed one after another."""
+    """Counts the consecutive failed updates of each trained role, over a run's steps."""
 
     def __init__(self, limit: int) -> None:
-        """limit: failures in a row that end a run."""
+        """limit: number of consecutive failures that ends a run."""
         self._limit = limit
         self._in_a_row: dict[str, int] = {}
-        """By role, up to the last step."""
+        """Consecutive failures of each role, up to the last step."""
         self._has_updated: set[str] = set()
 
     def failing(self, metrics: Mapping[str, float]) -> dict[str, int]:
-        """Takes in a step; returns the roles whose last update failed, and how many in a row by now."""
+        """Records a step. Returns the roles whose failures reached the limit, with the number of failures."""
         trained = {key.partition("/")[0] for key in metrics if key.endswith("/skipped_minibatches")}
         now = {role: int(metrics.get(f"{role}/{IN_A_ROW}", 0)) for role in trained}
         self._has_updated |= {role for role in trained if not now[role]}
         before, self._in_a_row = self._in_a_row, {role: count for role, count in now.items() if count}
-        # One batch that breaks all minibatches of its step is an accident: the next may be sound.
+        # A single batch may break all minibatches of its step by accident; the next batch may be sound.
         return {role: count for role, count in self._in_a_row.items() if count >= self._limit and role in before}
 
     def refuse(self, failing: Mapping[str, int], step: int) -> None:
-        """Raises InterlaceError where there are any."""
+        """Raises InterlaceError if a role is failing."""
         for role, count in failing.items():
             raise InterlaceError(_told(role, f"step {step}: the last {count} updates of the {role}"))
 
     def refuse_a_run_without_updates(self) -> None:
-        """At its end. Raises InterlaceError: a run that trained nothing must not end as if it had."""
+        """Raises InterlaceError at the run's end if no update succeeded: such a run must not look successful."""
         for role in self._in_a_row:
             if role not in self._has_updated:
                 raise InterlaceError(_told(role, f"all updates of the {role}"))
@@ -44,5 +44,5 @@ def _told(role: str, which: str) -> str:
         f"{which} were dropped: a loss or a gradient was not finite, or the learning rate would have changed the "
         f"weights beyond recognition ({role}/loss, {role}/grad_norm and {role}/lr in metrics.jsonl show which). The "
         "newest checkpoint has the last good weights. Lower optimizer.lr, or look at the rewards and advantages; "
-        "optimizer.max_failed_updates is how many in a row are suffered."
+        "optimizer.max_failed_updates sets how many in a row end a run."
     )

@@ -1,4 +1,4 @@
-"""Films of held-out episodes, put into a run's folder where the report and TensorBoard find them."""
+"""Writes films of held-out episodes into a run's folder, for the report and TensorBoard."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from interlace.rollouts.base import Filming
 
 
 def keep_films(filming: Filming | None, folder: RunFolder, step: int, loggers: Sequence[str] | None) -> str:
-    """Writes what an evaluation's episodes were filmed as. Returns a sentence where something is missing.
+    """Writes the films of an evaluation's episodes. Returns a sentence if a film is missing.
 
-    loggers: the recipe's; TensorBoard gets the contact sheet where it is one of them.
+    loggers: the recipe's loggers; if they include TensorBoard, it gets the contact sheet.
     """
     films = filming.films() if filming else ()
     if not films:

@@ -1,4 +1,4 @@
-"""A recipe's run on an open cluster: roles joined, flow run: for training, evaluation, profile, simulation."""
+"""Builds the run of a recipe on an open cluster, for training, evaluation, profiling and simulation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,15 +30,15 @@ from interlace.stages.factory import LoopSizes, StageFactory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosted:
-    """Parts of a recipe's run that a job works with."""
+    """Parts of a built run that its callers use."""
 
     recipe: Recipe
     groups: RoleGroups
     run: PolicyRun
     sampling: SamplingParams
-    """The recipe's, ending where the model's responses end."""
+    """The recipe's sampling parameters, with the stop tokens of the engine's model."""
     filming: Filming | None = None
-    """Its episode, where that draws what goes on."""
+    """The run's episode if it can record films, else None."""
 
     async def train(self, observer: StepObserver) -> None:
         """Starts the run and trains to its last step. observer: called at each step boundary."""
@@ -47,7 +47,7 @@ class Hosted:
 
 
 async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
-    """Returns the recipe's sampling, ending where the engine's model ends its responses too."""
+    """Returns the recipe's sampling parameters, with the stop tokens of the engine's model added."""
     stops = dict.fromkeys((*recipe.sampling.stop_token_ids, *await engine.stop_token_ids()))
     return recipe.sampling.model_copy(update={"stop_token_ids": tuple(stops)})
 
@@ -66,12 +66,12 @@ def session_limits(recipe: Recipe) -> SessionLimits:
 
 
 def policy_actions_of(recipe: Recipe) -> ActionTokens | None:
-    """Returns how the tokens of a recipe's policy stand for actions; None where it is no robot's."""
+    """Returns the action tokens of a recipe's policy; None if the policy is not a robot's."""
     return action_tokens(empty_model(recipe.model).config)
 
 
 def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> tuple[Episode, SessionLimits]:
-    """Returns what runs a recipe's episodes, here or in processes that end with the cluster, and the limits here."""
+    """Returns the recipe's episode, run here or in processes that end with the cluster, and its limits here."""
     if recipe.episode.is_single_turn:
         return SINGLE_TURN, NO_LIMITS
     if not recipe.episode.workers:
@@ -81,7 +81,7 @@ def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> t
         return episode, limits
     workers = WorkerEpisodes(partial(_in_process, recipe), sampling, recipe.episode.workers, place=cluster.place_child)
     cluster.at_end(workers.close)
-    # Messages are written and read there, and time is kept there; here only what a hanging process needs.
+    # The processes render messages and apply timeouts; the limit here only catches a process that hangs.
     limits = replace(session_limits(recipe), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))
     return workers, limits
 
@@ -91,7 +91,7 @@ def _in_process(recipe: Recipe) -> tuple[Episode, SessionLimits]:
 
 
 def envs_of(cluster: Cluster, recipe: Recipe, groups: Sequence[EnvGroup]) -> EnvFleet | None:
-    """Returns the environments that a recipe's episodes lease; None where they have none."""
+    """Returns the environments that a recipe's episodes lease; None if they use none."""
     config, schedule = simulators_of(recipe.episode), recipe.schedule.resolved
     if config is None:
         return None
@@ -109,9 +109,9 @@ async def host(
     stand_in: Episode | None = None,
     predictor: LengthPredictor | None = None,
 ) -> Hosted:
-    """Joins the workers of a recipe into its run, which is not started yet.
+    """Joins the workers of a recipe into a run. The run is not started yet.
 
-    algorithm, stand_in: instead of the recipe's algorithm and episode. resumed: state of a run that is continued.
+    algorithm, stand_in: replace the recipe's algorithm and episode. resumed: state of a run to continue.
     predictor: predicts response lengths instead of the ranker that the run trains.
     """
     sampling = await sampling_of(recipe, groups.rollout[0])

@@ -1,4 +1,4 @@
-"""From a recipe to the workers of its roles."""
+"""Starts the workers of a recipe's roles."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -49,12 +49,12 @@ class Wrap(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSource:
-    """Files and settings that a worker is made from. Crosses to the process that the worker lives in."""
+    """Files and settings that a worker is made from. Sent to the worker's process."""
 
     recipe: Recipe
     model: ModelConfig
     adapter: Path | None = None
-    """The adapter's folder in a checkpoint, for a model that is trained by an adapter; None starts one at zero."""
+    """The adapter's folder in a checkpoint, if an adapter is trained. If None, a new adapter starts at zero."""
     logs: Path | None = None
     """Folder for the logs of servers that an engine starts."""
     url: str | None = None
@@ -69,29 +69,29 @@ class ModelSources:
 
     recipe: Recipe
     policy: ModelConfig
-    """The current weights: after warm-up, or of the checkpoint."""
+    """The current weights: the result of the warm-up, or of the checkpoint."""
     initial: ModelConfig
-    """The reference's: after warm-up."""
+    """The reference's weights: the result of the warm-up."""
     longest_prompt: int
-    """Tokens of the longest prompt: memory for micro-batches follows from it."""
+    """Tokens of the longest prompt, which determine the memory for micro-batches."""
     critic: Path | None = None
-    """The value model's folder in a checkpoint; None starts it from the policy."""
+    """The value model's folder in a checkpoint. If None, the value model starts from the policy."""
     adapter: Path | None = None
-    """The adapter's folder in a checkpoint, where an adapter is trained; None starts the adapter at zero."""
+    """The adapter's folder in a checkpoint, if an adapter is trained. If None, a new adapter starts at zero."""
     logs: Path | None = None
     """Folder for the logs of servers that engines start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoleWorker:
-    """Class and factory that an instance of a role is made of."""
+    """Class and factory of a role's instances."""
 
     worker_class: type[Worker]
     factory: Callable[[WorkerContext], Worker]
     on_host: bool = False
-    """True for a worker that takes none of the devices of its placement."""
+    """True for a worker that uses none of the devices of its placement."""
     whole_on_each: bool = False
-    """True where each of its devices has a rank with a whole copy; else the recipe says how many ranks there are."""
+    """True if each of its devices has a rank with a whole copy. If False, the recipe sets the number of ranks."""
 
 
 async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
@@ -111,7 +111,7 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
 
 
 def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
-    """Makes, by role, workers around an engine or a scorer of the recipe's. The algorithm says which are needed."""
+    """Makes, by role, workers with an engine or a scorer of the recipe."""
     from interlace.workers.actor import ActorWorker
     from interlace.workers.critic import CriticWorker
     from interlace.workers.process_reward import ProcessRewardWorker
@@ -121,7 +121,7 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     source = EngineSource(recipe=recipe, model=sources.policy, logs=sources.logs)
     initial = EngineSource(recipe=recipe, model=recipe.reference.model or sources.initial)
     base = EngineSource(recipe=recipe, model=sources.initial, adapter=sources.adapter)
-    adds_adapters = recipe.weights.adapter == "alone"  # to the base, which a checkpoint's folder has merged
+    adds_adapters = recipe.weights.adapter == "alone"  # to the base; a checkpoint's folder has merged weights
     critic = (
         wrap_engine(ProcessRewardWorker, partial(make_process_reward_engine, initial, sources.critic))
         if algorithm_of(recipe).needs.process_reward
@@ -137,7 +137,7 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
 
 
 def _reference_worker(initial: EngineSource) -> RoleWorker:
-    """Makes the reference: a model on a rank of the run, or the client of services."""
+    """Makes the reference worker: a model on a rank of the run, or a client of services."""
     from interlace.workers.reference import ReferenceWorker
     from interlace.workers.scoring import ScoringWorker
 
@@ -149,7 +149,7 @@ def _reference_worker(initial: EngineSource) -> RoleWorker:
 
 
 def _workers_of_their_own(recipe: Recipe) -> dict[str, RoleWorker]:
-    """Workers that an entry of the table names. A role whose section in the recipe is null has none."""
+    """Makes the workers that the table of roles defines. A role whose section in the recipe is null has none."""
     workers = {}
     for role in ROLES:
         settings = getattr(recipe, role.name, None)
@@ -162,16 +162,16 @@ def _workers_of_their_own(recipe: Recipe) -> dict[str, RoleWorker]:
 
 
 def _make_worker(found: type[Worker], settings: object, threads: int | None, context: WorkerContext) -> Worker:
-    """Makes a worker that the table of roles names. One that computes gets the threads of `threads_per_worker`."""
+    """Makes a worker from the table of roles. If it computes, torch uses `threads_per_worker` threads."""
     if context.devices:
         import torch
 
         torch.set_num_threads(threads or max(1, len(context.devices)))
-    return found(context, settings=settings)  # type: ignore[call-arg]  # as Role.worker says
+    return found(context, settings=settings)  # type: ignore[call-arg]  # as Role.worker requires
 
 
 def _env_worker(recipe: Recipe, cluster: Cluster) -> dict[str, RoleWorker]:
-    """Makes the simulators of the recipe's episodes, where these have any."""
+    """Makes the worker of the simulators, if the recipe's episodes use any."""
     config = simulators_of(recipe.episode)
     if config is None:
         return {}
@@ -186,19 +186,19 @@ def wrap_engine(worker: type[Worker], make_engine: Callable[..., object]) -> Rol
     """Returns the class and the factory of a worker around an engine."""
     return RoleWorker(
         worker_class=worker,
-        factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # of a Worker with an engine
+        factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # a Worker with an engine
     )
 
 
 def make_scorer(reward: RewardConfig, by_source: Mapping[str, RewardConfig]) -> SampleScorer:
-    """Makes the scorer of a recipe's reward, and of the sources of its mixture that have another."""
+    """Makes the scorer of a recipe's reward, with separate scorers for sources that have another reward."""
     if not by_source:
         return Scorer(reward)
     return ScorerBySource(Scorer(reward), {source: Scorer(config) for source, config in by_source.items()})
 
 
 def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
-    """Makes the scorer: a model has a rank on each device of its placement; anything else scores on the host."""
+    """Makes the reward worker: a model has a rank on each device of its placement; other scorers run on the host."""
     if reward.model is not None:
         make_engine = partial(make_reward_model, recipe.cluster.threads_per_worker, reward)
         return replace(wrap_engine(RewardModelWorker, make_engine), whole_on_each=True)
@@ -209,14 +209,14 @@ def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
 async def launch_instances(
     cluster: Cluster, recipe: Recipe, role: Role, worker: RoleWorker, working_bytes: int
 ) -> list[WorkerGroup[Any]]:
-    """Starts the workers of a role, where the schedule places it. working_bytes: on each device, beside the state."""
+    """Starts the workers of a role on their placement. working_bytes: bytes per device in addition to the state."""
     places: Sequence[tuple[Device, ...]] = [()] if worker.on_host else cluster.place(role.name)
     kind = create_kind(recipe.rollout) if role.name == "rollout" else None
     if kind and kind.num_addresses is not None:
         places = [()] * kind.num_addresses
     specs = [instance_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
     starts = [cluster.launch(replace(spec, working_bytes=working_bytes)) for spec in specs]
-    # Servers start side by side: each takes long, and most of it is another process's work.
+    # Servers start concurrently: each start is slow, and most of it is work of another process.
     return await asyncio.gather(*starts) if kind and kind.is_service else [await start for start in starts]
 
 
@@ -233,7 +233,7 @@ def instance_spec(
 
 
 def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:
-    """Says how one instance of a role is started, as a single rank."""
+    """Returns the start settings of one instance of a role, as a single rank."""
     return WorkerSpec(
         name=role.group_name(instance),
         factory=worker.factory,
@@ -278,7 +278,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
 
 
 def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
-    """Makes the engine that trains a recipe's policy by its algorithm's loss."""
+    """Makes the engine that trains a recipe's policy with its algorithm's loss."""
     from interlace.engines.train import Adapter, TrainEngine
     from interlace.models.loading import portable_name
 
@@ -303,7 +303,7 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
 
 
 def _replay_loss(recipe: Recipe) -> LossFn | None:
-    """Returns the loss of trajectories that are learnt from again; None where the recipe keeps none."""
+    """Returns the loss of replayed trajectories; None if the recipe has no replay."""
     from interlace.engines.train import scaled, sft_loss
 
     if recipe.replay is None:
@@ -313,7 +313,7 @@ def _replay_loss(recipe: Recipe) -> LossFn | None:
 
 
 def make_critic_engine(source: EngineSource, folder: Path | None, context: WorkerContext) -> "CriticEngine":
-    """Makes the engine of the value model: of a checkpoint, or new on the policy's body."""
+    """Makes the engine of the value model: from a checkpoint, or with a new head on the policy's body."""
     from transformers import AutoModelForTokenClassification
 
     from interlace.engines.train import CriticEngine, critic_model
@@ -336,7 +336,7 @@ def make_critic_engine(source: EngineSource, folder: Path | None, context: Worke
 def make_process_reward_engine(
     source: EngineSource, folder: Path | None, context: WorkerContext
 ) -> "ImplicitRewardEngine":
-    """Makes the engine of the process reward model: of a checkpoint, or the reference at first."""
+    """Makes the engine of the process reward model: from a checkpoint, else from the reference."""
     from transformers import AutoModelForCausalLM
 
     from interlace.engines.train import ImplicitRewardEngine
@@ -355,7 +355,7 @@ def make_process_reward_engine(
 
 
 def make_reference_engine(source: EngineSource, context: WorkerContext) -> "LogprobEngine":
-    """Log-probs under weights that stay."""
+    """Makes the engine that computes log-probs under fixed weights."""
     from interlace.engines.train import LogprobEngine
 
     config = train_config(source.recipe)
@@ -383,7 +383,7 @@ def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequ
 
 
 def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, context: WorkerContext) -> "ModelScorer":
-    """Loads the model that scores, on one device."""
+    """Loads the reward model on one device."""
     import torch
 
     from interlace.rewards.classifier import ModelScorer
@@ -393,7 +393,7 @@ def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, cont
 
 
 def train_config(recipe: Recipe) -> TrainConfig:
-    """Gathers what the policy's engines compute with."""
+    """Returns the settings of the policy's train engine."""
     update = algorithm_of(recipe).settings
     length = update.aggregation_length or recipe.sampling.max_new_tokens
     return TrainConfig(
@@ -408,13 +408,13 @@ def train_config(recipe: Recipe) -> TrainConfig:
 def load_source(
     source: EngineSource, context: WorkerContext, *, trained: bool = False, ranks: "Ranks | None" = None
 ) -> "LoadedModel":
-    """trained: in float32; in bfloat16 an update of a small learning rate is lost. ranks: those that load together."""
+    """Loads a model; if trained, in float32, which keeps updates of small learning rates. ranks: load it together."""
     import torch
 
     from interlace.engines.train.place import useful_threads
     from interlace.models.loading import load_model
 
-    # Counted for each thread, and this is the worker's own: two workers' pools would fight for the same cores.
+    # torch counts threads for each calling thread, and this thread is the worker's: larger pools would share cores.
     threads = num_threads(source.recipe, len(context.devices))
     torch.set_num_threads(threads)
     model = source.model.model_copy(update={"dtype": "float32"}) if trained else source.model

@@ -1,4 +1,4 @@
-"""Sections of a recipe from the objects that a program gives: a model, rows, functions."""
+"""Sections of a recipe made from a program's objects: a model, rows, functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ Named: TypeAlias = str | Section
 Reward: TypeAlias = RewardFn | Named | object
 """A function, an object with `score`, a name, the section `reward`, or a list of these, each alone or with a weight."""
 AT_ONCE = 16
-"""Calls of an `async def` of a program that are awaited at once."""
+"""Largest number of concurrent calls of a program's `async def`."""
 
 
 class Settings(TypedDict, total=False):
-    """Keys of a recipe in addition to model, task and reward; recipes/config.py describes each."""
+    """Keys of a recipe in addition to model, task and reward; run/recipe/config.py describes each."""
 
     algorithm: Named
     schedule: Named
@@ -61,7 +61,7 @@ class Settings(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramInputs:
-    """Objects that a program gives for a run; None leaves a section to the recipe."""
+    """Objects that a program gives for a run. If one is None, its section comes from the recipe."""
 
     model: object = None
     tokenizer: object = None
@@ -71,7 +71,7 @@ class ProgramInputs:
     heldout_size: int | None = None
 
     def sections(self, root: Path, settings: Mapping[str, object]) -> "Sections":
-        """Returns the sections of a recipe. root: of the runs. Writes rows and a model object into `root`/data."""
+        """Returns the sections of a recipe. Writes rows and a model object into `root`/data. root: folder of runs."""
         found: dict[str, object] = {name: _plain(value) for name, value in settings.items()}
         if self.reward is not None:
             found["reward"] = reward_section(self.reward)
@@ -132,7 +132,7 @@ class Sections:
     """File of the program's rows, if it gave rows."""
 
     def recipe(self, base: Recipe | None = None) -> Recipe:
-        """Returns the recipe, as changes of another one if there is one. Raises UserError."""
+        """Returns the recipe, as changes of the base recipe if one is given. Raises UserError."""
         values = dict(self.values) if base is None else _merged(base.model_dump(mode="json"), self.values)
         try:
             recipe = Recipe.model_validate(values)
@@ -172,7 +172,7 @@ def _function(function: object) -> dict[str, Any]:
 
 
 def _parts(rewards: Sequence[object]) -> list[dict[str, object]]:
-    """Returns the parts of a reward that is a list: of names, functions, and pairs with a weight."""
+    """Returns the parts of a reward given as a list of names, functions, and pairs with a weight."""
     found: list[dict[str, object]] = []
     labels: set[str] = set()
     for each in rewards:
@@ -191,7 +191,7 @@ def _parts(rewards: Sequence[object]) -> list[dict[str, object]]:
 
 
 def _calls(reward: object) -> Any:
-    """Returns the calls of a reward section; none of a section that the check of the recipe refuses."""
+    """Returns the calls of a reward section; none for an invalid section, which the recipe's check rejects."""
     try:
         config = RewardConfig.model_validate(SHORT["reward"](reward) if isinstance(reward, str) else reward)
     except ValidationError:
@@ -213,7 +213,7 @@ def _file_columns(columns: ColumnMap) -> dict[str, object]:
 
 
 def _merged(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
-    """Returns the sections of a recipe with changes. A section with a new name keeps no settings of the old one."""
+    """Returns the sections of a recipe with changes. A section with a new name drops all settings of the old one."""
     found = dict(base)
     for name, value in changes.items():
         old = found.get(name)

@@ -9,10 +9,10 @@ from interlace.schedule.schedule import Schedule
 
 
 class ScheduleChanger(Protocol):
-    """Planner of one run; `interlace.forecast.online.OnlinePlanner` implements it."""
+    """Planner of one run, implemented by `interlace.forecast.online.OnlinePlanner`."""
 
     def started(self, seconds: float) -> None:
-        """Records the start-up time of the run, in seconds: the cost of a change of schedule."""
+        """Records the start-up time of the run, in seconds, which is the cost of a change of schedule."""
         ...
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:

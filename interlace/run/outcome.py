@@ -14,13 +14,13 @@ from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe, override_key
 
 FINAL_SHARE = 0.2
-"""Share of the steps, the last ones, whose mean reward is the final one."""
+"""Share of the steps at the end of a run whose mean reward is the final reward."""
 RATIOS = ("step_s", "tokens_per_s", "trained_tokens_per_device_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleOutcome:
-    """Outcome of one schedule. Means are over all steps, the first included, which fills the pipeline."""
+    """Outcome of one schedule. Means cover all steps, including the first, which fills the pipeline."""
 
     schedule: str
     folder: Path
@@ -39,7 +39,7 @@ class ScheduleOutcome:
 
     @classmethod
     def of(cls, schedule: str, run: RunData) -> "ScheduleOutcome":
-        """Makes the outcome from what the run wrote."""
+        """Makes the outcome from the files of a run."""
         seconds = sum(run.values("timing_s/step"))
         rewards = run.values("reward/mean")
         return cls(
@@ -57,7 +57,7 @@ class ScheduleOutcome:
         )
 
     def ratio(self, name: str, first: "ScheduleOutcome") -> float:
-        """Returns a number of RATIOS divided by the first schedule's; NaN where the latter is 0."""
+        """Returns a number of RATIOS divided by the first schedule's; NaN if the latter is 0."""
         base: float = getattr(first, name)
         return getattr(self, name) / base if base else float("nan")
 
@@ -85,7 +85,7 @@ class ScheduleOutcome:
 
 
 def names_of(schedules: str) -> list[str]:
-    """Returns the names in a list with commas. Raises UserError where there is none, or one is there twice."""
+    """Splits a comma-separated list of names. Raises UserError for an empty list or a repeated name."""
     named = [name.strip() for name in schedules.split(",") if name.strip()]
     if not named:
         raise UserError("no schedule is named: write some, with commas between, as in verl-colocated,one-step-off.")
@@ -95,7 +95,7 @@ def names_of(schedules: str) -> list[str]:
 
 
 def under_each(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
-    """Reads the recipe under each schedule of a list with commas, all before any of them runs. Raises UserError."""
+    """Loads the recipe under each schedule of a comma-separated list, before any of them runs. Raises UserError."""
     named = names_of(schedules)
     if any(override_key(override) == "schedule" for override in overrides):
         raise UserError("schedule=... and the option that lists schedules both name the schedule: leave out the first.")

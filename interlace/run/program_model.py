@@ -1,4 +1,4 @@
-"""A model that a program has loaded, written as the folder that a run starts from."""
+"""Writes a program's model object as a folder that a run starts from."""
 
 import hashlib
 from pathlib import Path
@@ -17,9 +17,9 @@ def is_model(value: object) -> bool:
 
 
 def save_model_object(model: Any, tokenizer: object, root: Path) -> str:
-    """Writes a model and its tokenizer into `root`/data, under a name that follows from the weights. Returns the path.
+    """Writes a model and its tokenizer into `root`/data, under a name derived from the weights. Returns the path.
 
-    tokenizer: None takes the one of the folder or id that the model was loaded from. Raises UserError.
+    tokenizer: If None, the tokenizer of the folder or id that the model was loaded from. Raises UserError.
     """
     if not is_model(model):
         raise UserError(f"model is a {type(model).__name__}, not a model of transformers.")

@@ -1,4 +1,4 @@
-"""Rows that a program gives: checked by their place in its list, and written as a file that a resumed run reads."""
+"""Rows that a program gives: checked by index, and written to a file that a resumed run reads."""
 
 import json
 import re
@@ -15,17 +15,17 @@ from interlace.rewards.rows import refuse_other_objectives
 from interlace.rewards.signature import RewardCall
 
 DATA_FOLDER = "data"
-"""Folder in the folder of the runs: rows that a program gave, so that a run can be resumed after its program ended."""
+"""Folder, in the folder of the runs, for a program's rows, so that a run can be resumed after its program ended."""
 PROMPTS = ("prompt", "messages")
-"""Columns that hold a prompt."""
+"""Columns that contain a prompt."""
 ColumnMap: TypeAlias = Mapping[str, str]
-"""Column that a run reads -> the column of the data, with dots between the keys of a nested one."""
+"""Column that a run reads -> column of the data, with dots between the keys of a nested column."""
 
 
 def write_rows(rows: object, columns: ColumnMap, calls: Sequence[RewardCall], root: Path) -> Path:
     """Writes rows as JSON Lines; the name of the file is a hash of the rows. Returns its path.
 
-    rows: mappings, a DataFrame, or a dataset that yields mappings. calls: of the reward, whose columns are meant.
+    rows: mappings, a DataFrame, or a dataset that yields mappings. calls: the reward's calls, whose columns are used.
     Raises UserError that names the row as data[N].
     """
     named = {name for call in calls for name in (*call.required, *call.optional)}
@@ -41,7 +41,7 @@ def write_rows(rows: object, columns: ColumnMap, calls: Sequence[RewardCall], ro
 
 @contextmanager
 def rows_by_place(path: Path | None) -> Iterator[None]:
-    """Rewrites errors about the file of a program's rows: the program knows its rows as data[N]."""
+    """Rewrites errors about the file of a program's rows, so that they name a row as data[N]."""
     try:
         yield
     except UserError as error:
@@ -116,7 +116,7 @@ def _refuse_finished_chat(values: Mapping[str, object], place: str) -> None:
 
 
 def _as_json(value: object, name: str, place: str) -> JSON:
-    """Returns a value as JSON has it: numbers and arrays of numpy as Python's."""
+    """Converts a value to JSON types: numbers and arrays of numpy become Python's."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     try:
@@ -126,5 +126,5 @@ def _as_json(value: object, name: str, place: str) -> JSON:
             f"{place}: column {name!r} is of type {type(value).__name__}, which cannot be written as JSON ({error}). "
             "Give text, numbers, lists and mappings."
         ) from None
-    found: JSON = value  # type: ignore[assignment]  # it was written as JSON
+    found: JSON = value  # type: ignore[assignment]  # json.dumps accepted it
     return found

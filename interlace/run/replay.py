@@ -1,4 +1,4 @@
-"""Opening of what a run learns from again: its replay, and the world model that is fitted to it."""
+"""Opens the replay buffer of a run, and the world model that is trained on it."""
 
 import shutil
 from pathlib import Path
@@ -15,9 +15,9 @@ from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER
 
 
 def open_learning(recipe: Recipe, folder: Path, newest: Path | None, groups: RoleGroups) -> Learning | None:
-    """Opens what a run learns from again, as it was in the checkpoint `newest`; None: the recipe keeps nothing.
+    """Opens the replay buffer in the state of the checkpoint `newest`. Returns None if the recipe has no replay.
 
-    folder: the run's.
+    folder: the run's folder.
     """
     if recipe.replay is None:
         return None
@@ -45,7 +45,7 @@ def _world(recipe: Recipe, folder: Path, newest: Path | None, groups: RoleGroups
 
 
 def imagining(recipe: Recipe, folder: Path) -> Recipe:
-    """Returns a recipe whose imagined episodes read the world models that its run, in `folder`, publishes."""
+    """Returns a recipe whose imagined episodes read the world models that the run in `folder` publishes."""
     episode = recipe.episode
     if not isinstance(episode, RobotConfig) or episode.imagined is None:
         return recipe

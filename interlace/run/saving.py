@@ -1,4 +1,4 @@
-"""Checkpoints of a run that goes on while they are written."""
+"""Checkpoints of a run, written while the run continues."""
 
 import asyncio
 import shutil
@@ -15,17 +15,17 @@ from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
 
 CRITIC_FOLDER = "critic"
-"""Folder of the value model in a checkpoint, where the algorithm has one."""
+"""Folder of the value model in a checkpoint, if the algorithm has one."""
 REPLAY_FOLDER = "replay"
-"""Folder of kept trajectories in a checkpoint, and in a run, for what does not fit into memory."""
+"""Folder of stored trajectories: in a checkpoint, and in a run for trajectories that do not fit into memory."""
 WORLD_MODEL_FOLDER = "world_model"
-"""Folder of the published world models in a run, and of them beside the kept trajectories in a checkpoint."""
+"""Folder of the published world models in a run, and within REPLAY_FOLDER of a checkpoint."""
 COPY_FOLDER = "copied"
-"""Folder within a run's, of what a checkpoint that is being written will hold of them."""
+"""Folder within a run's REPLAY_FOLDER for the replay's content in the next checkpoint."""
 
 
 class Saver:
-    """Copies the trained models at a step boundary, and writes the copies beside the steps that follow."""
+    """Copies the trained models at a step boundary, and writes the copies during the next steps."""
 
     def __init__(
         self,
@@ -37,23 +37,23 @@ class Saver:
         *,
         settings: Mapping[str, JSON] | None = None,
     ) -> None:
-        """folder: the run's folder, whose metrics and samples a checkpoint counts on.
+        """folder: the run's folder, whose metrics and samples belong to a checkpoint.
 
-        settings: the run's settings, secrets masked, which each checkpoint records.
+        settings: the run's settings, with secrets masked, which each checkpoint contains.
         """
         self._settings = settings or {}
         self._learning, self._copied = learning, folder.path / REPLAY_FOLDER / COPY_FOLDER
         self._cluster, self._checkpoints, self._folder = cluster, checkpoints, folder
         self._trained = {".": groups.actor, **({CRITIC_FOLDER: groups.critic} if groups.critic else {})}
-        """Folder within a checkpoint -> whose it is."""
+        """Folder within a checkpoint -> worker group of its model."""
         self._writing: asyncio.Future[None] | None = None
         self._step = 0
         """Step of the newest checkpoint that is written or being written."""
         self._synced = 0
-        """The step up to which samples are known to be on disk."""
+        """Step up to which samples are known to be on disk."""
 
     async def copy(self) -> float:
-        """Returns the seconds that the run was held up: one checkpoint is written at a time, so it may wait for it."""
+        """Copies the models. Returns the seconds of delay, which include the wait for an earlier checkpoint's end."""
         start_s = self._cluster.clock.now()
         await self.finish()
         await asyncio.gather(*(group.copy_checkpoint() for group in self._trained.values()))
@@ -66,18 +66,18 @@ class Saver:
         return self._cluster.clock.now() - start_s
 
     def write(self, state: RunState) -> None:
-        """Begins to write what was copied. A failure ends the run."""
+        """Starts to write the copied models. A failure ends the run."""
         self._step = state.done_steps
         self._writing = asyncio.get_running_loop().create_future()
         self._cluster.spawn(self._write(state, self._writing), name="checkpoint")
 
     async def finish(self) -> None:
-        """Returns once what is being written is whole."""
+        """Waits until the checkpoint that is being written is complete."""
         if self._writing:
             await self._cluster.waits.wait_for(self._writing, who="checkpoint", what=f"step {self._step} on disk")
 
     async def save(self, state: RunState) -> None:
-        """At the end of a run: returns once the step's checkpoint is whole."""
+        """Writes the step's checkpoint at the end of a run, and waits until it is complete."""
         if self._step != state.done_steps and state.done_steps not in self._checkpoints.steps():
             await self.copy()
             self.write(state)
@@ -100,7 +100,7 @@ class Saver:
             state.write(folder)
 
         num_bytes: int = sum([await group.checkpoint_bytes() for group in self._trained.values()])
-        # Off the loop: what is waited for here is the disk.
+        # In a thread, because the write waits for the disk.
         written = asyncio.to_thread(self._checkpoints.save, state.done_steps, write, num_bytes=num_bytes)
         await self._cluster.outside("checkpoint", "write", written)
         done.set_result(None)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 RETRY_AFTER_S = 1.0
 """Seconds after which a client may try again while the server is paused."""
 _FIRST_VISIT = -2
-"""Group of the first session of a client; later ones count down. Groups of a run have numbers above NO_GROUP."""
+"""Group number of a client's first session; later numbers count down. Groups of a run have numbers above NO_GROUP."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,14 +47,14 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
-    """None generates a key."""
+    """Key of the clients. If None, a key is generated."""
     admin_key: str | None = None
-    """None generates a key."""
+    """Key of the commands that pause the server. If None, a key is generated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """Address and keys of a server that listens."""
+    """Address and keys of a listening server."""
 
     url: str
     api_key: str
@@ -62,9 +62,9 @@ class Serving:
 
 
 def serve(recipe: Recipe, options: ServeOptions, *, on_ready: Callable[[Serving], None], stop: asyncio.Event) -> None:
-    """Serves the recipe's model until `stop` is set. The recipe's sampling is the default of each request.
+    """Serves the recipe's model until `stop` is set. Requests use the recipe's sampling parameters by default.
 
-    on_ready: called once it listens.
+    on_ready: called when the server listens.
     """
 
     async def run(cluster: Cluster) -> None:
@@ -107,7 +107,7 @@ async def _serve(
         api_key=options.api_key,
         admin_key=options.admin_key,
     )
-    # A registered operation: an idle server is not a stall.
+    # A registered operation, so that an idle server does not count as a stall.
     with cluster.waits.operation(who="server", what="clients"):
         async with serving(server, options.host, options.port) as url:
             on_ready(Serving(url=url, api_key=server.api_key, admin_key=server.admin_key))
@@ -115,17 +115,17 @@ async def _serve(
 
 
 class TokenizerCodec:
-    """A tokenizer for prompts of text, without a chat template."""
+    """Tokenizes text prompts, without a chat template."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_tokens: int | None = None) -> None:
-        """max_tokens: of the longest sequence that an engine holds."""
+        """max_tokens: length of the longest sequence that an engine can hold."""
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
         self._longest_token = longest_token(tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text. A text that begins with the BOS token gets no second one.
 
-        UserError for a text that is too long for an engine, before it is tokenized.
+        Raises UserError, before tokenization, for a text that is too long for an engine.
         """
         fewest = -(-len(text) // self._longest_token)
         if self._max_tokens is not None and fewest >= self._max_tokens:
@@ -144,7 +144,7 @@ class TokenizerCodec:
 
 
 class PoolVisitors:
-    """Sessions over an engine pool, for clients, and the verbs that pause the server."""
+    """Sessions of clients over an engine pool, and the commands that pause the server."""
 
     def __init__(self, cluster: Cluster, pool: EnginePool, sampling: SamplingParams, limits: SessionLimits) -> None:
         self._cluster, self._pool, self._sampling, self._limits = cluster, pool, sampling, limits
@@ -153,7 +153,7 @@ class PoolVisitors:
 
     @asynccontextmanager
     async def session(self, seed: int | None) -> AsyncIterator[Session]:
-        """Opens a session. seed: seed of its sampling noise; sessions with the same seed sample the same tokens."""
+        """Opens a session. seed: seed of its sampling noise; sessions with equal seeds sample the same tokens."""
         noise = secrets.token_hex(8) if seed is None else f"seed {seed}"
         key = SampleKey(_FIRST_VISIT - next(self._numbers), 0)
         prompt = Prompt(uid=f"serve/{noise}", token_ids=np.zeros(0, np.int32), text="", answer="")
@@ -168,7 +168,7 @@ class PoolVisitors:
     async def _ask(
         self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
     ) -> Response:
-        del what, patience_s  # weights do not change
+        del what, patience_s  # the weights never change, so no wait has to be named or limited
         [response] = await self._pool.complete([request], who=who, on_draft=on_draft)
         return response
 
@@ -177,7 +177,7 @@ class PoolVisitors:
         return RETRY_AFTER_S if self._is_paused else None
 
     async def command(self, verb: str) -> dict[str, JSON]:
-        """Executes pause, resume or is_paused. A paused server finishes its requests and takes no new ones."""
+        """Executes pause, resume or is_paused. A paused server finishes its requests and rejects new ones."""
         if verb in ("pause", "resume"):
             self._is_paused = verb == "pause"
         elif verb != "is_paused":

@@ -1,4 +1,4 @@
-"""One engine for two kinds of clients: the sessions of a server, and runs that use the server as a rollout engine."""
+"""Shares one engine between the sessions of a server and runs that use the server as a rollout engine."""
 
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from interlace.engines.rollout.services.hosted import HostedEngine
 
 FOREVER_S = 1e9
-"""Seconds: an engine of this process is never given up."""
+"""Timeout in seconds that is never reached: an engine of this process cannot be lost."""
 
 
 class SharedEngine:
-    """Makes the native engine of a server available at our engine routes."""
+    """Makes the native engine of a server available at interlace's engine routes."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -35,7 +35,7 @@ class SharedEngine:
         return is_native and is_one and input_embedding(empty_model(self._recipe.model).config) is None
 
     def wrap(self, engine: RolloutEngine, recipe: Recipe) -> RolloutEngine:
-        """Returns an engine for the sessions, which shares the given one with the routes."""
+        """Returns an engine for the sessions that shares the given engine with the routes."""
         from interlace.engines.rollout.engine import NativeEngine
         from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine, ServiceTraits
         from interlace.engines.rollout.services.hosted import HostedEngine

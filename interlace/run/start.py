@@ -1,4 +1,4 @@
-"""The place from which a process of a run starts: step 0, or the newest checkpoint that is whole."""
+"""Start of a process of a run: step 0, or the newest complete checkpoint."""
 
 import contextlib
 from collections.abc import Mapping
@@ -19,28 +19,28 @@ from interlace.run.state import RunState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStart:
-    """Start of one process of a run."""
+    """Starting point of one process of a run."""
 
     checkpoint: Path | None = None
-    """None for the start of the whole run."""
+    """Checkpoint to resume from; None at the start of the whole run."""
     state: RunState | None = None
-    """State of the run in that checkpoint."""
+    """State of the run in the checkpoint."""
 
     @property
     def done_steps(self) -> int:
-        """Returns the steps that other processes did before."""
+        """Returns the number of steps done by earlier processes."""
         return self.state.done_steps if self.state else 0
 
     @property
     def before(self) -> Evaluation | None:
-        """Returns the evaluation before the first step, where it was made already."""
+        """Returns the evaluation before the first step, if an earlier process made it."""
         return self.state.before if self.state else None
 
 
 def identify_run(recipe: Recipe, folder: RunFolder, *, resume: bool) -> RunIdentity:
-    """Makes the identity of a new run, or reads that of a resumed one.
+    """Makes the identity of a new run, or reads the identity of a resumed one.
 
-    If the file with the id is lost, the id is that of the newest checkpoint with a readable manifest.
+    If the file with the id is lost, the id of the newest checkpoint with a readable manifest is used.
     """
     run = read_run_id(folder.path) if resume else None
     for step in reversed(Checkpoints(folder.checkpoints, keep=1).steps()) if run is None and resume else ():
@@ -53,11 +53,11 @@ def identify_run(recipe: Recipe, folder: RunFolder, *, resume: bool) -> RunIdent
 def resumed_start(
     folder: RunFolder, checkpoints: Checkpoints, progress: ProgressView, settings: Mapping[str, JSON]
 ) -> RunStart:
-    """Cuts a run's logs back to its newest whole checkpoint and starts there; from step 0 if there is none.
+    """Truncates a run's logs to its newest complete checkpoint and starts there; from step 0 if there is none.
 
-    settings: the settings of the resumed run, secrets masked. Damaged checkpoints are set aside, and `progress` shows
-    them and the changed settings. Raises UserError if all are damaged, if the newest whole one is of another run,
-    model or step, or if a changed setting would make the resumed run another run.
+    settings: the settings of the resumed run, with secrets masked. Damaged checkpoints are set aside, and `progress`
+    shows them and the changed settings. Raises UserError if all are damaged, if the newest complete one belongs to
+    another run, model or step, or if a changed setting would make the resumed run another run.
     """
     newest = _newest_whole(folder, checkpoints, progress)
     for change in check_changed_settings(newest, settings) if newest else ():

@@ -1,4 +1,4 @@
-"""Contents of a checkpoint beside weights and optimizer: the state of the run."""
+"""State of a run in a checkpoint, in addition to weights and optimizer."""
 
 import json
 from pathlib import Path
@@ -12,23 +12,23 @@ STATE_FILE = "state.json"
 
 
 class RunState(Config):
-    """Enough to go on as if nothing had happened."""
+    """Everything needed to resume a run with the same results as an uninterrupted one."""
 
     done_steps: int
     num_groups: int
-    """Admitted so far: numbers that are taken."""
+    """Number of groups admitted so far; later groups get higher numbers."""
     stream: StreamState
-    """Prompts that were drawn and not trained on are in it, to be served first."""
+    """State of the prompt stream. It includes prompts that were drawn but not trained on, which are drawn first."""
     before: Evaluation | None
     """Held-out accuracy before the first step."""
 
     def write(self, folder: Path) -> None:
-        """Beside the model of a checkpoint."""
+        """Writes the state into the folder of a checkpoint."""
         (folder / STATE_FILE).write_text(self.model_dump_json(indent=1), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> "RunState":
-        """Raises UserError where the folder is not a checkpoint, or another version's."""
+        """Reads the state of a checkpoint. Raises UserError if it is missing, damaged, or of another version."""
         path = folder / STATE_FILE
         if not path.is_file():
             raise UserError(f"{folder} is no checkpoint to resume from: {STATE_FILE} is missing.")

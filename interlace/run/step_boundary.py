@@ -1,4 +1,4 @@
-"""Work at each step boundary of a training run: logs, evaluation, checkpoint, and what is left at the run's end."""
+"""Work at each step boundary and at the end of a training run: logs, evaluation, checkpoint."""
 
 import asyncio
 import contextlib
@@ -34,14 +34,14 @@ from interlace.run.step_notes import StepNotes
 from interlace.run.step_trace import StepTrace
 
 LOGGED_SAMPLES = 32
-"""Most samples in a table of a logger."""
+"""Maximum number of samples in a logger's table."""
 SAVE_WITHIN_S = 15.0
-"""For a checkpoint to be written, where a run that was asked to stop did not come to the end of its step."""
+"""Seconds to write a checkpoint when a stopped run did not reach the end of its step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainJob:
-    """A run that is asked for, and who looks at it."""
+    """A training job: recipe, folder, starting point, and its observers."""
 
     recipe: Recipe
     folder: RunFolder
@@ -65,7 +65,7 @@ def solved_samples(ended: Sequence[Ended], recipe: Recipe) -> list[tuple[str, fl
 
 
 class StepBoundary:
-    """Observes the flow: each step is logged, and may be checkpointed and evaluated."""
+    """Observer of the flow: logs each step, writes checkpoints and evaluates."""
 
     def __init__(
         self,
@@ -85,25 +85,25 @@ class StepBoundary:
         self._notes = StepNotes(job.recipe, job.folder, job.progress)
         self._failed_updates = FailedUpdates(job.recipe.optimizer.max_failed_updates)
         self._boundary: Callable[[], RunState] | None = None
-        """The state at the end of the last step of this process."""
+        """Function that returns the state at the end of this process's last step."""
         self._num_updates = 0
-        """Begun until then."""
+        """Updates that had begun at the end of that step."""
         self._last_ended: Sequence[Ended] = ()
-        """Samples of the last step, for the loggers that have tables."""
+        """Samples of the last step, for loggers with tables."""
         self.done_steps = job.start.done_steps
         self.before: Evaluation | None = job.start.before
         self.after: Evaluation | None = None
         self.ledger = Ledger()
 
     async def begin(self) -> None:
-        """Evaluates what the run starts with."""
+        """Evaluates the initial policy."""
         if self._evaluator.has_prompts and self._job.start.checkpoint is None:
             self.before = await self._evaluate("evaluation before")
             self._logger.log_evaluation(self.done_steps, self.before.metrics())
         await self._trace.at(self.done_steps + 1)
 
     async def on_step(self, result: StepResult) -> bool:
-        """Logs the step; evaluates and saves where it is time. Returns False after a stop was requested."""
+        """Logs the step; evaluates and saves if this step is due. Returns False after a stop was requested."""
         recipe, planner = self._recipe, self._job.planner
         self.done_steps = result.step
         write_transcripts(self._folder.samples, result.step, result.ended)
@@ -136,18 +136,18 @@ class StepBoundary:
         if state:
             self._saver.write(state)
         if failing := self._failed_updates.failing(result.metrics):
-            await self._saver.save(self._boundary())  # no update since the last good one changed anything
+            await self._saver.save(self._boundary())  # the failed updates did not change the weights
             self._failed_updates.refuse(failing, result.step)
         await self._trace.at(result.step + 1)
         return not (self._job.stop.requested or self._job.callbacks.want_stop or self._is_to_change)
 
     async def finish(self) -> None:
-        """Ends the run after its flow: saves, and evaluates what was trained."""
+        """Saves and evaluates after the end of the flow."""
         self.ledger = self._run.ledger()
-        # Before what is in flight is given up: a resumed run with more steps starts with these prompts.
+        # Before running samples are discarded: a resumed run with more steps starts with their prompts.
         unfinished = self._run.unconsumed_prompts()
         self.keep_transcripts(self._run.finish())
-        if self.done_steps:  # first: nothing that is asked of the model now may cost it
+        if self.done_steps:  # first, so that a failing evaluation cannot lose the model
             await self._saver.save(self._state_later(unfinished)())
         self._failed_updates.refuse_a_run_without_updates()
         if self._evaluator.has_prompts and self.after is None and not self._is_to_change:
@@ -157,11 +157,14 @@ class StepBoundary:
             self._log_samples(self.done_steps)
 
     async def finish_saving(self) -> None:
-        """Waits for the checkpoint that is being written, as long as a stop may last."""
+        """Waits for the checkpoint that is being written, at most SAVE_WITHIN_S."""
         await asyncio.wait({asyncio.ensure_future(self._saver.finish())}, timeout=SAVE_WITHIN_S)
 
     async def stop(self) -> None:
-        """Saves where the last step ended, unless the weights have moved on, as long as a stop may last."""
+        """Saves the state at the end of the last step, unless later updates changed the weights.
+
+        Takes at most SAVE_WITHIN_S.
+        """
         if self._boundary and self._run.num_updates == self._num_updates:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAVE_WITHIN_S):
@@ -180,7 +183,7 @@ class StepBoundary:
 
     @property
     def scoring(self) -> str:
-        """Returns how far scoring has come in this process, for people."""
+        """Returns the progress of scoring in this process, as text for the user."""
         return f"{self._run.scoring} so far"
 
     @property
@@ -199,7 +202,7 @@ class StepBoundary:
         if missing := keep_films(self._hosted.filming, self._folder, self.done_steps, loggers):
             self._notes.say_once("films", missing)
         self._quiet.heard(f"step {self.done_steps + 1}")
-        truncate_after(self._folder.evaluations, self.done_steps - 1)  # a resumed run may repeat the last one
+        truncate_after(self._folder.evaluations, self.done_steps - 1)  # a resumed run may repeat the last evaluation
         with self._folder.evaluations.open("a", encoding="utf-8") as file:
             file.write(to_line({"step": self.done_steps, **evaluation.metrics()}))
         return evaluation
@@ -215,7 +218,7 @@ class StepBoundary:
         self._logger.log_samples(step, samples)
 
     def _state_later(self, unfinished: Sequence[Prompt]) -> Callable[[], RunState]:
-        """Returns a function that gives the state of now. unfinished: prompts that were drawn and not trained on."""
+        """Returns a function that makes the current state. unfinished: drawn prompts that were not trained on."""
         stream = self._stream.state_later(unfinished)
         done_steps, num_groups, before = self.done_steps, self._run.num_groups, self.before
         return lambda: RunState(done_steps=done_steps, num_groups=num_groups, stream=stream(), before=before)

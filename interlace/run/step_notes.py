@@ -1,4 +1,4 @@
-"""Sentences about a step that a person should read, each kind once: failures, lost minibatches, idle weights."""
+"""Notes to the user about a step, each kind once: failures, lost minibatches, idle weights."""
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import TerminalEvent
@@ -17,10 +17,10 @@ class StepNotes:
         self._recipe, self._folder, self._progress = recipe, folder, progress
         self._told: set[str] = set()
         self._has_scored = False
-        """Any sample, in this process."""
+        """True if this process has scored a sample."""
 
     def say(self, result: StepResult, *, is_unchanged: bool) -> None:
-        """Reports what of a step was not reported before. is_unchanged: the step published what was there before."""
+        """Reports new findings of a step. is_unchanged: the step published the same weights as before."""
         self._say_failures(result)
         self._has_scored = self._has_scored or any(entry.sample.reward is not None for entry in result.ended)
         self._say_lost_minibatches(result)
@@ -29,7 +29,7 @@ class StepNotes:
             self._say_unchanged_weights(result)
 
     def refuse_failures(self, result: StepResult) -> None:
-        """Refuses a first step without any sample: hours of such steps would end as if something had been learned."""
+        """Raises InterlaceError if all samples of the first step failed, since nothing could be learned."""
         if not self._has_scored and (failed := _failures(result)):
             raise InterlaceError(
                 f"step {result.step}: all {len(failed)} samples failed, so there is nothing to train on. The first "
@@ -37,7 +37,7 @@ class StepNotes:
             )
 
     def _say_failures(self, result: StepResult) -> None:
-        """Reports the first step with failed samples: when all rewards fail, a run seems only to learn nothing."""
+        """Reports the first step with failed samples; otherwise a run would only seem to learn nothing."""
         if failed := _failures(result):
             self.say_once(
                 "failures",
@@ -46,7 +46,7 @@ class StepNotes:
             )
 
     def _say_lost_minibatches(self, result: StepResult) -> None:
-        """Reports the first step that lost minibatches in a row: those that the settings drop are no accident."""
+        """Reports the first step with failed updates. Minibatches that are skipped by a setting are not reported."""
         for role in ("actor", "critic", "process_reward"):
             if result.metrics.get(f"{role}/{IN_A_ROW}"):
                 lost = result.metrics[f"{role}/skipped_minibatches"]
@@ -58,7 +58,7 @@ class StepNotes:
                 )
 
     def _say_idle_weights(self, result: StepResult) -> None:
-        """Reports idle weights at the first scored step: only a run shows which parts a user's function returns."""
+        """Reports weights of missing reward parts at the first scored step, which shows the parts of a function."""
         if "weights" in self._told or not self._has_scored:
             return
         self._told.add("weights")
@@ -71,7 +71,7 @@ class StepNotes:
             )
 
     def _say_unchanged_weights(self, result: StepResult) -> None:
-        """Reports the first publication that brings engines nothing new though the actor was updated."""
+        """Reports the first publication that did not change the engines' weights although the actor was updated."""
         metrics = result.metrics
         if metrics.get("actor/grad_norm") and not metrics.get("actor/skipped_minibatches"):
             self.say_once(
@@ -82,12 +82,12 @@ class StepNotes:
             )
 
     def say_once(self, kind: str, text: str) -> None:
-        """Reports one sentence of a kind, the first time."""
+        """Reports a sentence of a kind, the first time."""
         if kind not in self._told:
             self._told.add(kind)
             self._progress.say(text)
 
 
 def _failures(result: StepResult) -> list[str]:
-    """Returns why samples failed, one reason each."""
+    """Returns the reasons of failed samples."""
     return [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]

@@ -1,4 +1,4 @@
-"""`logging.trace_steps`: torch's profiler over some steps of a run, in every process of it."""
+"""Implements `logging.trace_steps`: torch's profiler over some steps of a run, in every process."""
 
 import asyncio
 import gzip
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class TorchTracer:
-    """A recording of what a process computes, on a thread of its own: the profiler begins and ends on one thread."""
+    """Records a process on a separate thread, because the profiler must start and stop on the same thread."""
 
     def __init__(self) -> None:
-        """Returns when it records."""
+        """Starts the recording, and returns when the profiler runs."""
         self._started, self._stop = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._trace = b""
@@ -31,7 +31,7 @@ class TorchTracer:
         self._raise()
 
     def stop(self) -> bytes:
-        """Ends the recording. Returns it as gzipped JSON in Chrome's format, which Perfetto opens."""
+        """Stops the recording. Returns it as gzipped JSON in Chrome's format, which Perfetto opens."""
         self._stop.set()
         self._thread.join()
         self._raise()
@@ -48,7 +48,7 @@ class TorchTracer:
                 path = Path(folder) / "trace.json"
                 profiler.export_chrome_trace(str(path))
                 self._trace = gzip.compress(_with_thread_names(path.read_bytes()), compresslevel=1)
-        except Exception as error:  # noqa: BLE001 - raised again where the trace is asked for
+        except Exception as error:  # noqa: BLE001 - raised again when the trace is fetched
             self._error = error
         finally:
             self._started.set()
@@ -59,7 +59,7 @@ class TorchTracer:
 
 
 def _profiler() -> "profile":
-    # Read when the profiler first starts: it would write two lines of its own between a run's at each trace.
+    # Read when the profiler first starts. Without it, the profiler prints two lines at each trace.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     import torch
     from torch._C._profiler import _ExperimentalConfig
@@ -70,7 +70,7 @@ def _profiler() -> "profile":
 
 
 def _with_thread_names(trace: bytes) -> bytes:
-    """Names each thread as its worker named it, where the profiler wrote `thread 4711 (python)`."""
+    """Replaces thread ids by the workers' thread names, in entries such as `thread 4711 (python)`."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
 
     def named(match: re.Match[bytes]) -> bytes:
@@ -81,27 +81,27 @@ def _with_thread_names(trace: bytes) -> bytes:
 
 
 class StepTrace:
-    """The trace of a run's steps `first` ... `last`. Whatever goes wrong with the trace, the run goes on."""
+    """Trace of a run's steps `first` to `last`. An error of the trace does not end the run."""
 
     def __init__(self, cluster: Cluster, folder: Path, progress: ProgressView, steps: tuple[int, int] | None) -> None:
-        """folder: of the traces. steps: (first, last); None traces nothing."""
+        """folder: folder of the traces. steps: (first, last). If None, no step is traced."""
         self._cluster, self._progress = cluster, progress
         self._first, self._last = steps or (0, 0)
         self._folder = folder / f"steps-{self._first}-{self._last}"
         self._controller: TorchTracer | None = None
-        """Records this process; None where no trace is being taken."""
+        """Tracer of this process; None while no trace is recorded."""
         self._workers: list[WorkerProcess] = []
-        """Workers that record too: those with a process of their own."""
+        """Worker processes that are recorded too."""
 
     async def at(self, step: int) -> None:
-        """Called where a step begins: starts or ends the trace if it is time."""
+        """Starts or stops the trace if due. Called at the beginning of each step."""
         if step == self._first:
             await self._guarded("start", self._start)
         elif step == self._last + 1:
             await self.close()
 
     async def close(self) -> None:
-        """Ends and writes what is being taken."""
+        """Stops a running trace and writes it."""
         if self._controller:
             await self._guarded("stop", self._write)
 
@@ -109,7 +109,7 @@ class StepTrace:
         try:
             with self._cluster.waits.operation(who="trace", what=what):
                 await work()
-        except Exception as error:  # noqa: BLE001 - an observer must not end what it observes
+        except Exception as error:  # noqa: BLE001 - a failing observer must not end the run
             self._progress.say(f"trace: none of steps {self._first} to {self._last}, {type(error).__name__}: {error}")
 
     async def _start(self) -> None:

@@ -1,4 +1,4 @@
-"""One training run of a recipe: cluster, workers and flow, from their opening to the end or a stop."""
+"""Runs one training process of a recipe: opens the cluster, workers and flow, and trains to the end or a stop."""
 
 import asyncio
 import time
@@ -60,9 +60,9 @@ class TrainReport:
     before: Evaluation | None
     after: Evaluation | None
     checkpoint: Path | None
-    """The newest."""
+    """The newest checkpoint."""
     ledger: Ledger = Ledger()
-    """Ledger of the device-seconds of this process, its start included, the evaluation at the end not."""
+    """Device-seconds of this process, including its start and excluding the final evaluation."""
 
     @property
     def was_stopped(self) -> bool:
@@ -80,10 +80,10 @@ def train(
     planner: ScheduleChanger | None = None,
     callbacks: Callbacks | None = None,
 ) -> TrainReport:
-    """Runs a recipe to its last step, or until `stop` is requested. The recipe was checked before.
+    """Trains a recipe to its last step, or until `stop` is requested. The recipe must have been checked.
 
-    folder: the caller holds its RunLock. resume: goes on from the folder's newest checkpoint that is whole; where it
-    has none at all, from the start. planner: may change the schedule, with which the run goes on from a checkpoint.
+    folder: the caller holds its RunLock. resume: continues from the folder's newest complete checkpoint, or from the
+    start if the folder has no checkpoint. planner: may change the schedule; the run then continues from a checkpoint.
     callbacks: a program's functions that are called after each step.
     """
     ledger, identity = Ledger(), identify_run(recipe, folder, resume=resume)
@@ -110,22 +110,22 @@ def train(
 
 
 class _Session:
-    """One process of a run: what is opened for it, and how it ends when it is asked to stop."""
+    """One process of a run: opens its parts, and ends it when a stop is requested."""
 
     def __init__(
         self, job: TrainJob, checkpoints: Checkpoints, identity: RunIdentity, settings: Mapping[str, JSON]
     ) -> None:
-        """settings: the recipe's, secrets masked."""
+        """settings: the recipe's settings, with secrets masked."""
         self._job, self._checkpoints, self._identity, self._settings = job, checkpoints, identity, settings
         self._recipe, self._folder, self._progress, self._stop = job.recipe, job.folder, job.progress, job.stop
         self._began_s = time.monotonic()
         self._prompts = recipe_prompts(job.recipe)
         self._quiet = QuietWatch(job.progress)
         self._boundary: StepBoundary | None = None
-        """Set once the run's roles are joined."""
+        """Set when the run's roles are joined."""
 
     async def train(self) -> TrainReport:
-        """Trains from start or checkpoint to the end."""
+        """Trains from the start or a checkpoint to the end."""
         recipe, folder, start = self._recipe, self._folder, self._job.start
         cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
         info = RunInfo(
@@ -165,7 +165,7 @@ class _Session:
         return self._boundary.done_steps if self._boundary else self._job.start.done_steps
 
     async def _until_stopped(self, cluster: Cluster, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the flow. Raises StoppedError where a stop was asked for and no step's end came in time."""
+        """Runs the flow. Raises StoppedError if a stop was requested and the step did not end in time."""
         cluster.loop_limit_s = lambda: PATIENCE_S if self._stop.is_overdue else cluster.watchdog.hang_after_s
         cluster.spawn(self._stop_in_time(), name="stop")
         scoring = lambda: self._boundary.scoring if self._boundary else ""  # noqa: E731
@@ -188,7 +188,10 @@ class _Session:
         raise StoppedError("stopped before the end of the step, which did not come in time.")
 
     async def _save_boundary(self) -> int:
-        """Returns the step that is saved: where the last step ended, if it can be. StoppedError where none is."""
+        """Returns the last saved step, after saving the last step's end if possible.
+
+        Raises StoppedError if nothing was saved.
+        """
         if self._boundary:
             await self._boundary.stop()
         saved = max(self._checkpoints.steps(), default=0)
@@ -202,7 +205,7 @@ class _Session:
 
     def _recorder(self, cluster: Cluster) -> Recorder:
         if not self._recipe.logging.timeline or self._done_steps >= self._recipe.steps:
-            return NoRecorder()  # of a run that has no step left, the one that is there stays
+            return NoRecorder()  # without a remaining step, the existing timeline is kept
         self._folder.set_timeline_aside()
         return TraceFile(self._folder.timeline, cluster.devices)
 
@@ -237,10 +240,10 @@ class _Session:
 
     async def _host(self, cluster: Cluster, stream: PromptStream) -> Hosted:
         recipe, newest = imagining(self._recipe, self._folder.path), self._job.start.checkpoint
-        prompts, abort = self._prompts, self._stop.abort_if_requested  # a warm-up is kept whole or not at all
+        prompts, abort = self._prompts, self._stop.abort_if_requested  # an unfinished warm-up is discarded
         began_s = time.monotonic()
         initial = await warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
-        self._began_s += time.monotonic() - began_s  # a start from a checkpoint finds the warm-up made
+        self._began_s += time.monotonic() - began_s  # a start from a checkpoint does not repeat the warm-up
         policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
         critic = newest / CRITIC_FOLDER if newest else None
         adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None

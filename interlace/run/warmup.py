@@ -1,4 +1,4 @@
-"""The warmed-up model of a recipe, made once and kept by content."""
+"""Makes the warmed-up model of a recipe once, and caches it by content."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ class _Examples:
 
 
 def warmup_folder(recipe: Recipe) -> Path:
-    """Returns the folder of the warmed-up model, named by everything that the model depends on."""
+    """Returns the folder of the warmed-up model, whose name is a hash of all inputs of the warm-up."""
     parts: tuple[Config | None, ...] = (recipe.model, recipe.task, recipe.warmup)
     if not recipe.episode.is_single_turn:
         parts = (*parts, recipe.episode, recipe.renderer)
@@ -79,7 +79,7 @@ async def warmed_model(
     *,
     on_step: Callable[[], None] = lambda: None,
 ) -> ModelConfig:
-    """Returns the model to start from: the recipe's model, or the result of its warm-up.
+    """Returns the initial model: the recipe's model, or the result of its warm-up.
 
     on_step: called after each step of a warm-up; an exception that it raises ends the warm-up.
     """
@@ -119,7 +119,7 @@ async def _warm_up(
     if recipe.warmup is None:
         raise ValueError("the recipe has no warm-up")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # A folder of its own: runs that are started together warm up the same model side by side.
+    # A separate folder, because runs that are started together warm up the same model concurrently.
     with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as own:
         unfinished = Path(own) / folder.name
         unfinished.mkdir()

@@ -1,4 +1,4 @@
-"""Joins the two ends of publication: the actor's ranks and the engines."""
+"""Connects the actor's ranks and the engines for the transfer of weights."""
 
 from interlace.flows.run import RoleGroups
 from interlace.run.recipe.config import Recipe
@@ -7,7 +7,7 @@ from interlace.weights.ref import Route
 
 
 async def join_weights(groups: RoleGroups, recipe: Recipe) -> str:
-    """Chooses how weights travel and tells the actor's ranks. Returns what was chosen and why, for the run's header."""
+    """Chooses a transport and opens it on the actor's ranks. Returns the choice and its reason, for the header."""
     writers = await groups.actor.weight_place()
     readers = [await engine.weight_place() for engine in groups.rollout]
     name, reason = choose_transport(recipe.weights, writers, readers)

@@ -1,1 +1,1 @@
-"""Weights from trainer ranks to engine ranks: who holds what, who needs what, and how the difference travels."""
+"""Transfer of weights from trainer ranks to engine ranks: layouts, transfer plan, codecs and transports."""

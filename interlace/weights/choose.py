@@ -1,4 +1,4 @@
-"""Which transport carries a run's weights: by where the two ends are. Imports no torch."""
+"""Choice of the transport for a run's weights, by the placement of trainer and engines. Imports no torch."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from interlace.weights.ref import Place
 
 
 def choose_transport(config: WeightsConfig, writers: Sequence[Place], readers: Sequence[Place]) -> tuple[str, str]:
-    """Returns the transport's name and why it is that one. writers: of the trainer's ranks; readers: of the engines."""
+    """Returns the transport's name and the reason for it. writers: trainer ranks' places; readers: engines' places."""
     if config.transport != BY_PLACE:
-        return config.transport, "as the recipe says"
+        return config.transport, "set by the recipe"
     every = [*writers, *readers]
     memories, processes = {place.memory for place in every}, {(place.memory, place.process) for place in every}
     moves_bytes = config.codec == "delta"
@@ -18,6 +18,6 @@ def choose_transport(config: WeightsConfig, writers: Sequence[Place], readers: S
     if len(memories) == 1 and "" not in memories and not moves_bytes:
         return "shared_memory", f"{len(processes)} processes share this machine's memory"
     if len(processes) == 1:
-        return "object_store", "a delta is handed over within the process"
+        return "object_store", "a delta is passed on within the process"
     where = "one machine" if len(memories) == 1 else f"{len(memories)} machines"
     return "object_store", f"{len(processes)} processes on {where}"

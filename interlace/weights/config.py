@@ -1,4 +1,4 @@
-"""Settings of publication, a recipe's `weights` section. Imports no torch."""
+"""Settings of the weight transfer, a recipe's `weights` section. Imports no torch."""
 
 from typing import Literal, Self
 
@@ -9,30 +9,31 @@ from interlace.core.errors import nearest
 from interlace.core.plugins import builtin_names
 
 BY_PLACE = "auto"
-"""In place of a transport's name: chosen by where the two ends are."""
+"""Value of `transport` that chooses a transport by the placement of trainer and engines."""
 
 
 class WeightsConfig(Config):
-    """How new weights travel from the actor to the engines. None of it changes which version an engine serves."""
+    """Transfer of new weights from the actor to the engines. No setting changes which version an engine serves."""
 
     transport: str = BY_PLACE
     """auto: `alias` within one process, `shared_memory` on one machine, `object_store` between machines of a Ray
-    cluster. Or one of weights/transports by name, or your own as package.module:Name."""
+    cluster. Other values: the name of a module in weights/transports, or your class as package.module:Name."""
     codec: str = "raw"
-    """raw: the bits that are served. cast: half the bytes, rounded to bfloat16. int8: a quarter, rounded by rows.
-    delta: positions and new values of what changed since the version before, without any loss. Or your own as
+    """raw: the served bits. cast: half the bytes, rounded to bfloat16. int8: a quarter of the bytes, rounded by rows.
+    delta: positions and new values of the changes since the previous version, without loss. Other values: your class as
     package.module:Name."""
     adapter: Literal["merged", "alone"] = "merged"
-    """Content of a version where an adapter is trained (actor.lora). merged: all weights with the adapter added in.
-    alone: its factors alone; each engine adds them to the base that it loaded."""
+    """Content of a version if an adapter is trained (actor.lora). merged: all weights, with the adapter merged.
+    alone: only the adapter's factors; each engine adds them to the base that it loaded."""
     full_every: int = Field(default=16, ge=1)
-    """delta: versions from one that is sent whole to the next; a late engine reads what lies between."""
+    """For codec `delta`: one version in this many is sent whole; a late engine reads the deltas since then."""
     densest: float = Field(default=0.5, gt=0, le=1)
-    """delta: a version that would take more than this share of the whole one's bytes is sent whole."""
+    """For codec `delta`: a version is sent whole if the delta takes more than this share of its bytes."""
     folder: str | None = None
-    """folder: where versions are written, one subfolder each, in Hugging Face format; a disk that all machines see."""
+    """For transport `folder`: parent folder of the versions, each a Hugging Face folder, on a disk that all machines
+    share."""
     patience_s: float = Field(default=120.0, gt=0)
-    """gloo, nccl: seconds without a byte before a transfer is given up. The old weights go on serving then."""
+    """For gloo and nccl: seconds without a byte after which a transfer fails. Engines then keep the old weights."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -1,4 +1,4 @@
-"""Copying tensors into memory that travels, and the hash of what was written."""
+"""Copies tensors into memory to be sent, and hashes the written bytes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK_BYTES = 1 << 21
-"""Bytes that are written and then hashed: they are still in the cache of the processor."""
+"""Bytes that are written and then hashed while they are still in the processor's cache."""
 ALIGNMENT = 64
-"""Bytes; matrix products round differently at odd addresses."""
+"""Alignment in bytes; matrix products round differently at unaligned addresses."""
 
 
 class ContentHash:
-    """Hash of a rank's content: its tensors' bytes, one after another."""
+    """Hash of a rank's content: the bytes of its tensors, one after another."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
 
     def update(self, tensor: Tensor) -> None:
-        """Adds a tensor; one that is not contiguous on the host is copied."""
+        """Adds a tensor; a tensor that is not contiguous on the host is copied."""
         self.add(bytes_of(tensor.detach().cpu().contiguous()))
 
     def add(self, content: memoryview) -> None:
@@ -41,13 +41,13 @@ class ContentHash:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Returns the bytes of a contiguous host tensor, which share its memory."""
-    if not tensor.numel():  # torch gives an empty tensor no stride to view it by
+    if not tensor.numel():  # torch gives an empty tensor no stride for a view
         return memoryview(b"")
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def content_hash(tensors: Iterable[Tensor]) -> str:
-    """Hashes tensors, in their order."""
+    """Hashes tensors in the given order."""
     found = ContentHash()
     for tensor in tensors:
         found.update(tensor)
@@ -55,7 +55,7 @@ def content_hash(tensors: Iterable[Tensor]) -> str:
 
 
 def offsets_of(entries: Iterable[TensorEntry], start: int = 0) -> tuple[list[int], int]:
-    """Returns where each entry begins, aligned, and where the last ends."""
+    """Returns the aligned offset of each entry, and the end of the last one."""
     offsets, place = [], start
     for entry in entries:
         offsets.append(place)
@@ -65,13 +65,13 @@ def offsets_of(entries: Iterable[TensorEntry], start: int = 0) -> tuple[list[int
 
 
 def view_of(memory: Tensor, offset: int, entry: TensorEntry) -> Tensor:
-    """Returns the tensor that an entry is within bytes."""
+    """Returns a view of bytes as the tensor of an entry."""
     size = prod(entry.shape) * ITEM_BYTES[entry.dtype]
     return memory[offset : offset + size].view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 def fill(target: Tensor, given: Tensor, found: ContentHash) -> None:
-    """Copies a tensor into another's contiguous memory, in its type, and hashes what was written."""
+    """Copies a tensor into another's contiguous memory, in the target's dtype, and hashes the written bytes."""
     source, flat = given.detach().reshape(-1), target.view(-1)
     written, width = bytes_of(flat), target.element_size()
     step = max(1, CHUNK_BYTES // width)
@@ -81,7 +81,7 @@ def fill(target: Tensor, given: Tensor, found: ContentHash) -> None:
 
 
 def own_tensors(parcel: Parcel, *, copy: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yields a parcel's tensors in the types of its entries. copy: none shares memory with what was given."""
+    """Yields a parcel's tensors in the dtypes of its entries. copy: the results share no memory with the parcel."""
     for (name, entry), given in zip(parcel.entries.items(), parcel.tensors, strict=True):
         made = given.detach().to(getattr(torch, entry.dtype))
         yield name, made.clone() if copy and made.data_ptr() == given.data_ptr() else made

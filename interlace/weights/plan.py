@@ -1,7 +1,7 @@
-"""The plan of a publication: which rank gives which part of a tensor to which. Pure: boxes in, moves out.
+"""The plan of a weight transfer: which rank sends which part of a tensor to which rank. Pure: boxes in, moves out.
 
-Writers describe what each of their ranks holds and readers what each of theirs needs, as boxes of tensors in Hugging
-Face names. The plan is the intersection of both: each element that a reader needs comes from exactly one writer.
+The writers' shards and the readers' needs are described as boxes of tensors in Hugging Face names. The plan is the
+intersection of both: each element that a reader needs comes from exactly one writer.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ ITEM_BYTES = {
     **dict.fromkeys(("bfloat16", "float16", "int16", "uint16"), 2),
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),
 }
-"""Bytes of an element, by torch's name of its type."""
+"""Bytes of an element, by the name of its dtype in torch."""
 
 
 class Box(NamedTuple):
-    """A block of a tensor: where it begins, and its length along each dimension."""
+    """A block of a tensor: its start and its length along each dimension."""
 
     start: tuple[int, ...]
     size: tuple[int, ...]
 
     @classmethod
     def of(cls, shape: Sequence[int]) -> Box:
-        """Returns all of a tensor."""
+        """Returns the box of a whole tensor."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Returns the index of the block in the tensor."""
+        """Returns the index of the block in the tensor, as slices."""
         return tuple(slice(start, start + size) for start, size in zip(self.start, self.size, strict=True))
 
     def within(self, outer: Box) -> Box:
-        """Returns the same block counted from the beginning of a block around it."""
+        """Returns the same block relative to the start of an enclosing block."""
         return Box(tuple(own - first for own, first in zip(self.start, outer.start, strict=True)), self.size)
 
     def intersect(self, other: Box) -> Box | None:
-        """Returns the block that both share; None where they share nothing."""
+        """Returns the common block; None if the blocks do not overlap."""
         start, size = [], []
         for a, n, b, m in zip(self.start, self.size, other.start, other.size, strict=True):
             first = max(b, a)
@@ -57,7 +57,7 @@ class Box(NamedTuple):
         return Box(tuple(start), tuple(size))
 
     def minus(self, hole: Box) -> Iterator[Box]:
-        """Yields the disjoint blocks that are left of this block without another that lies within it."""
+        """Yields disjoint blocks that make up this block without the hole, which lies within it."""
         start, size = list(self.start), list(self.size)
         for axis, (first, length) in enumerate(zip(hole.start, hole.size, strict=True)):
             before, after = first - start[axis], start[axis] + size[axis] - first - length
@@ -76,7 +76,7 @@ class Shard(NamedTuple):
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     dtype: str
-    """Type as torch names it."""
+    """Name of the dtype in torch."""
     box: Box
 
     @property
@@ -86,7 +86,7 @@ class Shard(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A block that one writer's rank gives to one reader's rank."""
+    """A block that one writer rank sends to one reader rank."""
 
     name: str
     writer: int
@@ -105,12 +105,12 @@ class TransferPlan:
     """All moves of a publication. Made once for a pair of layouts; every version follows the same plan."""
 
     to_reader: tuple[tuple[_Delivery, ...], ...]
-    """Deliveries of each reader's rank, in the order of its shards."""
+    """Deliveries of each reader rank, in the order of its shards."""
     digest: str
     """Hash of both layouts: two processes with the same digest have the same plan."""
 
     def moves_to(self, reader: int) -> Iterator[Move]:
-        """Yields the moves that fill a reader's rank, tensor by tensor."""
+        """Yields the moves that fill a reader rank, tensor by tensor."""
         for delivery in self.to_reader[reader]:
             shard = delivery.shard
             for writer, box, _ in delivery.route:
@@ -123,7 +123,7 @@ class TransferPlan:
 
 
 _Route: TypeAlias = tuple[tuple[int, Box, Box], ...]
-"""Pieces of a reader's block: the rank that gives each, the piece, and the block of that rank that it lies in."""
+"""Pieces of a reader's block: the writer rank of each, the piece, and the block of that rank that contains it."""
 
 
 class _Delivery(NamedTuple):
@@ -132,9 +132,9 @@ class _Delivery(NamedTuple):
 
 
 def make_plan(writers: Side, readers: Side) -> TransferPlan:
-    """Plans the moves. Where several writers hold the same block, the one with the fewest bytes to send gives it.
+    """Plans the moves. If several writers hold the same block, the one with the fewest bytes to send sends it.
 
-    Raises InterlaceError where a reader needs what no writer holds, or names another shape.
+    Raises InterlaceError if a reader needs an element that no writer holds, or a tensor of another shape.
     """
     held: dict[str, list[tuple[int, Box]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -168,7 +168,7 @@ def make_plan(writers: Side, readers: Side) -> TransferPlan:
 
 
 class _Grid:
-    """Blocks in which writers hold a tensor. Tensors that are cut alike share one, and with it what was worked out."""
+    """Blocks of a tensor that the writers hold. Tensors that are split alike share one grid and its routes."""
 
     def __init__(self, held: tuple[tuple[int, Box], ...], number: int) -> None:
         self.held, self.number = held, number
@@ -178,20 +178,20 @@ class _Grid:
         self._ranks = ranks
         self.has_replicas = len(ranks) < len(held)
         self.routes: dict[Box, _Route] = {}
-        """Pieces of a block, each from the first writer that holds it; of blocks that were asked for before."""
+        """Pieces of each block computed so far, each piece with the first writer that holds it."""
         self._axis = _only_axis(tuple(ranks))
         self._order = sorted(ranks, key=lambda box: box.start[self._axis or 0]) if self._axis is not None else [*ranks]
         self._starts = [] if self._axis is None else [box.start[self._axis] for box in self._order]
 
     def route(self, shard: Shard) -> _Route:
-        """Works out the disjoint pieces of a shard. Raises InterlaceError where something is missing."""
+        """Computes the disjoint pieces of a shard. Raises InterlaceError if an element is missing."""
         wanted = shard.box
         pieces = _cover(self._near(wanted), wanted, shard)
         found = self.routes[wanted] = tuple((self._ranks[held][0], box, held) for held, box in pieces)
         return found
 
     def balanced(self, route: _Route, loads: list[int], shard: Shard) -> _Route:
-        """Picks the writer of each piece, and adds the piece's bytes to what that writer sends."""
+        """Picks the writer of each piece, and adds the piece's bytes to the writer's load."""
         item, chosen = ITEM_BYTES[shard.dtype], []
         for _, box, held in route:
             able = self._ranks[held]
@@ -201,7 +201,7 @@ class _Grid:
         return tuple(chosen)
 
     def _near(self, wanted: Box) -> Sequence[Box]:
-        """Returns the blocks that may touch the wanted one."""
+        """Returns the held blocks that may overlap the wanted one."""
         if self._axis is None:
             return self._order
         first = max(0, bisect_right(self._starts, wanted.start[self._axis]) - 1)
@@ -210,7 +210,7 @@ class _Grid:
 
 
 def _cover(blocks: Sequence[Box], wanted: Box, shard: Shard) -> list[tuple[Box, Box]]:
-    """Returns disjoint pieces that make a block up, each behind the held block that it lies in."""
+    """Returns disjoint pieces that make up a block, as (held block that contains the piece, piece)."""
     pieces: list[tuple[Box, Box]] = []
     left = [wanted] if prod(wanted.size) else []
     for held in blocks:
@@ -234,7 +234,7 @@ def _cover(blocks: Sequence[Box], wanted: Box, shard: Shard) -> list[tuple[Box, 
 
 
 def _only_axis(boxes: tuple[Box, ...]) -> int | None:
-    """Returns the dimension along which blocks follow one another and differ in nothing else; None elsewhere."""
+    """Returns the only dimension along which consecutive blocks differ; None if there is no such dimension."""
     if len(boxes) < 3:
         return None
     first, second = boxes[0], boxes[1]
@@ -254,7 +254,7 @@ def _only_axis(boxes: tuple[Box, ...]) -> int | None:
 
 
 def _digest(grid_of: dict[str, _Grid], readers: Side) -> str:
-    """Hashes both layouts; layouts that tensors share are written once."""
+    """Hashes both layouts; a layout shared by several tensors is hashed once."""
     lines = [f"{name} {grid.number}" for name, grid in grid_of.items()]
     lines += [repr(grid.held) for grid in dict.fromkeys(grid_of.values())]
     boxes: dict[Box, int] = {}

@@ -1,4 +1,4 @@
-"""An engine rank's end: fetches the blocks that it needs from all trainer ranks, and commits them all at once."""
+"""An engine rank's reader: fetches the needed blocks from all trainer ranks, and commits them all at once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class ReadWeights(Mapping[str, "Tensor"]):
-    """One version as an engine takes it in. Shapes are known at once; a tensor is put together when it is read."""
+    """One version, as an engine loads it. Shapes are known at once; a tensor is assembled when it is read."""
 
     def __init__(self, needs: Sequence[Shard], fetched: Mapping[str, Sequence[_Fetched]], *, frozen: bool) -> None:
         self._needs = {shard.name: shard for shard in needs}
         self._fetched = fetched
         self.shapes = {shard.name: tuple(shard.box.size) for shard in needs}
         self.frozen = frozen
-        """True where no tensor is ever written to again, so that an engine may serve from it."""
+        """True if the tensors are never written to again, so that an engine may serve from them."""
 
     def __getitem__(self, name: str) -> Tensor:
         import torch
@@ -40,7 +40,7 @@ class ReadWeights(Mapping[str, "Tensor"]):
         return whole
 
     def read(self, name: str) -> Tensor:
-        """Returns one of them."""
+        """Returns one tensor."""
         return self[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -51,7 +51,7 @@ class ReadWeights(Mapping[str, "Tensor"]):
 
 
 class _Fetched:
-    """A block that arrived from one trainer rank."""
+    """A block received from one trainer rank."""
 
     def __init__(self, part: WeightPart, shard: Shard, box: Box, given: Sequence[Tensor], base: Tensor | None) -> None:
         self.box = box
@@ -59,17 +59,17 @@ class _Fetched:
 
     @property
     def tensor(self) -> Tensor:
-        """Returns the block, decoded."""
+        """Returns the decoded block."""
         decoder = codec_named(self._part.codec).decoder()
         return decoder.decode(self._shard, self.box, self._given, self._base)
 
 
 class WeightReader:
-    """One rank's reader. Every version follows the plan that the first one made."""
+    """One rank's reader. Every version follows the plan that was made for the first one."""
 
     def __init__(self, needs: Sequence[Shard] | None = None, *, number: int = 0, num_readers: int = 1) -> None:
-        """needs: the rank's blocks; None: every tensor, whole. number, num_readers: among engines with the same needs,
-        which share the trainer's replicas out among them."""
+        """needs: the rank's blocks. If None, every tensor, whole. number, num_readers: index and number of engines with
+        the same needs, which divide the load among the trainer's replicas."""
         self._needs, self._number, self._num_readers = needs, number, num_readers
         self._layout: list[tuple[Shard, ...]] = []
         self._plan: TransferPlan | None = None
@@ -77,15 +77,15 @@ class WeightReader:
         self._receivers: dict[str, Receiver] = {}
         self._leases: list[Lease] = []
         self._mirror: dict[tuple[int, Move], Tensor] = {}
-        """Blocks of the version that a delta is applied to, by trainer rank; empty unless deltas come."""
+        """Blocks of the version that a delta is applied to, by trainer rank; empty without deltas."""
         self._mirrored: dict[int, int] = {}
-        """Trainer rank -> the version that the mirror holds of it."""
+        """Trainer rank -> version of its blocks in the mirror."""
 
     @contextmanager
     def open(self, ref: WeightRef) -> Iterator[ReadWeights]:
-        """Fetches a version. What is done inside takes it in; where that raises, the version before stays.
+        """Fetches a version, which the body of the context loads. If the body raises, the previous version stays valid.
 
-        Raises InterlaceError where some of it is not to be had.
+        Raises InterlaceError if part of the version cannot be fetched.
         """
         plan = self._planned(ref)
         new: list[Lease] = []
@@ -114,7 +114,7 @@ class WeightReader:
         for move in plan.moves_to(self._number):
             moves[move.writer].append(move)
         steps = [self._steps(part) for part in ref.parts]
-        # First everything is here and checked; then what was here before is changed.
+        # Fetch and check everything before the mirror is changed.
         opened = [
             [self._fetch(step, own, leases) for step in its] if own else []
             for its, own in zip(steps, moves, strict=True)
@@ -131,7 +131,7 @@ class WeightReader:
         )
 
     def _steps(self, part: WeightPart) -> list[WeightPart]:
-        """Returns the parts to apply, in order: from one that is whole, or from what the mirror holds."""
+        """Returns the parts to apply, in order, starting from a whole part or from the mirror."""
         if part.base is None:
             return [part]
         steps = [part]
@@ -142,12 +142,12 @@ class WeightReader:
         if steps[-1].base is not None and steps[-1].base != self._mirrored.get(part.rank):
             raise InterlaceError(
                 f"weights: version {part.version} is a delta on version {part.base} of trainer rank {part.rank}, which "
-                "this engine does not have and which did not come along. It goes on with the weights it has."
+                "this engine does not have and which did not come along. It keeps its current weights."
             )
         return steps[::-1]
 
     def _fetch(self, part: WeightPart, moves: Sequence[Move], leases: list[Lease]) -> list[list[Tensor]]:
-        """Receives what a trainer rank has to give, in the order of the moves."""
+        """Receives the blocks from a trainer rank, in the order of the moves."""
         held = {shard.name: shard for shard in part.shards}
         decoder = codec_named(part.codec).decoder()
         wanted: list[list[Piece]] = [list(decoder.pieces(held[move.name], move.box)) for move in moves]
@@ -158,7 +158,7 @@ class WeightReader:
         leases.append(lease)
         tensors = iter(lease.tensors)
         given = [[next(tensors) for _ in pieces] for pieces in wanted]
-        whole = len(moves) == len(held)  # else some of what was hashed was not asked for
+        whole = len(moves) == len(held)  # else only some of the hashed content was fetched
         if part.base is not None and whole and content_hash(chain.from_iterable(given)) != part.checksum:
             raise InterlaceError(
                 f"weights: the delta of version {part.version} from trainer rank {part.rank} arrived broken."
@@ -186,7 +186,7 @@ class WeightReader:
             yield _Block(move.name, _Mirrored(move.box, self._mirror[part.rank, move]))
 
     def close(self) -> None:
-        """Gives back what the engine served from."""
+        """Releases the memory that the engine served from."""
         for lease in self._leases:
             lease.close()
         for receiver in self._receivers.values():
@@ -194,7 +194,7 @@ class WeightReader:
 
 
 class _Mirrored(_Fetched):
-    """A block that is kept from version to version."""
+    """A block in the mirror, kept from version to version."""
 
     def __init__(self, box: Box, tensor: Tensor) -> None:
         self.box, self._tensor = box, tensor
@@ -206,14 +206,14 @@ class _Mirrored(_Fetched):
 
 
 class _Block(NamedTuple):
-    """A fetched block, and the tensor that it is of."""
+    """A fetched block, and the name of its tensor."""
 
     name: str
     fetched: _Fetched
 
 
 def _every_tensor(parts: Sequence[WeightPart]) -> tuple[Shard, ...]:
-    """Returns every tensor that any trainer rank holds a block of, whole, in the order of the first mention."""
+    """Returns every tensor of which any trainer rank holds a block, whole, in order of first occurrence."""
     found: dict[str, Shard] = {}
     for part in parts:
         for shard in part.shards:

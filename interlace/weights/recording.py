@@ -1,9 +1,9 @@
-"""Recording of a loader: which block of which saved tensor lands where in a model, found out by watching.
+"""Traces a model's loader to find which block of which saved tensor fills which block of the model.
 
-Models fuse projections, stack experts, tie heads and pad vocabularies as they load, each in its own way. In place of
-tables of names the model's own loader is run once on tensors without content: views of such a tensor still say which
-block of it they are, so each copy, concatenation and stack is a statement about blocks: which block of which saved
-tensor a part of the model is. (The idea of vLLM's sharded transfer, which replays operations; here they become boxes.)
+Models fuse projections, stack experts, tie heads and pad vocabularies as they load, each in a different way. Instead of
+tables of names, the model's loader is run once on tensors without content. A view of such a tensor still identifies its
+block, so each copy, concatenation and stack maps a block of a saved tensor to a block of the model. (The idea comes
+from vLLM's sharded transfer, which replays operations; here they become boxes.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Load = Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]]
-"""A loader: saved tensors by name to the model's tensors by name."""
+"""A loader: maps saved tensors by name to the model's tensors by name."""
 _aten = torch.ops.aten
 
 
@@ -37,25 +37,25 @@ class Landing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Memory:
-    """A tensor's memory whose content is known by where it came from."""
+    """A tensor's memory, with the origin of its content."""
 
     shape: tuple[int, ...]
     source: str | None = None
-    """Name of the saved tensor that it is; None for what the loader made."""
+    """Name of the saved tensor in this memory; None for memory that the loader allocated."""
     filled: list[Landing] = field(default_factory=list)
-    """Blocks that were written into it; a later one replaces an earlier one."""
+    """Blocks written into the memory; a later one replaces an earlier one."""
     keeps: Any = None
-    """The storage, which must outlive the recording: another may get its address."""
+    """The storage, kept alive during the recording so that its address is not reused."""
 
 
 def record_load(
     load: Load, sources: Mapping[str, Shard], targets: Mapping[str, Tensor] | None = None
 ) -> tuple[Landing, ...]:
-    """Runs a loader on saved tensors without content, and returns what lands where.
+    """Runs a loader on saved tensors without content, and returns the traced landings.
 
-    sources: the saved tensors, whole. targets: the model's tensors where the loader copies into them; what it makes
-    itself need not be named. What nothing lands in (padding, buffers) is in no landing. Raises InterlaceError for a
-    loader that does more than cut, join and copy: such a model is loaded from a folder.
+    sources: the saved tensors, whole. targets: the model's tensors, if the loader copies into them; tensors that the
+    loader makes need not be given. Unfilled tensors (padding, buffers) have no landing. Raises InterlaceError for a
+    loader that does more than cut, join and copy: such a model must be loaded from a folder.
     """
     recorder = _Recorder()
     given = {}
@@ -70,7 +70,7 @@ def record_load(
 
 
 def landed(landings: Sequence[Landing], needs: Sequence[Shard]) -> Mapping[str, Sequence[Landing]]:
-    """Cuts landings down to blocks of the model's tensors, by their names. needs: the blocks, one a tensor."""
+    """Cuts landings down to blocks of the model's tensors, by tensor name. needs: the blocks, one for each tensor."""
     boxes = {shard.name: shard.box for shard in needs}
     found: dict[str, list[Landing]] = {name: [] for name in boxes}
     for landing in landings:
@@ -83,7 +83,7 @@ def landed(landings: Sequence[Landing], needs: Sequence[Shard]) -> Mapping[str, 
 
 
 def join_landed(box: Box, landings: Sequence[Landing], blocks: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Puts a block of a model's tensor together from those of saved tensors, one a landing; one alone is not copied."""
+    """Assembles a block of a model's tensor from one saved block per landing; a single one is not copied."""
     if len(landings) == 1:
         return next(iter(blocks)).reshape(box.size)
     whole = torch.empty(box.size, dtype=dtype)
@@ -93,21 +93,21 @@ def join_landed(box: Box, landings: Sequence[Landing], blocks: Iterable[Tensor],
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees every operation of the loader."""
+    """Intercepts every operation of the loader."""
 
     def __init__(self) -> None:
         super().__init__()
         self._memories: dict[int, _Memory] = {}
 
     def know(self, tensor: Tensor, memory: _Memory) -> None:
-        """Takes note of a tensor's memory."""
+        """Registers a tensor's memory."""
         memory.keeps = tensor.untyped_storage()
         self._memories[memory.keeps._cdata] = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = dict(kwargs or {})
         if func is _aten._to_copy.default and self._memory(args[0]) is not None:
-            options["device"] = "meta"  # there is no content that could go elsewhere
+            options["device"] = "meta"  # without content, a copy to a device is pointless
         result = func(*args, **options)
         if func is _aten.copy_.default:
             self._copied(args[0], args[1])
@@ -138,7 +138,7 @@ class _Recorder(TorchDispatchMode):
         into.filled += _traced("", box, _block(tensor, origin.shape), origin)
 
     def landings(self, name: str, tensor: Tensor) -> Iterator[Landing]:
-        """Yields what a model's tensor is made of."""
+        """Yields the landings that fill a model's tensor."""
         memory = self._memory(tensor)
         if memory is not None:
             whole = Box.of(tensor.shape)
@@ -149,7 +149,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _traced(target: str, target_box: Box, block: Box, memory: _Memory) -> Iterator[Landing]:
-    """Yields where a block of some memory came from, as landings in a block of a target."""
+    """Yields the origins of a block of some memory, as landings in a block of a target."""
     if memory.source is not None:
         yield Landing(memory.source, block, target, target_box)
         return
@@ -161,7 +161,7 @@ def _traced(target: str, target_box: Box, block: Box, memory: _Memory) -> Iterat
 
 
 def _follow(part: Box, block: Box, other: Box) -> Box:
-    """Returns the part of `other` that corresponds to a part of `block`: both have the same lengths, but for ones."""
+    """Returns the part of `other` that corresponds to a part of `block`; both have the same lengths except for 1s."""
     inner = part.within(block)
     moves = [(s, n) for s, n, length in zip(inner.start, inner.size, block.size, strict=True) if length > 1]
     start, size = list(other.start), list(other.size)
@@ -174,7 +174,7 @@ def _follow(part: Box, block: Box, other: Box) -> Box:
 
 
 def _block(view: Tensor, shape: tuple[int, ...]) -> Box:
-    """Returns which block of a contiguous tensor a view of it is. Raises InterlaceError where it is none."""
+    """Returns the block of a contiguous tensor that a view covers. Raises InterlaceError if the view is not a block."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
@@ -191,7 +191,7 @@ def _block(view: Tensor, shape: tuple[int, ...]) -> Box:
         if axis == len(shape) or start[axis] + length > shape[axis]:
             raise InterlaceError(
                 f"weights: a loader takes {tuple(view.shape)} with strides {view.stride()} of a tensor of shape {shape}"
-                ", which is no block of it (turned round, or joined over rows)."
+                ", which is no block of it (transposed, or joined over rows)."
             )
         size[axis] = length
         axis += 1

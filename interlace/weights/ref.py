@@ -1,4 +1,4 @@
-"""The words that pass through the controller in place of weights: a version, and its parts' places. No torch."""
+"""Descriptions of weights that the controller passes on: a version, and the addresses of its parts. No torch."""
 
 import os
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from interlace.weights.plan import Shard
 FACTORS = ("lora_A", "lora_B")
 """Names of an adapter's two factors, between the name of the layer and `weight`, as in peft's files."""
 UpdateMode: TypeAlias = Literal["keep", "recompute", "own"]
-"""Treatment of running sequences when weights change. They go on under the new ones, on the KV cache that is there
-(keep) or on one that is computed again; own: each ends under the weights that it began with, which are held beside the
-new ones until then. `own` is for adapters that travel alone."""
+"""Treatment of running sequences when weights change. keep: they continue under the new weights with the existing KV
+cache. recompute: they continue with a recomputed KV cache. own: each ends under the weights that it began with, which
+are kept in memory until then. `own` is for adapters that are sent alone."""
 _SHARED = Path("/dev/shm")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Whereabouts of one end of a transport."""
+    """Location of a sender or receiver of weights."""
 
     memory: str
-    """Names the memory that processes share by files; empty on a system without such a folder."""
+    """Identifier of the memory that processes can share by files; empty on a system without such a folder."""
     process: int
 
     @classmethod
@@ -39,62 +39,62 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """How a run's weights travel, as the controller decided."""
+    """Transfer settings of a run's weights, as the controller chose them."""
 
     transport: str
     config: WeightsConfig
     reason: str = ""
-    """Why it is this transport, for people."""
+    """Reason for the choice of the transport, for the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterBase:
-    """Weights that the factors of an adapter are added to: an engine has loaded them, and they stay as they are."""
+    """Weights that the factors of an adapter are added to. An engine has loaded them, and they never change."""
 
     scale: float
-    """Factor of the product of both factors."""
+    """Factor of the product of both factors, alpha / rank."""
     is_turned: bool
-    """True where weights are [inputs, outputs], and the product is turned round."""
+    """True if weights are [inputs, outputs], so that the product must be transposed."""
     shards: Sequence[Shard]
-    """Blocks of the layers' own weights that the trainer rank holds."""
+    """Blocks of the layers' frozen weights that the trainer rank holds."""
     checksum: str
-    """Hash of these blocks: an engine with another base refuses the adapter."""
+    """Hash of these blocks: an engine with another base rejects the adapter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WeightPart:
-    """One trainer rank's share of a version: what it holds, and where that can be fetched."""
+    """One trainer rank's part of a version: its shards, and the address to fetch them from."""
 
     tensors_within: ClassVar = ("source", "behind")
     version: int
     rank: int
     shards: Sequence[Shard]
-    """Blocks that the rank holds, in the type that is served."""
+    """Blocks that the rank holds, in the served dtype."""
     transport: str
     codec: str
-    """How the content is written: a `delta` publication that is sent whole says `raw`."""
+    """Encoding of the content; `raw` for a version that the `delta` codec sends whole."""
     source: object
-    """Address of the content, in the transport's own words."""
+    """Address of the content; its type depends on the transport."""
     checksum: str
     """Hash of the content."""
     frozen: bool = True
-    """False where the content is the trainer's own memory, which its next update changes."""
+    """False if the content is the trainer's memory, which its next update changes."""
     num_bytes: int = 0
     """Bytes of the content."""
     base: int | None = None
     """Version that a delta is applied to."""
     is_base: bool = False
-    """True for a part sent whole to which deltas may follow."""
+    """True for a part sent whole to which later deltas may be applied."""
     behind: "tuple[WeightPart, ...]" = ()
-    """For a delta: the last part that is whole and those after it, so that a late reader finds all it needs."""
+    """For a delta: the last whole part and the deltas after it, so that a late reader finds everything it needs."""
     seconds: float = 0.0
-    """Seconds that writing it took."""
+    """Time that writing the part took, in seconds."""
     adapter: AdapterBase | None = None
-    """For an adapter that travels alone; None for whole weights."""
+    """Base of an adapter that is sent alone; None for whole weights."""
 
     @classmethod
     def simulated(cls, version: int, *, is_adapter: bool = False) -> "WeightPart":
-        """Returns a part without content, of a trainer that only takes time."""
+        """Makes a part without content, for a simulated trainer."""
         base = AdapterBase(scale=1.0, is_turned=False, shards=(), checksum="") if is_adapter else None
         return cls(version=version, rank=0, shards=(), transport="", codec="", source=None, checksum="", adapter=base)
 
@@ -105,19 +105,19 @@ class WeightProbe:
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
-    """[tokens - 1] of each token after the first, at temperature 1."""
+    """[tokens - 1] log-prob of each token after the first, at temperature 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WeightRef:
-    """One version of the policy's weights: its manifest, never its tensors' content."""
+    """One version of the policy's weights: a manifest without the tensors' content."""
 
     tensors_within: ClassVar = ("parts",)
     version: int
     parts: Sequence[WeightPart] = field(default=())
-    """Parts of all trainer ranks, in their order; empty where weights are simulated."""
+    """Parts of all trainer ranks, in rank order; empty for simulated weights."""
     probe: WeightProbe | None = None
-    """By which a server's weights are checked after an update; None: they are not checked."""
+    """Probe that checks the weights of a server after an update. If None, they are not checked."""
 
     @property
     def checksum(self) -> str:
@@ -126,10 +126,10 @@ class WeightRef:
 
     @property
     def adapters(self) -> tuple[AdapterBase, ...]:
-        """Returns what each trainer rank says of the base, where an adapter travels alone; () for whole weights."""
+        """Returns each trainer rank's adapter base, if an adapter is sent alone; () for whole weights."""
         return tuple(part.adapter for part in self.parts if part.adapter is not None)
 
     @property
     def num_bytes(self) -> int:
-        """Returns the bytes that were written for it."""
+        """Returns the bytes written for this version."""
         return sum(part.num_bytes for part in self.parts)

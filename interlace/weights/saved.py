@@ -1,7 +1,7 @@
-"""Weights in the safetensors files of a folder, read block by block: a rank that needs a part of a model reads it.
+"""Weights in the safetensors files of a folder, read block by block: a rank reads only its part of a model.
 
-Names and shapes there are often not the model's: transformers stacks experts and fuses projections as it loads. What
-lands where comes from watching its loader once, without content (weights/recording.py).
+Names and shapes in a folder often differ from the model's: transformers stacks experts and fuses projections as it
+loads. The mapping is found by tracing the model's loader once, without content (weights/recording.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SAVED_TYPES = {
     "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-"""Names of types in a safetensors file."""
+"""Names of dtypes in a safetensors file."""
 _TYPES = {saved: name for name, saved in SAVED_TYPES.items()}
 
 
@@ -41,7 +41,7 @@ class SavedWeights:
     """Tensors in the safetensors files of a folder."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Reads the files' headers. UserError where there are none."""
+        """Reads the files' headers. Raises UserError if the folder has none."""
         from safetensors import safe_open
 
         files = sorted(Path(folder).glob("*.safetensors"))
@@ -55,7 +55,7 @@ class SavedWeights:
         """Description of each tensor, whole, by its name."""
         for path in files:
             with safe_open(path, framework="pt") as held:
-                for name in held.keys():  # noqa: SIM118 - the file is no mapping
+                for name in held.keys():  # noqa: SIM118 - the file is not a mapping
                     piece = held.get_slice(name)
                     shape = tuple(piece.get_shape())
                     self._files[name] = path
@@ -67,7 +67,7 @@ class SavedWeights:
         return {name: shard.shape for name, shard in self.shards.items()}
 
     def read(self, name: str, box: Box | None = None) -> Tensor:
-        """Reads a block of one tensor into host memory, and no more than that; None: all of it."""
+        """Reads one block of a tensor into host memory. box: the block. If None, the whole tensor."""
         from safetensors import safe_open
 
         with safe_open(self._files[name], framework="pt") as held:
@@ -83,10 +83,10 @@ class SavedWeights:
 
 
 class LandedWeights(Mapping[str, "Tensor"]):
-    """Blocks of a model's tensors, each put together from a folder's when it is read. Shapes are known at once."""
+    """Blocks of a model's tensors, each assembled from a folder's files when it is read. Shapes are known at once."""
 
     def __init__(self, saved: SavedWeights, landings: Sequence[Landing], needs: Sequence[Shard]) -> None:
-        """needs: the blocks, in the model's names. Raises UserError where the folder does not fill one of them."""
+        """needs: the blocks, in the model's names. Raises UserError if the folder does not fill one of them."""
         self._saved, self._needs = saved, {shard.name: shard for shard in needs}
         self._landings = landed(landings, needs)
         self.shapes = {shard.name: tuple(shard.box.size) for shard in needs}
@@ -116,25 +116,26 @@ class LandedWeights(Mapping[str, "Tensor"]):
 
 
 class PartReader:
-    """Reader of a rank's part of a model in a folder. No rank ever has the whole."""
+    """Reader of a rank's part of a model in a folder. No rank ever holds the whole model."""
 
     def __init__(self, saved: SavedWeights, landings: Sequence[Landing]) -> None:
         self._saved, self._landings = saved, landings
 
     def fill(self, model: nn.Module) -> None:
-        """Reads this rank's part of each tensor. The model is cut up, and its memory is there."""
+        """Reads this rank's part of each tensor. The model must be sharded, with its memory allocated."""
         whole: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
-        firsts = {id(tensor): name for name, tensor in reversed(whole.items())}  # of a tied one
+        firsts = {id(tensor): name for name, tensor in reversed(whole.items())}  # first name of a tied tensor
         needs = shards_of({name: whole[name] for name in reversed(firsts.values())})
         for name, block in LandedWeights(self._saved, self._landings, needs).items():
             local_part(whole[name]).copy_(block)
 
 
 def load_without_content(config: ModelConfig, *, is_checked: bool) -> tuple[LoadedModel, PartReader] | None:
-    """Makes a model of a folder on the meta device, and what reads a rank's part of it.
+    """Makes a folder's model on the meta device, and the reader of a rank's part of it.
 
-    Returns None where it has to be loaded whole: it is built in code, comes from a hub, is damaged, or its loader does
-    more than cut and join. is_checked: the whole folder is read against its manifest, which one rank does for all.
+    Returns None if the model must be loaded whole: it is built in code, comes from a hub, is damaged, or its loader
+    does more than cut and join. is_checked: the whole folder is checked against its manifest, which one rank does for
+    all ranks.
     """
     if config.path.startswith(TINY) or not find_origin(config).is_local:
         return None
@@ -150,14 +151,14 @@ def load_without_content(config: ModelConfig, *, is_checked: bool) -> tuple[Load
         model, landings = watched_load(type(empty_model(config)), found, saved, dtype)
         if (Path(origin.location) / "generation_config.json").exists():
             model.generation_config = GenerationConfig.from_pretrained(origin.location)
-        # Also says, before any rank waits for another, what the folder lacks.
+        # Also reports missing weights of the folder, before any rank waits for another.
         LandedWeights(saved, landings, shards_of(model.state_dict()))
         readers.append(PartReader(saved, landings))
         return model
 
     try:
         loaded = load_model(config, read)
-    except (InterlaceError, RuntimeError, ValueError):  # loading whole says what is wrong, or does it
+    except (InterlaceError, RuntimeError, ValueError):  # loading the model whole succeeds or reports the error
         return None
     return loaded, readers[0]
 
@@ -165,8 +166,8 @@ def load_without_content(config: ModelConfig, *, is_checked: bool) -> tuple[Load
 def watched_load(
     kind: type[PreTrainedModel], config: PretrainedConfig, saved: SavedWeights, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, tuple[Landing, ...]]:
-    """Runs transformers' own loader on tensors without content. Returns the model, on the meta device but for what is
-    not in the folder, and which block of which saved tensor lands where in it."""
+    """Runs transformers' loader on tensors without content. Returns the model, on the meta device except for tensors
+    that the folder lacks, and the landings of the saved tensors in it."""
     made: list[PreTrainedModel] = []
 
     def load(given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -180,17 +181,17 @@ def watched_load(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SavedForm:
-    """The folder that transformers would write of a model."""
+    """Layout of the folder that transformers would write for a model."""
 
     landings: Sequence[Landing]
-    """Block of a saved tensor for each block of the model's."""
+    """Block of a saved tensor for each block of the model."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of each saved tensor."""
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase | None
 
     def write_beside(self, folder: Path, dtype: str) -> None:
-        """Writes all but the weights, which are of a type."""
+        """Writes all files except the weights. dtype: dtype of the weights, for the configuration."""
         self.config.dtype = dtype
         self.config.save_pretrained(folder)
         if self.tokenizer is not None:
@@ -198,15 +199,15 @@ class SavedForm:
 
 
 def saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> SavedForm:
-    """Runs transformers' own saver on a model's tensors without content, and watches what becomes of them.
+    """Traces transformers' saver on a model's tensors without content.
 
-    Where it does more than cut, join and rename, the form has the model's own names, which not all programs know.
+    If the saver does more than cut, join and rename, the result has the model's names, which some programs do not read.
     """
     import torch
     from transformers.core_model_loading import revert_weight_conversion
 
     config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):  # it was loaded from GGUF, and is not of that type
+    if hasattr(config, "quantization_config"):  # the model was loaded from GGUF, and its weights are not quantized
         del config.quantization_config
     with torch.device("meta"):
         empty = type(model)(config)
@@ -221,7 +222,7 @@ def saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 
 
 def _extents(landings: Sequence[Landing]) -> Mapping[str, tuple[int, ...]]:
-    """Returns the shape that the blocks of each saved tensor make up."""
+    """Returns the shape of each saved tensor, as the extent of its blocks."""
     found: dict[str, tuple[int, ...]] = {}
     for name, box, _, _ in landings:
         ends = tuple(start + size for start, size in zip(box.start, box.size, strict=True))
@@ -231,7 +232,7 @@ def _extents(landings: Sequence[Landing]) -> Mapping[str, tuple[int, ...]]:
 
 @contextmanager
 def _on_this_thread() -> Iterator[None]:
-    """Has transformers load without threads of its own: what they do would not be seen."""
+    """Makes transformers load without its own threads, whose operations could not be traced."""
     name = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"

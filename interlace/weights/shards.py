@@ -1,4 +1,4 @@
-"""The part of a model that a rank holds, read from its tensors: blocks of DTensors, whole tensors elsewhere."""
+"""The part of a model that a rank holds, read from its tensors: blocks of DTensors, else whole tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def shards_of(tensors: Mapping[str, Tensor], served: torch.dtype | None = None) -> tuple[Shard, ...]:
-    """Describes a rank's part of tensors. served: the type in which floats are served; None: their own."""
+    """Describes a rank's part of tensors. served: dtype in which floats are served. If None, their dtype is kept."""
     return tuple(
         Shard(name, tuple(tensor.shape), _type_name(tensor, served), box_of(tensor)) for name, tensor in tensors.items()
     )
 
 
 def box_of(tensor: Tensor) -> Box:
-    """Returns the block of a tensor that this rank holds. Raises InterlaceError for one that is a sum over ranks."""
+    """Returns the block of a tensor that this rank holds. Raises InterlaceError for a sum over ranks."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
@@ -35,7 +35,7 @@ def box_of(tensor: Tensor) -> Box:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Returns this rank's block, without a gradient; all of a tensor that is not shared out."""
+    """Returns this rank's block, detached; all of a tensor that is not sharded."""
     from torch.distributed.tensor import DTensor
 
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -1,4 +1,4 @@
-"""A trainer rank's end: each version is written down by a codec and made ready to be fetched by a transport."""
+"""A trainer rank's writer: a codec encodes each version, and a transport makes it available to readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITHIN_PROCESS = Route(transport="alias", config=WeightsConfig())
 
 
 class WeightWriter:
-    """One rank's writer. The ranks of a trainer write side by side, each its own blocks; none gathers anything."""
+    """One rank's writer. A trainer's ranks write their blocks in parallel; no rank gathers other ranks' blocks."""
 
     def __init__(
         self,
@@ -33,17 +33,17 @@ class WeightWriter:
         num_ranks: int = 1,
         form: Callable[[], SavedForm] | None = None,
     ) -> None:
-        """form: maker of how transformers writes the folder of the model whose weights are written."""
+        """form: maker of the saved form of the model whose weights are written."""
         if route.transport == BY_PLACE:
             raise ValueError("a writer needs a transport: the two ends' places decide which (weights/choose.py)")
         self._transport, self._rank, self._form = route.transport, rank, form
         self.sends_adapters = route.config.adapter == "alone"
-        """Flag: of a model with an adapter the adapter travels alone."""
+        """Flag: if the model has an adapter, the adapter is sent alone."""
         self._sends_deltas = route.config.codec == "delta"
         self._encoder = codec_named(route.config.codec).encoder(route.config)
         self._sender = transport_named(route.transport).sender(route.config, rank=rank, num_ranks=num_ranks)
         self._chain: tuple[WeightPart, ...] = ()
-        """The last part that was sent whole, and those after it."""
+        """The last part that was sent whole, and the parts after it."""
 
     def write(
         self,
@@ -55,10 +55,11 @@ class WeightWriter:
         served: torch.dtype | None = None,
         adapter: AdapterBase | None = None,
     ) -> WeightPart:
-        """Makes a version ready. tensors: whole, or DTensors, of which the rank's own block counts.
+        """Makes a version available. tensors: whole tensors, or DTensors, of which this rank's block is written.
 
-        copy: whether the version must not change afterwards, even where the tensors do. stays: they do not. served: the
-        type of the version's floats; None: their own. adapter: what the tensors, which are factors, are added to.
+        copy: the version must not change afterwards, even if the tensors do. stays: the tensors never change. served:
+        dtype in which floats are served. If None, their dtype is kept. adapter: base of the tensors, if these are the
+        factors of an adapter.
         """
         start_s = time.perf_counter()
         shards = shards_of(tensors, served)
@@ -86,9 +87,9 @@ class WeightWriter:
         return part
 
     def _remember(self, part: WeightPart) -> None:
-        """Keeps what a reader of this version or of the one before may ask for."""
+        """Keeps the parts that a reader of this version or of the previous one may request."""
         before = self._chain[-1].version if self._chain else part.version
-        # Without what lies behind: it is in the chain itself, and not once more in each of its parts.
+        # With an empty `behind`: the chain itself contains the earlier parts, so its parts must not repeat them.
         self._chain = (*(self._chain if part.base is not None else ()), replace(part, behind=()))
         self._sender.keep({before, *(kept.version for kept in self._chain)})
 

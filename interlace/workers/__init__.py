@@ -1,1 +1,1 @@
-"""Thin shells around one thing each: an engine, a scorer. No mathematics here."""
+"""Workers: each wraps one engine or scorer, without mathematics."""

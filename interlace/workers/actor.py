@@ -1,4 +1,4 @@
-"""The trained policy."""
+"""Worker of the trained policy."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ActorWorker(TrainedWorker):
-    """A train engine and its tokenizer. Also the worker of supervised warm-up: what it optimizes is its loss."""
+    """A train engine and its tokenizer. Also the worker of the supervised warm-up, whose engine has another loss."""
 
     def __init__(
         self,
@@ -31,24 +31,24 @@ class ActorWorker(TrainedWorker):
 
     @operation(bin="train", split="samples", parts=(GRADIENTS, WEIGHTS))
     def accumulate_replayed(self, samples: Sequence[Sample]) -> None:
-        """Adds trajectories that are learnt from again to the open minibatch's gradient, under the loss for these."""
+        """Adds trajectories from the replay buffer to the open minibatch's gradient, under the replay loss."""
         self._engine.accumulate_replayed(samples)
 
     @operation(on_device=False, collect="all")
     def weight_place(self) -> Place:
-        """Returns where this rank writes weights."""
+        """Returns the place of this rank's weights."""
         return Place.here()
 
     @operation(on_device=False)
     def open_weights(self, route: Route) -> None:
-        """Says how weights travel from now on; until then, within the process."""
+        """Sets the route of new weights; before the first call, weights stay within the process."""
         self._close_weights()
         form = partial(saved_form, self._engine.model, self._tokenizer)
         self._writer = WeightWriter(route, rank=self.context.rank, num_ranks=self.context.num_ranks, form=form)
 
     @operation(bin="weight_sync", collect="all", parts=(WEIGHTS,), makes_activations=False)
     def export_weights(self, version: int, *, copy: bool) -> WeightPart:
-        """Makes a version ready to be fetched: this rank's part of it. copy: whether later updates leave it alone."""
+        """Makes this rank's part of a version available. copy: later updates do not change it."""
         if self._writer is None:
             self.open_weights(WITHIN_PROCESS)
         assert self._writer
@@ -60,7 +60,7 @@ class ActorWorker(TrainedWorker):
         return self._engine.logprobs(samples)
 
     def close(self) -> None:
-        """Ends the transport of weights, and leaves the other ranks."""
+        """Closes the weight transport, and leaves the process group."""
         self._close_weights()
         super().close()
 
@@ -70,5 +70,5 @@ class ActorWorker(TrainedWorker):
 
     @operation(bin="inference", phase="reference", split="samples", collect="concat", parts=(WEIGHTS,))
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns log-probs [L] of each sample below the adapter: a reference without a model of its own."""
+        """Returns log-probs [L] of each sample without the adapter, so that the reference needs no separate model."""
         return self._engine.base_logprobs(samples)

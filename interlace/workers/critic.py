@@ -1,4 +1,4 @@
-"""The value model."""
+"""Worker of the value model."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from interlace.workers.trained import TrainedWorker
 
 
 class CriticWorker(TrainedWorker):
-    """Values, and their training."""
+    """Computes values, and trains the value model."""
 
     def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], CriticEngine]) -> None:
         self._engine = make_engine(context)
@@ -18,5 +18,5 @@ class CriticWorker(TrainedWorker):
 
     @operation(bin="inference", phase="values", split="samples", collect="concat", parts=(WEIGHTS,))
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns [L] of each sample: the return expected before each response token."""
+        """Returns [L] of each sample: the expected return before each response token."""
         return self._engine.values(samples)

@@ -1,4 +1,4 @@
-"""The process reward model: a reward for each token, learnt from outcomes."""
+"""Worker of the process reward model, which learns a reward for each token from outcomes."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from interlace.workers.trained import TrainedWorker
 
 
 class ProcessRewardWorker(TrainedWorker):
-    """Process rewards, and the training of the model that gives them."""
+    """Computes process rewards, and trains the model that computes them."""
 
     def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], ImplicitRewardEngine]) -> None:
         self._engine = make_engine(context)
@@ -17,5 +17,5 @@ class ProcessRewardWorker(TrainedWorker):
 
     @operation(bin="inference", phase="values", split="samples", collect="concat")
     def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns process rewards [L] of each sample, which has reference log-probs."""
+        """Returns process rewards [L] of each sample. The samples need reference log-probs."""
         return self._engine.process_rewards(samples)

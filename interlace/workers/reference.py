@@ -1,4 +1,4 @@
-"""The reference policy, whose weights never change."""
+"""Worker of the reference policy, whose weights never change."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from interlace.workers.resident import ResidentWorker
 
 
 class ReferenceWorker(ResidentWorker):
-    """Log-probs without gradient."""
+    """Computes log-probs without gradient."""
 
     def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], LogprobEngine]) -> None:
         self._engine = make_engine(context)
@@ -22,7 +22,7 @@ class ReferenceWorker(ResidentWorker):
 
     @operation(on_device=False)
     def attention(self) -> str:
-        """Returns how the rows of a micro-batch are laid out, as a trained model's attention() does."""
+        """Returns the layout of micro-batch rows, like TrainedWorker.attention()."""
         return self._engine.packed.attention
 
     @operation(on_device=False)

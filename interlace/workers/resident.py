@@ -1,4 +1,4 @@
-"""A worker around one model."""
+"""Base of workers with one model on their devices."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ResidentWorker(Worker):
-    """Its model's whole state is loaded onto the devices, and off them."""
+    """Loads its model's whole state onto the devices, and offloads it."""
 
     def __init__(self, context: WorkerContext, residence: "Residence") -> None:
         super().__init__(context)

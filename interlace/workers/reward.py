@@ -1,4 +1,4 @@
-"""Scoring: on the host, many samples at once, or by a model on devices."""
+"""Workers that score samples: on the host, many at once, or with a model on devices."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +20,7 @@ class SampleScorer(Protocol):
 
 
 class RewardWorker(Worker):
-    """One scorer; its calls overlap."""
+    """Wraps one scorer; calls may overlap."""
 
     def __init__(self, context: WorkerContext, make_scorer: Callable[[], SampleScorer]) -> None:
         super().__init__(context)
@@ -28,7 +28,7 @@ class RewardWorker(Worker):
 
     @operation(bin="score", on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """Returns one result a sample; a failure is a result too."""
+        """Returns one result per sample; a failure is also a result."""
         return await self._scorer.score(samples)
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class DeviceScorer(Protocol):
 
 
 class RewardModelWorker(ResidentWorker):
-    """A model that scores, whole on each rank; the ranks share the samples."""
+    """A reward model, whole on each rank; the ranks split the samples."""
 
     def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], DeviceScorer]) -> None:
         self._scorer = make_engine(context)
@@ -57,7 +57,7 @@ class RewardModelWorker(ResidentWorker):
 
     @operation(bin="score", split="samples", collect="concat")
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """Returns one result a sample; a failure is a result too."""
+        """Returns one result per sample; a failure is also a result."""
         return self._scorer.score(samples)
 
     @operation(on_device=False)

@@ -1,4 +1,4 @@
-"""Scorer of a mixture whose sources have different rewards."""
+"""Scorer for a mixture of data sources with different rewards."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -146,14 +146,14 @@ class RolloutWorker(Worker):
             return
         with self._reader.open(ref) as weights:
             if ref.adapters:
-                engine = cast("TakesAdapters", self._engine)  # the recipe's check sees to it
+                engine = cast("TakesAdapters", self._engine)  # the recipe's check ensures it
                 engine.update_weights(weights, ref.version, mode, adapters=ref.adapters)
             else:
                 self._engine.update_weights(weights, ref.version, mode, frozen=weights.frozen)
 
     @operation(on_device=False)
     def weight_place(self) -> Place:
-        """Returns the place where the engine reads weights."""
+        """Returns the place of the engine's weight reader."""
         return Place.here()
 
     @operation(on_device=False)
@@ -168,12 +168,12 @@ class RolloutWorker(Worker):
 
     @operation(on_device=False)
     def health(self) -> str:
-        """Returns why the engine is lost; empty if it is not."""
+        """Returns the reason why the engine is lost; empty if it is not."""
         return self._engine.health() if isinstance(self._engine, ServiceEngineProtocol) else ""
 
     @operation(on_device=False)
     def recover(self) -> str:
-        """Brings a lost engine back. Returns why that failed, or an empty text."""
+        """Restores a lost engine. Returns the reason if that failed, else an empty text."""
         return self._engine.recover() if isinstance(self._engine, ServiceEngineProtocol) else ""
 
     @operation(on_device=False)

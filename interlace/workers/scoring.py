@@ -1,4 +1,4 @@
-"""A reference or another judge of likelihood that is an engine service."""
+"""Worker of a reference, or of another model that computes likelihoods, in an engine service."""
 
 import threading
 import time
@@ -13,25 +13,25 @@ from interlace.core.types import FloatArray, Sample
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 RETRY_S, PATIENCE_S = 1.0, 600.0
-"""Seconds between two tries to bring a lost service back, and in all, if no other can score."""
+"""Seconds between two attempts to restore a lost service, and in total, if no other service can score."""
 
 
 class ScoringService(Protocol):
-    """An engine that gives log-probs of given tokens."""
+    """An engine that computes log-probs of given tokens."""
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Returns the log-prob of each token after the first of each sequence. ServiceError if it is lost."""
+        """Returns the log-prob of each token after the first of each sequence. Raises ServiceError if it is lost."""
         ...
 
     def recover(self) -> str:
-        """Brings a lost service back. Returns why that failed, or an empty text."""
+        """Restores a lost service. Returns the reason if that failed, else an empty text."""
         ...
 
     def close(self) -> None: ...
 
 
 class ScoringWorker(Worker):
-    """Log-probs under weights that never change, computed by services: by the next one if one is lost."""
+    """Log-probs under fixed weights, computed by services. If one is lost, the next one computes them."""
 
     def __init__(
         self, context: WorkerContext, make_engine: Callable[[WorkerContext], Sequence[ScoringService]]
@@ -54,7 +54,7 @@ class ScoringWorker(Worker):
 
     @operation(on_device=False)
     def attention(self) -> str:
-        """Returns how the rows of a micro-batch are laid out."""
+        """Returns the layout of micro-batch rows."""
         return "laid out by an engine service"
 
     @operation(on_device=False)
@@ -62,7 +62,7 @@ class ScoringWorker(Worker):
         return {STATE: 0}
 
     def onload(self, parts: Sequence[str] | None = None) -> None:
-        """Does nothing: the memory is the services'."""
+        """Does nothing, because the services hold the memory."""
 
     def offload(self, parts: Sequence[str] | None = None) -> None:
         """Does nothing."""
@@ -93,7 +93,7 @@ class _Path(NamedTuple):
 
     token_ids: list[int]
     places: list[tuple[int, int, int]]
-    """For each segment on the way: its start in `token_ids`, its start among the sample's tokens, and its length."""
+    """For each segment on the path: its start in `token_ids`, its start among the sample's tokens, and its length."""
 
 
 def _paths(sample: Sample) -> list[_Path]:

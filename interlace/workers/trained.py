@@ -25,7 +25,7 @@ class TrainedWorker(ResidentWorker):
     def __init__(
         self, context: WorkerContext, engine: TrainedEngine, tokenizer: "PreTrainedTokenizerBase | None" = None
     ) -> None:
-        """tokenizer: saved beside the model, where it has one of its own."""
+        """tokenizer: tokenizer to save with the model, if the model has one."""
         super().__init__(context, engine.residence)
         self._trained, self._tokenizer = engine, tokenizer
         self._metrics: list[Metrics] = []
@@ -33,7 +33,10 @@ class TrainedWorker(ResidentWorker):
 
     @operation(bin="train", split="samples", parts=(GRADIENTS, WEIGHTS))
     def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
-        """Adds samples to the open minibatch's gradient; those of the earliest prepare(), where `prepared`: by name."""
+        """Adds samples to the open minibatch's gradient.
+
+        prepared: the samples are given by name, and are the samples of the earliest prepare().
+        """
         if prepared:
             self._trained.accumulate_prepared()
         else:
@@ -41,7 +44,7 @@ class TrainedWorker(ResidentWorker):
 
     @operation(on_device=False, split="samples")
     async def prepare(self, samples: Sequence[Sample]) -> None:
-        """Lays samples out for a later accumulate(), while operations go on."""
+        """Lays samples out for a later accumulate(), while operations continue."""
         await asyncio.to_thread(self._trained.prepare, samples)
 
     @operation(bin="train", makes_activations=False)
@@ -51,34 +54,34 @@ class TrainedWorker(ResidentWorker):
 
     @operation(on_device=False)
     def step_metrics(self) -> Metrics:
-        """Metrics of the minibatches since the last call, which ends their step."""
+        """Returns metrics of the minibatches since the last call, and ends their step."""
         metrics, self._metrics = merge_metrics(self._metrics), []
         self._trained.end_step()
         return metrics
 
     @operation(bin="idle", makes_activations=False)
     def copy_checkpoint(self) -> None:
-        """Copies what a checkpoint holds to the host: later updates do not touch it."""
+        """Copies the state of a checkpoint to the host; later updates do not change the copy."""
         self._copies.append(self._trained.copy_to_host(self._tokenizer))
 
     @operation(on_device=False)
     async def write_checkpoint(self, folder: Path) -> None:
-        """Writes what was copied, a Hugging Face folder and the optimizer's state, while operations go on."""
+        """Writes the copied state, a Hugging Face folder and the optimizer's state, while operations continue."""
         await asyncio.to_thread(self._copies.popleft().write, folder)
 
     @operation(bin="idle", makes_activations=False)
     def load_optimizer(self, folder: Path) -> None:
-        """Restores what was written beside the weights; the weights come with the model."""
+        """Restores the optimizer's saved state; the weights are loaded with the model."""
         self._trained.load_optimizer(folder)
 
     @operation(on_device=False)
     def attention(self) -> str:
-        """Returns how the rows of a micro-batch are laid out; what forced it, where they are padded."""
+        """Returns the layout of micro-batch rows and, if they are padded, the reason."""
         return self._trained.packed.attention
 
     @operation(on_device=False)
     def checkpoint_bytes(self) -> int:
-        """Estimates the bytes that will be written: weights, and two moments of what is trained."""
+        """Estimates the bytes of a checkpoint: weights, and two moments of the trained parameters."""
         return self._trained.num_weight_bytes + 2 * self._trained.num_trained_bytes
 
     @operation(on_device=False)
@@ -86,5 +89,5 @@ class TrainedWorker(ResidentWorker):
         return self._trained.resident_bytes
 
     def close(self) -> None:
-        """Leaves the other ranks."""
+        """Leaves the process group."""
         self._trained.close()

@@ -66,9 +66,9 @@ class ServiceConfig(EngineConfig):
     """Settings of server engines: the limits after which a server counts as lost."""
 
     heartbeat_s: float = Field(default=2.0, gt=0)
-    """Seconds between two questions for a server's health."""
+    """Seconds between two health checks of a server."""
     health_timeout_s: float = Field(default=15.0, gt=0)
-    """Seconds without an answer about its health after which a server counts as lost."""
+    """Seconds without an answer to health checks after which a server counts as lost."""
     progress_s: float = Field(default=120.0, gt=0)
     """Seconds without a token of any running request after which a server counts as lost."""
     lost_s: float = Field(default=600.0, gt=0)

@@ -90,7 +90,7 @@ class NativeEngine:
         )  # fmt: skip
         self._live: dict[str, SequenceState] = {}
         self.peek: Callable[[Sequence[str]], tuple[Completion, ...]] = self._peek
-        """Returns the tokens so far of the live requests of some ids, which continue."""
+        """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
         self._streaming: set[str] = set()
         """Ids of the live requests that stream."""
         self._arrivals = self._version = 0
@@ -110,7 +110,7 @@ class NativeEngine:
 
     @property
     def model(self) -> PreTrainedModel:
-        """Returns the model that serves, to be run by the caller of this engine alone."""
+        """Returns the served model. Only the caller of this engine may run it."""
         return self._model
 
     @property

@@ -80,7 +80,7 @@ class SequenceState:
 
 
 class DrawnTokens(NamedTuple):
-    """The tokens that were drawn of one sequence. [L] each."""
+    """Sampled tokens of one sequence, [L] each."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -174,7 +174,7 @@ class SequenceTable:
         return drawn
 
     def copy_row(self, sequence: SequenceState) -> DrawnTokens:
-        """Returns a copy of the drawn tokens of a live sequence, which keeps its row."""
+        """Returns a copy of the sampled tokens of a live sequence, which keeps its row."""
         row, prompt = sequence.row, sequence.num_prompt
         if row < 0:
             return DrawnTokens(sequence.token_ids[prompt:], sequence.logprobs, sequence.versions)

@@ -57,11 +57,11 @@ _MODULES = {
     "sft_loss": "sft",
     "supervised_sample": "sft",
 }
-"""Module of this folder that defines each name; all of them import torch."""
+"""Module of this folder that defines each name; all of these modules import torch."""
 
 
 def __getattr__(name: str) -> object:
-    """Loads an engine, and torch with it, when it is first asked for."""
+    """Imports an engine, and with it torch, at its first use."""
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

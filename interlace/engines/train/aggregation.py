@@ -1,8 +1,8 @@
-"""From per-token losses to one number, with denominators that belong to the whole minibatch.
+"""Aggregation of per-token losses to one number, with denominators of the whole minibatch.
 
-Every aggregation is sum over tokens of (weight x loss) / denominator, where a token's weight depends on its own sample
-only and the denominator is a sum over samples. So gradients can be accumulated unnormalised, in any pieces, and divided
-once when the minibatch closes: the result cannot depend on how it was split.
+Every aggregation is sum over tokens of (weight x loss) / denominator. A token's weight depends on its own sample only,
+and the denominator is a sum over samples. So gradients can be accumulated unnormalised, in any pieces, and divided
+once when the minibatch closes: the result does not depend on the split.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aggregator:
-    """One aggregation. aggregation_length: the constant of `constant`, in tokens."""
+    """One aggregation. aggregation_length: the divisor of `constant`, in tokens."""
 
     aggregation: Aggregation
     aggregation_length: int | None = None
@@ -33,7 +33,7 @@ class Aggregator:
             raise UserError("aggregation 'constant' divides by a number of tokens: set aggregation_length.")
 
     def weights(self, lengths: Sequence[int], device: torch.device) -> Tensor | None:
-        """Returns the [T] weight of each trained token; None where all are 1. lengths: trained tokens by sample."""
+        """Returns the [T] weight of each trained token; None if all are 1. lengths: trained tokens of each sample."""
         if self.aggregation != "seq_mean_token_mean":
             return None
         counts = torch.tensor(lengths)

@@ -1,12 +1,13 @@
-"""Attention within each sequence of a packed row, as a function behind transformers' attention interface.
+"""Attention within each sequence of a packed row, registered as an attention function of transformers.
 
-Linear layers see one row of tokens without padding. Attention costs the sum of squares of the lengths, and not the
-square of their sum: on a CPU a kernel of our own goes from sequence to sequence; elsewhere, and for what the kernel has
-not, sequences of similar length are brought into a dense [sequences, heads, length, head dim] block.
+Linear layers see one row of tokens without padding. The cost of attention is the sum of the squared lengths, not the
+square of their sum. On a CPU a kernel of this package computes sequence after sequence; on other devices, and for
+variants that the kernel lacks, sequences of similar length are copied into a dense [sequences, heads, length, head dim]
+block.
 
-What several sequences begin with, such as a prompt that samples share or a history that branches share, stands in the
-row once, since what a causal model computes of it does not depend on what follows (as in Prefix Grouper, arXiv
-2506.05433, and for trees in Tree Training, arXiv 2511.00413). Attention alone sees it before each continuation.
+A prefix shared by several sequences, such as a prompt shared by samples or a history shared by branches, appears in the
+row once, since a causal model's output for it does not depend on later tokens (as in Prefix Grouper, arXiv 2506.05433,
+and for trees in Tree Training, arXiv 2511.00413). Only attention sees the prefix before each continuation.
 """
 
 from __future__ import annotations
@@ -30,50 +31,50 @@ if TYPE_CHECKING:
     from interlace.engines.train.row_share import RowShare
 
 PACKED_ATTENTION = "interlace_packed"
-"""The name under which transformers knows `packed_attention`."""
+"""Name of `packed_attention` in transformers."""
 UNTRACED_ATTENTION = "interlace_packed_untraced"
-"""The same behind torch.compile, which leaves it alone: its layout differs from call to call."""
+"""Name of the variant that torch.compile does not trace, because its layout differs from call to call."""
 ALWAYS_TOGETHER = 16
-"""Sequences up to this long share a block whatever their lengths: a block more costs more than the padding."""
+"""Sequences up to this length may share a block at any ratio of lengths: another block costs more than the padding."""
 MIN_FILL = 0.7
-"""Above that, a sequence shorter than this share of its block's longest opens a new block."""
+"""Above that length, a sequence shorter than this share of its block's longest opens a new block."""
 ALONE_FROM = 64
-"""On a CPU, from this length on only sequences of one length share a block: there padding costs more than a call."""
+"""On a CPU, from this length on only sequences of equal length share a block: padding costs more than a call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Neighbouring sequences of a packed row that are attended to together."""
+    """Neighbouring sequences of a packed row whose attention is computed together."""
 
     start: int
     stop: int
-    """Their tokens are row[start:stop]."""
+    """The block's tokens are row[start:stop]."""
     num_sequences: int
     length: int
     """Tokens of the longest sequence."""
     to_dense: Tensor | None
-    """[num_sequences * length] for each dense slot, its token (counted from start; padding repeats the first one).
-    None where all sequences are equally long: the row then is the dense block."""
+    """[num_sequences * length] token of each dense slot (counted from start; padding repeats the first token).
+    None if all sequences are equally long, since the row then equals the dense block."""
     to_row: Tensor | None
-    """[stop - start] for each token, its dense slot."""
+    """[stop - start] dense slot of each token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedTokens:
-    """How the sequences that attention sees, F tokens one after the other, come from a row of S tokens."""
+    """Map between the F tokens of the sequences in attention, one sequence after the other, and a row of S tokens."""
 
     spread_F: Tensor
-    """[F] for each token its place in the row."""
+    """[F] place of each token in the row."""
     home_S: Tensor
-    """[S] for each place of the row its first token."""
+    """[S] first token of each place of the row."""
     again_E: Tensor
-    """[F - S] the other tokens: further copies of what the row has once."""
+    """[F - S] remaining tokens, i.e. further copies of shared tokens."""
     again_row_E: Tensor
-    """[F - S] their places in the row."""
+    """[F - S] places of the remaining tokens in the row."""
 
     @classmethod
     def of(cls, spread_F: NDArray[np.int64], device: torch.device) -> SharedTokens | None:
-        """Makes the map to the row; None where every place of the row is one token's, in order."""
+        """Makes the map. Returns None if each place of the row belongs to one token, in order."""
         places, home_S = np.unique(spread_F, return_index=True)
         if np.array_equal(places, spread_F):
             return None
@@ -88,17 +89,17 @@ class SharedTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedLayout:
-    """Layout of the sequences in a packed row. Handed to attention as an argument of the model's forward."""
+    """Layout of the sequences in a packed row, passed to attention as an argument of the model's forward."""
 
     places: tuple[NDArray[np.int64], ...]
-    """Places of each sequence's tokens in the row; sequences with leading tokens in common depth first."""
+    """Places of each sequence's tokens in the row, depth first for sequences with a common prefix."""
     device: torch.device
     sequences: PackedSequences | None = None
-    """The same for the kernel, where there is one for the device."""
+    """The same layout for the CPU kernel; None on a device without the kernel."""
     on_call: Callable[[int | None], None] | None = None
-    """Function called with the sliding window of each attention call, by which a probe sees what a model asks for."""
+    """Function called with the sliding window of each attention call; probes use it to check the model's requests."""
     share: RowShare | None = None
-    """Part of the row that attention is given and gives, where several ranks share the row."""
+    """This rank's part of the row, if several ranks share the row."""
 
     @classmethod
     def of(
@@ -108,17 +109,17 @@ class PackedLayout:
         *,
         on_call: Callable[[int | None], None] | None = None,
     ) -> PackedLayout:
-        """Sequences may have leading tokens in common."""
+        """Lays out sequences, which may share prefixes."""
         has_kernel = device.type == "cpu" and is_available()
         sequences = PackedSequences.of(places) if has_kernel else None
         layout = cls(places=tuple(places), device=device, sequences=sequences, on_call=on_call)
         if not has_kernel:
-            _ = layout.blocks, layout.shared  # now, for a layout is made ahead of the forward that reads it
+            _ = layout.blocks, layout.shared  # computed now, because a layout is made ahead of its forward pass
         return layout
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Returns the blocks, which count the sequences' tokens, not the row's, where sequences share tokens."""
+        """Returns the blocks. If sequences share tokens, offsets count the sequences' tokens, not the row's."""
         sizes = [len(own) for own in self._by_length]
         blocks, first, start = [], 0, 0
         for index in range(1, len(sizes) + 1):
@@ -130,7 +131,7 @@ class PackedLayout:
 
     @cached_property
     def shared(self) -> SharedTokens | None:
-        """Returns how the sequences' tokens come from the row, where some belong to several sequences."""
+        """Returns the map from the row to the sequences' tokens; None if no token belongs to several sequences."""
         return SharedTokens.of(np.concatenate(self._by_length), self.device)
 
     @cached_property
@@ -140,14 +141,14 @@ class PackedLayout:
 
 
 def register() -> None:
-    """Makes `packed_attention` known to transformers. Harmless when repeated."""
+    """Registers `packed_attention` in transformers. Repeated calls are harmless."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
     AttentionInterface.register(UNTRACED_ATTENTION, _untraced)
 
 
-def packed_attention(  # noqa: PLR0913 # house: the signature is that of transformers
+def packed_attention(  # noqa: PLR0913 # house: transformers defines the signature
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -164,8 +165,8 @@ def packed_attention(  # noqa: PLR0913 # house: the signature is that of transfo
     """Computes block-diagonal causal attention, with transformers' signature (its `**kwargs` included).
 
     query: [1, heads, tokens, head dim]; key, value: [1, key/value heads, tokens, ...]. s_aux: [heads] attention sinks.
-    Returns [1, tokens, heads, value dim]. Raises RuntimeError where the model was called without a packed layout, or
-    asks for a kind of attention that this function does not have.
+    Returns [1, tokens, heads, value dim]. Raises RuntimeError if the model is called without a packed layout, or needs
+    a kind of attention that this function lacks.
     """
     del module
     if packed_layout is None or attention_mask is not None:
@@ -191,7 +192,7 @@ def _attended(kernel: _Kernel, packed_layout: PackedLayout, rows: list[Tensor]) 
         return attend(*rows, sequences=packed_layout.sequences, scale=scale, window=kernel.window)
     if shared := packed_layout.shared:
         rows = [_Spread.apply(tensor, shared) for tensor in rows]
-    # Split, not sliced: the backward of a split is one concatenation, that of each slice a tensor as large as the row.
+    # Split, not sliced: the backward of a split is one concatenation; each slice's is a tensor as large as the row.
     sizes = [block.stop - block.start for block in packed_layout.blocks]
     parts = zip(*(tensor.split(sizes) for tensor in rows), strict=True)
     outputs = [_attend_block(kernel, block, *part) for block, part in zip(packed_layout.blocks, parts, strict=True)]
@@ -200,14 +201,14 @@ def _attended(kernel: _Kernel, packed_layout: PackedLayout, rows: list[Tensor]) 
 
 
 def _untraced(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    # Wrapped at the call, since the wrapper alone takes seconds to import.
+    # Wrapped at the call, because importing the wrapper takes seconds.
     outputs: tuple[Tensor, None] = torch.compiler.disable(packed_attention)(*args, **kwargs)
     return outputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kernel:
-    """Causal attention over dense [N, heads, L, D], as one layer wants it."""
+    """Causal attention over dense [N, heads, L, D], with the settings of one layer."""
 
     scaling: float | None
     window: int | None
@@ -221,7 +222,7 @@ class _Kernel:
             return F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, scale=self.scaling, enable_gqa=repeats > 1
             )
-        if repeats > 1:  # with a mask not every kernel shares keys among heads
+        if repeats > 1:  # with a mask, not every kernel shares keys among heads
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         if is_plain:
             mask = self._mask(length, query.device)
@@ -237,13 +238,13 @@ class _Kernel:
         return weights.to(value.dtype) @ value
 
     def _mask(self, length: int, device: torch.device) -> Tensor:
-        """Returns [L, L], True where a token (row) sees another (column)."""
+        """Returns [L, L], True if a token (row) sees another (column)."""
         mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         return mask if self.window is None else mask.triu(1 - self.window)
 
 
 class _Spread(torch.autograd.Function):
-    """Puts a row's tokens wherever a sequence has them; the backward adds up what comes from the copies."""
+    """Copies a row's tokens to each sequence that contains them; the backward sums the gradients of the copies."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, row: Tensor, shared: SharedTokens) -> Tensor:
@@ -255,12 +256,12 @@ class _Spread(torch.autograd.Function):
         shared: SharedTokens = ctx.shared  # type: ignore[attr-defined]
         row = gradients[0].index_select(0, shared.home_S)
         again = gradients[0].index_select(0, shared.again_E)
-        # Not index_add_, whose order of additions differs from call to call on a GPU.
+        # Not index_add_, whose order of additions varies from call to call on a GPU.
         return row.index_put_((shared.again_row_E,), again, accumulate=True), None
 
 
 class _Rows(torch.autograd.Function):
-    """Picks rows; the backward picks too, since no two picked rows that carry gradient come from the same place."""
+    """Picks rows. The backward picks too, since picked rows that carry gradient come from different places."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor, pick: Tensor, back: Tensor) -> Tensor:
@@ -273,7 +274,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """Picks the row's tokens out of what is larger; what is not picked, such as padding, gets no gradient."""
+    """Picks the row's tokens out of a larger tensor; all other entries, such as padding, get no gradient."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, dense: Tensor, to_row: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Files of a trained model on disk: a Hugging Face folder, and beside it the optimizer's state.
+"""Files of a trained model on disk: a Hugging Face folder, and in it the optimizer's state.
 
-Every rank writes its shards of the state into a safetensors file of its own, `rank-R-of-N.safetensors`, and says where
-in the whole tensor each begins, so that ranks of any other layout find their own among them. Such a file holds tensors
-and nothing that could run. First everything is copied to the host, which is all that training waits for; the copies are
-written while it goes on.
+Every rank writes its shards of the state into a separate safetensors file, `rank-R-of-N.safetensors`. The metadata
+contains each shard's offset in the whole tensor, so that ranks of any other layout can find their parts. The files
+contain tensors and no executable code. The state is first copied to the host, and training waits only for this copy;
+the files are written while training continues.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     from interlace.engines.train.ranks import Ranks
 
 OPTIMIZER_FOLDER = "optimizer"
-"""Folder in a saved model with what its training goes on from."""
+"""Folder in a saved model with the state needed to resume training."""
 PLACES = "places"
-"""Entry of a file's metadata: JSON of where its tensors begin."""
+"""Entry of a file's metadata: JSON of the offsets of its tensors."""
 _FILE = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
 
 
 class Files(Protocol):
-    """Something that was copied and can be written."""
+    """Copied content that can be written to disk."""
 
     def write(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HostCopy:
-    """A trained model as it was when it was copied: one rank's part."""
+    """One rank's part of a trained model, at the time of the copy."""
 
     files: Sequence[Files]
-    """Files that the first rank alone writes, whole."""
+    """Files that only rank 0 writes, whole."""
     optimizer: HostShards
     rank: int
     num_ranks: int
 
     def write(self, folder: Path) -> None:
-        """Writes this rank's files, from whichever thread. Raises DiskFullError where there is no room."""
+        """Writes this rank's files, from any thread. Raises DiskFullError if the disk is full."""
         from safetensors.torch import save_file
 
         with _naming_a_full_disk(folder):
@@ -67,13 +67,13 @@ class HostShards:
     """Part of an optimizer's state that one rank writes."""
 
     tensors: Mapping[str, Tensor]
-    """Its shards; of ranks that hold the same, the first one has it alone."""
+    """This rank's shards; of ranks with equal shards, only the first has them here."""
     places: Mapping[str, tuple[Sequence[int], Sequence[int]]]
-    """Place in the whole tensor where each begins, and the whole's shape."""
+    """Offset of each shard in the whole tensor, and the shape of the whole tensor."""
 
 
 def host_shards(state: OptimizerState, ranks: Ranks) -> HostShards:
-    """Copies what one rank writes of an optimizer's state."""
+    """Copies the part of an optimizer's state that one rank writes."""
     from interlace.weights.shards import box_of, local_part
 
     own = {name: tensor for name, tensor in state.items() if ranks.is_first_holder(tensor)}
@@ -84,7 +84,7 @@ def host_shards(state: OptimizerState, ranks: Ranks) -> HostShards:
 
 
 def read_optimizer(optimizer: Optimizer, folder: Path) -> None:
-    """Restores what was written beside a model, by however many ranks. Raises UserError where it cannot be read."""
+    """Restores an optimizer's state, saved by any number of ranks. Raises UserError if it cannot be read."""
     from safetensors import SafetensorError
 
     try:
@@ -103,7 +103,7 @@ class _SavedState:
     """The shards of a saved state, found by name and place."""
 
     def __init__(self, files: Sequence[Any]) -> None:
-        """files: of the ranks that wrote them, in order."""
+        """files: the files of the ranks that wrote them, in order."""
         self._files = [(file, frozenset(file.keys()), _places(file)) for file in files]
 
     @property
@@ -111,7 +111,7 @@ class _SavedState:
         return list(dict.fromkeys(name for _, names, _ in self._files for name in sorted(names)))
 
     def read_into(self, name: str, tensor: Tensor) -> None:
-        """Fills this rank's part of a tensor. Raises ValueError where the saved one is of another shape."""
+        """Fills this rank's part of a tensor. Raises ValueError if the saved tensor has another shape."""
         from interlace.weights.shards import box_of, local_part
 
         part, wanted, found = local_part(tensor), box_of(tensor), 0
@@ -124,10 +124,10 @@ class _SavedState:
                 part[common.within(wanted).slices].copy_(piece)
                 found += piece.numel()
         if found != part.numel():
-            raise ValueError(f"{name} is not there whole: {found} of this rank's {part.numel()} numbers")
+            raise ValueError(f"{name} is incomplete: {found} of this rank's {part.numel()} numbers")
 
     def _shards(self, name: str) -> Iterator[tuple[Any, Box, tuple[int, ...]]]:
-        """Yields the file of each shard of a tensor, the shard's place in the whole, and the whole's shape."""
+        """Yields the file of each shard of a tensor, the shard's place in the whole, and the shape of the whole."""
         for file, names, places in self._files:
             if name in names:
                 start, shape = places[name]
@@ -135,13 +135,13 @@ class _SavedState:
 
 
 def _places(file: Any) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
-    """Reads where each tensor of a file begins in the whole one, and the whole's shape."""
+    """Reads the offset of each tensor of a file in the whole tensor, and the shape of the whole tensor."""
     found: Mapping[str, tuple[Sequence[int], Sequence[int]]] = json.loads((file.metadata() or {})[PLACES])
     return found
 
 
 def _open(folder: Path, opened: ExitStack) -> list[Any]:
-    """Opens the files of all ranks that wrote, in order. Raises UserError where one is missing."""
+    """Opens the files of all ranks that wrote, in order. Raises UserError if one is missing."""
     from safetensors import safe_open
 
     if (folder / ".metadata").exists():
@@ -158,7 +158,7 @@ def _open(folder: Path, opened: ExitStack) -> list[Any]:
 
 @contextmanager
 def _naming_a_full_disk(folder: Path) -> Iterator[None]:
-    """Raises DiskFullError for a full disk, for which the safetensors library has an error of its own."""
+    """Raises DiskFullError for a full disk, for which the safetensors library has a separate error."""
     from safetensors import SafetensorError
 
     try:
@@ -170,6 +170,6 @@ def _naming_a_full_disk(folder: Path) -> Iterator[None]:
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """Copies a tensor to host memory of its own; of a sharded tensor, this rank's shard."""
+    """Copies a tensor to new host memory; of a sharded tensor, this rank's shard."""
     detached = tensor.detach()
     return detached.clone() if detached.device.type == "cpu" else detached.cpu()

@@ -14,13 +14,13 @@ from interlace.core.training import UpdateConfig
 from interlace.core.types import SamplingParams
 
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-"""Share of a moment that an optimizer step keeps."""
+"""Decay rate of a moment: the fraction kept at each optimizer step."""
 TOKENS_PER_MICROBATCH = 8192
-"""Default of the recipe's and of an engine that is made without a recipe."""
+"""Default of the recipe, and of an engine built without a recipe."""
 
 
 class OptimizerConfig(Config):
-    """AdamW (arXiv 1711.05101), the gradient's bound and the learning rate over time."""
+    """AdamW (arXiv 1711.05101), gradient clipping and the learning-rate schedule."""
 
     lr: float = Field(default=1e-6, gt=0)
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -28,14 +28,16 @@ class OptimizerConfig(Config):
     weight_decay: float = Field(default=0.0, ge=0)
     """Applied to matrices only, not to biases and norms."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """The gradient is scaled down to this L2 norm; None leaves it as it is."""
+    """The gradient is scaled down to this L2 norm. If None, the gradient is not clipped."""
     max_failed_updates: int = Field(default=8, ge=1)
-    """An update that is not finite, or would leave nothing of the weights, is dropped; this number in a row, over more
-    than one step, ends the run with the weights as they were before: nothing changes any more that could mend them."""
+    """Failed updates in a row, over more than one step, after which the run ends with the weights unchanged.
+
+    An update fails if it is not finite or would erase the weights; it is dropped. After this number of failures
+    nothing is left that could repair the run."""
     warmup_steps: int = Field(default=0, ge=0)
     """The rate rises linearly over this many optimizer steps."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the rate after the warm-up: stays, or falls to `min_lr_ratio` at `total_steps`."""
+    """Course of the learning rate after the warm-up: constant, or falling to `min_lr_ratio` at `total_steps`."""
     total_steps: int | None = Field(default=None, ge=1)
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
 
@@ -59,32 +61,32 @@ class OptimizerConfig(Config):
 
 
 class LoraConfig(Config):
-    """Which layers get an adapter, and how large it is."""
+    """Layers that get an adapter, and the size of the adapter."""
 
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
-    """The adapter counts alpha / rank times."""
+    """The adapter's output is scaled by alpha / rank."""
     target_modules: tuple[str, ...] | None = None
-    """Names of linear layers, such as q_proj; None takes all but the output head."""
+    """Names of linear layers, such as q_proj. If None, all linear layers but the output head."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the adapter's input that is dropped while training. Above 0, trained log-probs are no longer those that
-    were sampled under, and the result depends on how a batch is split."""
+    """Dropout rate of the adapter's input during training. Above 0, trained log-probs differ from sampled log-probs,
+    and the result depends on the split of a batch into micro-batches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeshShape:
-    """Sizes of the mesh that a model's ranks make. Ranks count along the last axis first."""
+    """Sizes of the device mesh of a model's ranks. Ranks are numbered along the last axis first."""
 
     replicate: int = 1
-    """Copies of the model, each trained on samples of its own."""
+    """Copies of the model; each copy trains on different samples."""
     shard: int = 1
-    """Ranks of one copy among which samples are dealt, and each layer's weights cut up."""
+    """Ranks of one copy that split the samples and the weights of each layer."""
     context: int = 1
     """Ranks that share each row of tokens."""
     tensor: int = 1
-    """Ranks that share each matrix of a layer, and its heads."""
+    """Ranks that share each matrix of a layer and its attention heads."""
     expert: int = 1
-    """Ranks of one copy among which the experts of each layer are dealt out: no axis of its own, part of `shard` x
+    """Ranks of one copy that split the experts of each layer. This is not a separate axis but part of `shard` x
     `context`."""
 
     @property
@@ -94,35 +96,37 @@ class MeshShape:
 
     @property
     def rest(self) -> int:
-        """Returns the ranks of one copy among which each dealt expert is cut up."""
+        """Returns the number of ranks that split each expert of one copy."""
         return self.shard * self.context // self.expert
 
     @property
     def copies(self) -> int:
-        """Returns the neighbouring ranks that are called with the same samples."""
+        """Returns the number of neighbouring ranks that are called with the same samples."""
         return self.context * self.tensor
 
 
 class TrainedConfig(Config):
-    """How a model is trained by several ranks."""
+    """Settings of a model that several ranks train."""
 
     ranks: int | None = Field(default=None, ge=1)
-    """Processes, a device or more each: weights, gradients and moments are cut into as many parts. None takes one for
-    each GPU of its placement; on CPU cores as many as the sizes below ask for, which is one by default."""
+    """Processes, each with one or more devices. Weights, gradients and moments are split into as many parts. If None,
+    one process for each GPU of the placement; on CPU cores, the product of the sizes below, which is 1 by default."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Ranks that share each layer's matrices and heads, and the vocabulary. The others get other samples."""
+    """Ranks that share each layer's matrices and heads, and the vocabulary. Other ranks get other samples."""
     context_parallel: int = Field(default=1, ge=1)
-    """Ranks that share each row of tokens; around attention they exchange tokens for heads, which it has to divide."""
+    """Ranks that share each row of tokens. Around attention they exchange tokens for heads, so this number must divide
+    the number of heads."""
     expert_parallel: int = Field(default=1, ge=1)
-    """Ranks with samples of their own among which the experts of a mixture are dealt out, whole ones to each; tokens
-    travel to their experts. It divides the ranks of a copy of the model."""
+    """Ranks, each with different samples, that split the experts of a mixture; each expert is whole on one rank, and
+    tokens are sent to their experts. This number must divide the ranks of one copy of the model."""
     replicate: int = Field(default=1, ge=1)
-    """Copies of the model among the ranks: weights are cut up within a copy, gradients summed over all."""
+    """Copies of the model among the ranks. Weights are split within a copy; gradients are summed over all copies."""
     reshard: bool = True
-    """Flag for several ranks: each gives a layer's weights up right after use, as ZeRO's stage 3. False keeps whole
-    weights and a whole gradient from a minibatch's first forward to its end: faster, for models that fit so."""
+    """Flag for several ranks: each rank frees a layer's gathered weights right after use, as ZeRO stage 3. If False,
+    whole weights and a whole gradient stay from a minibatch's first forward pass to its end: faster, for models that
+    fit."""
     gradient_checkpointing: bool = False
-    """Recompute each layer in the backward: less memory, about a third more time."""
+    """Recompute each layer in the backward pass: less memory, about a third more time."""
 
     @model_validator(mode="after")
     def _experts_are_dealt_once(self) -> Self:
@@ -135,11 +139,11 @@ class TrainedConfig(Config):
 
     @property
     def least_ranks(self) -> int:
-        """Returns the ranks that the mesh's sizes ask for; all ranks are a multiple of it."""
+        """Returns the smallest number of ranks for the mesh's sizes; the number of ranks must be a multiple of it."""
         return self.tensor_parallel * math.lcm(self.context_parallel, self.expert_parallel) * self.replicate
 
     def mesh_shape(self, num_ranks: int, where: str = "actor") -> MeshShape:
-        """Returns the mesh of `num_ranks` ranks. Raises UserError where the sizes do not divide it.
+        """Returns the mesh of `num_ranks` ranks. Raises UserError if `num_ranks` is not a multiple of `least_ranks`.
 
         where: the recipe's section, for the message.
         """
@@ -163,7 +167,7 @@ class SpeedupConfig(Config):
     """Libraries that make a policy's layers faster."""
 
     compile: bool = False
-    """Compile each layer with torch.compile: a minute or more at the first step, faster ones after it."""
+    """Compile each layer with torch.compile: a minute or more at the first step, faster steps afterwards."""
     liger: bool = False
     """Use Liger's kernels, on a GPU."""
 
@@ -172,7 +176,7 @@ class ActorConfig(SpeedupConfig, TrainedConfig):
     """The trained policy."""
 
     lora: LoraConfig | None = None
-    """Train an adapter and leave the model as it is; None trains all weights."""
+    """Adapter to train; the other weights stay frozen. If None, all weights are trained."""
 
     @model_validator(mode="after")
     def _shared_layers_are_plain(self) -> Self:
@@ -195,40 +199,41 @@ class ActorConfig(SpeedupConfig, TrainedConfig):
 
 
 class CriticConfig(TrainedConfig):
-    """The model that judges each token, where the algorithm needs one.
+    """The model that judges each token, for algorithms that need one.
 
     A value model starts as the policy's body with a new head, a process reward model as the reference.
     """
 
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
     value_clip: float | None = Field(default=0.5, gt=0)
-    """A new value counts as at most this far from the one the advantages were made with; None leaves it free."""
+    """PPO value clip range around the value that the advantages were estimated with. If None, no clipping."""
     process_reward_scale: float = Field(default=0.05, gt=0)
     """beta of a process reward model: its rewards are beta log(model / reference)."""
     success_reward: float = 0.5
-    """A response with more reward than this counts as right when a process reward model is trained."""
+    """A response counts as correct in the training of a process reward model if its reward is above this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """Settings of a policy's engine: its own sections, and what follows from others."""
+    """Settings of a policy's engine: its own sections, and values derived from other sections."""
 
     actor: ActorConfig = ActorConfig()
     update: UpdateConfig = UpdateConfig()
     tokens_per_microbatch: int = TOKENS_PER_MICROBATCH
-    """Prompt and response tokens of one forward, a prompt that samples share counted once, or padding counted where
-    rows are padded; a longer sample has one to itself."""
+    """Prompt and response tokens of one forward pass. A prompt shared by samples counts once; if rows are padded,
+    padding counts too. A longer sample gets its own micro-batch."""
     temperature: float = 1.0
-    """Temperature of sampling: log-probs are those of softmax(logits / temperature)."""
+    """Temperature of sampling: log-probs are computed from softmax(logits / temperature)."""
     served_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights in the engines that generate with them."""
+    """Type of the weights in the rollout engines."""
 
 
 def training_temperature(params: SamplingParams) -> float:
     """Returns the temperature that training shares with sampling.
 
-    Log-probs are only comparable under one distribution. Temperature is part of it; what cuts or bends the vocabulary
-    while sampling cannot be repeated for another policy, so it is refused (UserError), as is greedy sampling.
+    Log-probs are comparable only under one distribution, and temperature is part of it. Sampling settings that truncate
+    or reshape the distribution cannot be recomputed for another policy, so they raise UserError; so does greedy
+    sampling.
     """
     plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
     bent = [f"{name}={getattr(params, name)}" for name, neutral in plain.items() if getattr(params, name) != neutral]

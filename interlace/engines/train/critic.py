@@ -1,4 +1,4 @@
-"""The critic: a value for each response token, before that token is known."""
+"""The critic: a value for each response token, computed from the tokens before it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def critic_model(policy: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel:
     """Makes a token classifier with one label on a copy of the policy's body.
 
     The classifier is a standard model that `from_pretrained` loads.
-    seed: of the head's weights. Raises UserError where transformers has no token classifier of this architecture.
+    seed: seed of the head's weights. Raises UserError if transformers has no token classifier of this architecture.
     """
     from transformers import AutoModelForTokenClassification
 
     check_value_head(policy)
-    config = type(policy.config).from_dict(policy.config.to_dict())  # without the attention that its engine installed
+    config = type(policy.config).from_dict(policy.config.to_dict())  # without the attention that the engine installed
     config.num_labels = 1
     model: PreTrainedModel = AutoModelForTokenClassification.from_config(config).float()
     model.base_model.load_state_dict(policy.base_model.state_dict())
@@ -43,7 +43,7 @@ def critic_model(policy: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel:
 
 
 def check_value_head(policy: PreTrainedModel) -> None:
-    """Raises what critic_model would raise. policy: its weights are not read, and may be on the meta device."""
+    """Raises the errors of critic_model. policy: its weights are not read, and may be on the meta device."""
     from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
     if type(policy.config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
@@ -74,7 +74,7 @@ class CriticEngine(TrainedEngine):
         self.config = config
 
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Computes [L] of each sample: the return expected before each response token."""
+        """Computes [L] of each sample: the expected return before each response token."""
         return self._for_each_token(samples, self._values)
 
     def _values(self, batch: MicroBatch) -> Tensor:
@@ -99,15 +99,14 @@ class CriticEngine(TrainedEngine):
         self._minibatch.add(loss=loss, values=reported, count=num_tokens, denominator=float(num_tokens))
 
     def _derive(self, metrics: Metrics) -> Metrics:
-        """Adds explained_variance: of the returns, by the values that the advantages were made with."""
+        """Adds explained_variance: share of the returns' variance explained by the values used for the advantages."""
         variance = max(metrics.pop("return_square") - metrics["return_mean"] ** 2, 1e-8)
         return metrics | {"explained_variance": 1 - metrics.pop("squared_error") / variance}
 
 
 def value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """Computes half the squared error, the larger of the free and the clipped value's.
+    """Computes half the squared error: the larger of the unclipped and the clipped value's, as PPO's reference code.
 
-    PPO's reference implementation does so too.
     Returns ([T] loss, [T] bool: tokens whose clipped value counts). The mean is taken over the minibatch's tokens.
     """
     error_T = (values_T - returns_T).square()

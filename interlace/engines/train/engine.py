@@ -1,6 +1,6 @@
-"""Engines of causal language models: the trained policy, and log-probs of one that is not trained.
+"""Engines of causal language models: the trained policy, and log-probs of a model that is not trained.
 
-A minibatch is opened by the first `accumulate` and closed by `optimizer_step`. Between them gradients, denominators and
+The first `accumulate` opens a minibatch and `optimizer_step` closes it. In between, gradients, denominators and
 metrics are plain sums, so samples may come in any pieces and any order.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class LogprobEngine(PackedEngine):
-    """Log-probs of given tokens under a model that is not trained: the reference."""
+    """Log-probs of given tokens under a model that is not trained, such as the reference."""
 
     def __init__(self, model: PreTrainedModel, *, config: TrainConfig, device: str = "cpu") -> None:
         super().__init__(
@@ -54,7 +54,7 @@ class LogprobEngine(PackedEngine):
 class TrainEngine(TrainedEngine):
     """Trains one transformers causal LM with a per-token loss.
 
-    Any algorithm is a `loss`; supervised fine-tuning is `sft_loss`.
+    The `loss` defines the algorithm; supervised fine-tuning is `sft_loss`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TrainEngine(TrainedEngine):
         ranks: Ranks | None = None,
         adapter: Adapter | None = None,
     ) -> None:
-        """adapter: LoRA layers that are in the model; then nothing else is trained."""
+        """adapter: LoRA layers inside the model. If given, only the adapter is trained."""
         super().__init__(
             model,
             trained=config.actor,
@@ -87,11 +87,11 @@ class TrainEngine(TrainedEngine):
         )
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Computes [L] response-token log-probs of each sample in nats, at the sampling temperature, no gradient."""
+        """Computes [L] response-token log-probs of each sample in nats, at the sampling temperature; no gradient."""
         return _logprobs(self, samples, self.config.temperature)
 
     def accumulate_replayed(self, samples: Sequence[Sample]) -> None:
-        """Adds trajectories that are learnt from again to the open minibatch, under `replay_loss`."""
+        """Adds trajectories from the replay buffer to the open minibatch, under `replay_loss`."""
         own, self._loss = self._loss, self.replay_loss
         try:
             self.accumulate(samples)
@@ -99,29 +99,29 @@ class TrainEngine(TrainedEngine):
             self._loss = own
 
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Computes `logprobs` without the adapter: under the policy that training started from."""
+        """Computes `logprobs` without the adapter, i.e. under the policy at the start of training."""
         if self._adapter is None:
             raise ValueError("this engine trains all weights: it no longer has those that it started from")
         with self._adapter.disabled():
             return self.logprobs(samples)
 
     def write_weights(self, writer: WeightWriter, version: int, *, copy: bool) -> WeightPart:
-        """Publishes this rank's part, in the type that weights are served in. copy: later updates do not touch it.
+        """Publishes this rank's part, in the served dtype. copy: later updates do not change the published weights.
 
-        An adapter that travels alone keeps its own type.
+        An adapter that is sent alone keeps its dtype.
         """
         if self._adapter and writer.sends_adapters:
             return writer.write(version, self._adapter.tensors, copy=copy, adapter=self._adapter.base)
-        stays = self._adapter is not None  # beside an adapter weights never change, and what it is added to is new
+        stays = self._adapter is not None  # with an adapter, weights never change, and merged tensors are new
         served = getattr(torch, self.config.served_dtype)
         return writer.write(version, self._own_weights(), copy=copy, stays=stays, served=served)
 
     def _own_weights(self) -> Mapping[str, Tensor]:
-        """Returns the weights, an adapter added in."""
+        """Returns the weights, with the adapter merged."""
         return self._adapter.merged_weights() if self._adapter else super()._own_weights()
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
-        """Copies a Hugging Face folder of the whole model; an adapter, also alone, in ADAPTER_FOLDER of the folder."""
+        """Copies a Hugging Face folder of the whole model, and the adapter alone in its ADAPTER_FOLDER."""
         if self._adapter is None:
             return super()._copy_files(tokenizer)
         weights = {name: tensor.cpu() for name, tensor in self.weights().items()}
@@ -156,7 +156,7 @@ class TrainEngine(TrainedEngine):
 
 
 def _logprobs(engine: PackedEngine, samples: Sequence[Sample], temperature: float) -> list[FloatArray]:
-    """Computes [L] of each sample; where the head answers in some tokens alone, 0 at those that were put in."""
+    """Computes [L] of each sample; 0 at tokens that were not drawn, if the head covers only part of the vocabulary."""
     drawn_only = engine.packed.answers_in_some
     return engine._for_each_token(
         samples, lambda batch: engine.packed.logprobs(batch, temperature)[0], drawn_only=drawn_only
@@ -167,7 +167,7 @@ def _loss_inputs(batch: MicroBatch, columns: Columns, logprobs_T: Tensor, entrop
     """Raises ValueError for samples without advantages."""
     if columns.advantages_T is None:
         raise ValueError("samples without advantages cannot be trained on: estimate them first")
-    # Supervised pairs were not sampled from a policy.
+    # No policy sampled supervised pairs.
     behaviour_T = logprobs_T.detach() if columns.logprobs_T is None else columns.logprobs_T
     return LossInputs(
         logprobs_T=logprobs_T,

@@ -1,4 +1,4 @@
-"""Weights by name, and a model written as a standard Hugging Face folder."""
+"""Weights by name, and a model saved as a standard Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ADAPTER_FOLDER = "adapter"
-"""Folder in a saved model with the adapter alone, where an adapter was trained."""
+"""Folder of a saved model that contains the adapter alone, if an adapter was trained."""
 
 
 def named_weights(model: nn.Module) -> Mapping[str, Tensor]:
-    """Parameters and persistent buffers, detached, by `state_dict` name; a tied tensor once, by its first."""
+    """Returns parameters and persistent buffers, detached, by `state_dict` name; a tied tensor under its first name."""
     kept: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -54,14 +54,14 @@ def model_files(
 ) -> ModelFiles:
     """Returns the files of a model with these weights.
 
-    A model that was loaded from GGUF carries a marker that makes transformers refuse to save it; it is written through
-    an empty model of the same configuration without that marker.
+    transformers refuses to save a model that was loaded from GGUF, because of a marker in its configuration. The files
+    are written through an empty model of the same configuration without the marker.
     """
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
-        # The folder's config names this model's type, in which it will be loaded, and not the one that was configured.
+        # The folder's config states this model's dtype, in which the folder will be loaded.
         empty = type(model)(config).to(model.dtype)  # type: ignore[arg-type]  # transformers' own stub
     if model.can_generate():
         empty.generation_config = model.generation_config

@@ -1,4 +1,4 @@
-"""How a CPU's memory is used again."""
+"""Reuse of freed CPU memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Parameters of mallopt in glibc's malloc.h."""
 KEPT = 1 << 30
 LARGEST_KEPT = 32 << 20
-"""The most that glibc allows."""
+"""The largest value that glibc allows."""
 GROWTH = 64 << 20
 
 
 def keep_freed_memory() -> None:
-    """Has the process keep up to 1 GiB of what it freed, in place of handing it back to the system.
+    """Makes the process keep up to 1 GiB of freed memory instead of returning it to the system.
 
-    A micro-batch frees what the next allocates. Given back in between, each of its pages is cleared and mapped again
-    at the first write, which takes a tenth of an update of a small model. Holds for the whole process, and does nothing
-    where the C library is not glibc.
+    A micro-batch frees memory that the next one allocates. If the memory was returned in between, the system clears
+    and maps each page again at the first write, which takes a tenth of an update of a small model. The setting applies
+    to the whole process and has no effect if the C library is not glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return

@@ -1,7 +1,7 @@
 """A process reward model that learns from outcomes alone (PRIME, arXiv 2502.01456).
 
-It is a language model phi. A response's score is the sum over its tokens of beta log(phi / reference); phi is trained
-to make sigmoid(score) the chance that the response is right. Each token's summand then is its reward.
+The model is a language model phi. A response's score is the sum over its tokens of beta log(phi / reference); phi is
+trained so that sigmoid(score) is the probability of a correct response. The reward of a token is its term of the sum.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ImplicitRewardEngine(TrainedEngine):
-    """Process rewards and their training. model: a causal LM, at first the reference itself."""
+    """Process rewards and their training. model: a causal LM, initially the reference."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ImplicitRewardEngine(TrainedEngine):
         device: str = "cpu",
         ranks: Ranks | None = None,
     ) -> None:
-        """temperature: that of the reference's log-probs."""
+        """temperature: temperature of the reference's log-probs."""
         super().__init__(
             model,
             trained=config,
@@ -68,7 +68,7 @@ class ImplicitRewardEngine(TrainedEngine):
         return self.packed.logprobs(batch, self._temperature)[0]
 
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
-        """Adds the outcome's binary cross-entropy (eq. 5), mean over samples; only trained tokens count in scores."""
+        """Adds the binary cross-entropy of the outcome (eq. 5), mean over samples; scores sum over trained tokens."""
         ref_logprobs_T = columns.ref_logprobs_T
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         if ref_logprobs_T is None or len(rewards) < len(samples):

@@ -1,6 +1,6 @@
 """Log-probability and entropy of chosen tokens, without a second [tokens, vocabulary] tensor.
 
-Where the ranks of a mesh compute some columns of the logits each, they exchange four numbers a token.
+If each rank of a mesh computes some columns of the logits, the ranks exchange four numbers per token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from interlace.models.tensor_parallel import VocabularyPart
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18}
-"""Logits worked on at a time, by kind of device: on a CPU what its caches hold, which is two to four times as fast."""
+"""Logits processed at a time, by kind of device. On a CPU they fit into the caches, which is 2 to 4 times as fast."""
 DEFAULT_CHUNK = 1 << 22
 """16 MiB of float32."""
 
@@ -28,9 +28,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Computes log-probs of the targets and entropy, both [T] float32 in nats, of softmax(logits / temperature).
 
-    logits_TV: [T, vocabulary], or this rank's part of it, any float type; the work is done in float32, some rows at a
-    time. The backward writes the gradient over the logits, whose values are not needed by then; it can therefore run
-    once.
+    logits_TV: [T, vocabulary], or this rank's part of it, any float type; computed in float32, some rows at a time.
+    The backward pass overwrites the logits with the gradient, since their values are not needed afterwards; it can
+    therefore run only once.
     """
     return cast("tuple[Tensor, Tensor]", _TokenLogprobs.apply(logits_TV, targets_T, temperature, part))
 
@@ -77,13 +77,13 @@ class _TokenLogprobs(torch.autograd.Function):
         of_logprob_T, of_entropy_T = gradients
         if of_logprob_T is None:
             of_logprob_T = torch.zeros_like(normalizer_T)
-        # By the logits, not by the scores: divided here, where there is one number a token.
+        # Gradient of the logits, not of the scores: divided here, in a tensor of one number per token.
         of_logprob_T = of_logprob_T / temperature
         of_entropy_T = None if of_entropy_T is None else of_entropy_T / temperature
         is_mine_T: Tensor | None = ctx.is_mine  # type: ignore[attr-defined]
         of_chosen_T = of_logprob_T if is_mine_T is None else of_logprob_T * is_mine_T
         for rows in _chunks(logits_TV):
-            # In place, where the logits are float32 already: what log_p was becomes the gradient.
+            # In place if the logits are float32 already: the memory of log_p then receives the gradient.
             log_p = logits_TV[rows].float()
             if temperature != 1:
                 log_p.div_(temperature)
@@ -99,8 +99,8 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _part_sums(logits_TV: Tensor, targets_T: Tensor, is_mine_T: Tensor, temperature: float) -> Tensor:
-    """Computes [4, T] of this rank's columns: largest score m, sum of exp(score - m), that sum weighted with the
-    scores, and the target's score, 0 where it is another rank's."""
+    """Computes [4, T] of this rank's columns: largest score m, sum of exp(score - m), the sum of exp(score - m) x
+    score, and the target's score (0 if the target is on another rank)."""
     found = logits_TV.new_empty(4, logits_TV.shape[0], dtype=torch.float32)
     for rows in _chunks(logits_TV):
         scores = _scores(logits_TV[rows], temperature)
@@ -113,7 +113,7 @@ def _part_sums(logits_TV: Tensor, targets_T: Tensor, is_mine_T: Tensor, temperat
 
 
 def _over_ranks(sums: Tensor, mesh: DeviceMesh) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns log-prob of the target, entropy and normalizer, [T] each, from all ranks' [4, T]."""
+    """Combines all ranks' [4, T] into log-prob of the target, entropy and normalizer, [T] each."""
     largest, total, weighted, chosen = gathered(sums, mesh).unbind(1)
     top = largest.amax(0)
     scale = (largest - top).exp_()
@@ -130,6 +130,6 @@ def _chunks(logits_TV: Tensor) -> list[slice]:
 
 
 def _scores(logits: Tensor, temperature: float) -> Tensor:
-    """Returns the scaled logits in float32; the logits themselves where scaling changes nothing."""
+    """Returns the scaled logits in float32; the logits themselves if scaling changes nothing."""
     scores = logits.float()
     return scores if temperature == 1 else scores / temperature

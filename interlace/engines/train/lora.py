@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) in a model, through peft: all that is trained of it.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) in a model, through peft: the only trained part of the model.
 
-A linear layer computes W x + (alpha / rank) B A x. W stays as it is, so the model with the adapter off is the model it
-started from: the reference of a run needs no weights of its own.
+A linear layer computes W x + (alpha / rank) B A x. W stays unchanged, so with the adapter off the model is the one that
+training started from, and the reference needs no separate weights.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from interlace.engines.train.config import LoraConfig
 
 NAME = "default"
-"""Name of the adapter: the default of peft."""
+"""Name of the adapter: peft's default."""
 PREFIX = "base_model.model."
-"""Before each name in an adapter's file: there it belongs to peft's wrapper around the model."""
+"""Prefix of each name in an adapter's file, because there the adapter belongs to peft's wrapper around the model."""
 WEIGHTS_FILE = "adapter_model.safetensors"
 BASE = ".base_layer"
-"""Between a layer's name and that of its frozen weight, inside a model with an adapter."""
+"""Infix between a layer's name and `weight` for the frozen weight of a layer with an adapter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,10 +65,11 @@ class Adapter:
     """LoRA layers inside a model."""
 
     def __init__(self, model: PreTrainedModel, config: LoraConfig, *, seed: int, base_name: str | None = None) -> None:
-        """Inserts the layers, which change nothing yet (B = 0), and freezes all other parameters.
+        """Inserts the layers, which initially change nothing (B = 0), and freezes all other parameters.
 
-        seed: of A and of dropout. base_name: portable name of the model, for adapter_config.json; None takes the name
-        that transformers loaded the model by. Raises UserError if peft is missing, or no linear layer has a given name.
+        seed: seed of A and of dropout. base_name: portable name of the model, for adapter_config.json. If None, the
+        name that transformers loaded the model by. Raises UserError if peft is missing, or if no linear layer has a
+        given name.
         """
         self._model, self._seed = model, seed
         self._settings, self._layers = _inject(model, config)
@@ -87,7 +88,7 @@ class Adapter:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Turns the adapter off inside: the model is the one before the adapter."""
+        """Disables the adapter inside the context."""
         self._enable(False)
         try:
             yield
@@ -96,7 +97,7 @@ class Adapter:
 
     @contextmanager
     def dropping(self, *key: int) -> Iterator[None]:
-        """Turns dropout on inside, its noise given by the seed and the key."""
+        """Enables dropout inside the context, with noise determined by the seed and the key."""
         self._generator.manual_seed(stable_hash("lora dropout", self._seed, *key))
         for dropout in self._dropouts:
             dropout.train()
@@ -108,7 +109,7 @@ class Adapter:
 
     @torch.no_grad()
     def merged_weights(self) -> Mapping[str, Tensor]:
-        """Computes all weights of the model with the adapter added in, by the names they have without it.
+        """Computes all weights of the model with the adapter merged, by the names of the model without adapter.
 
         Tensors of layers with an adapter are new; the others alias the model's, which never change.
         """
@@ -124,7 +125,7 @@ class Adapter:
 
     @cached_property
     def base(self) -> AdapterBase:
-        """Says what the adapter is added to: this rank's part of the layers' own weights, which never change."""
+        """Describes the frozen base of the adapter: this rank's part of the adapted layers' weights."""
         weights = {f"{name}.weight": layer.base_layer.weight for name, layer in self._layers.items()}
         first = next(iter(self._layers.values()))
         return AdapterBase(
@@ -135,14 +136,14 @@ class Adapter:
         )
 
     def copy_to_host(self) -> AdapterFiles:
-        """Copies the adapter's present state to the host; of several ranks, all call this method."""
+        """Copies the adapter's current state to the host; with several ranks, all must call this method."""
         tensors = {
             f"{PREFIX}{name}": host_copy(whole_tensor(tensor)).contiguous() for name, tensor in self.tensors.items()
         }
         return AdapterFiles(tensors=tensors, settings=self._settings)
 
     def load(self, folder: Path) -> None:
-        """Takes what was written. Raises UserError where it is of other layers or of another rank."""
+        """Loads a saved adapter. Raises UserError if it has other layers or another rank."""
         from safetensors.torch import load_file
 
         found = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
@@ -158,7 +159,7 @@ class Adapter:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Returns the adapter's own tensors, by the names that peft's files have; they alias the model's."""
+        """Returns the adapter's tensors by the names in peft's files; they alias the model's."""
         return {
             f"{name}.{half}.weight": getattr(layer, half)[NAME].weight.detach()
             for name, layer in self._layers.items()
@@ -182,7 +183,7 @@ def num_adapted_parameters(model: nn.Module, config: LoraConfig) -> int:
 
 
 class _Dropout(nn.Module):
-    """Dropout from a generator of its own: torch's global one is shared by all threads of the process."""
+    """Dropout with a separate generator, because all threads of the process share torch's global one."""
 
     def __init__(self, rate: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -197,7 +198,7 @@ class _Dropout(nn.Module):
 
 
 def _inject(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig, dict[str, Any]]:
-    """Returns (peft's settings, the adapter's layers by the name of the layer they stand in for)."""
+    """Returns (peft's settings, the adapter's layers by the name of the layer they replace)."""
     targets = _targets(model, config)
     import peft
 

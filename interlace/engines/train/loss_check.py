@@ -1,4 +1,4 @@
-"""Checks of a loss's result before training uses it: a number too few would be broadcast without a word."""
+"""Checks of a loss's result before training uses it: a tensor of the wrong shape would be broadcast silently."""
 
 import torch
 
@@ -7,7 +7,7 @@ from interlace.core.training import LossInputs, LossOutputs
 
 
 def checked(outputs: object, inputs: LossInputs) -> LossOutputs:
-    """Returns the outputs. Raises UserError where they are not one number a token, or no gradient goes through them."""
+    """Returns the outputs. Raises UserError unless they have one number per token and carry a gradient."""
     shape = inputs.logprobs_T.shape
     if not isinstance(outputs, LossOutputs):
         raise UserError(f"the algorithm's loss() returned a {type(outputs).__name__}; it returns LossOutputs.")

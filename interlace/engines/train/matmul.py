@@ -1,7 +1,7 @@
-"""Matrix products of linear layers by oneDNN, on CPUs where it is the faster library.
+"""Matrix products of linear layers by oneDNN, on CPUs for which it is the faster library.
 
-torch gives float32 products to MKL, whose kernels for processors of other makers than Intel stop at AVX2. oneDNN, which
-comes with torch too, uses what the processor has: with AVX-512 that is twice the rate.
+torch computes float32 products with MKL, whose kernels for processors of makers other than Intel stop at AVX2. oneDNN,
+which is part of torch too, uses all instructions of the processor: with AVX-512 it is twice as fast.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FASTER_FROM = 1 << 20
-"""Multiplications of a product: below, oneDNN takes longer to find its kernel than MKL to compute."""
+"""Multiplications of a product, below which oneDNN takes longer to find its kernel than MKL takes to compute."""
 
 
 def use_fast_products(model: nn.Module) -> None:
-    """Has the model's plain linear layers compute their large float32 products by oneDNN, where that is faster.
+    """Makes the model's plain linear layers compute large float32 products by oneDNN, if that is faster.
 
-    Their parameters, names and gradients stay what they are; sums are taken in another order.
+    Parameters, names and gradients stay the same; sums are computed in another order.
     """
     if not _is_faster():
         return
@@ -36,19 +36,19 @@ def _is_faster() -> bool:
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer whose large products oneDNN computes, in the forward and in the backward."""
+    """A linear layer that computes large products with oneDNN, in the forward and in the backward."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Computes [..., in] -> [..., out]."""
         is_float = input.dtype == self.weight.dtype == torch.float32
-        out_features = self.weight.shape[0]  # of this rank's part, where the layer is shared by several
+        out_features = self.weight.shape[0]  # of this rank's part, if several ranks share the layer
         if not is_float or input.numel() * out_features < FASTER_FROM:
             return super().forward(input)
         return cast("Tensor", _Product.apply(input, self.weight, self.bias))
 
 
 class _Product(torch.autograd.Function):
-    """input @ weight.T + bias. The result is no view of another: FSDP warns of a model that returns one."""
+    """Computes input @ weight.T + bias. The result is not a view, because FSDP warns of a model that returns one."""
 
     @staticmethod
     def forward(
@@ -58,7 +58,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(rows_TK, weight_NK)
         ctx.shape = input.shape  # type: ignore[attr-defined]
         product_TN = _times(rows_TK, weight_NK, bias_N)
-        # A view would forbid the caller to change the result in place, as some models do.
+        # With a view, the caller could not change the result in place, as some models do.
         return torch.ops.aten._unsafe_view(product_TN, (*input.shape[:-1], weight_NK.shape[0]))
 
     @staticmethod
@@ -77,7 +77,7 @@ class _Product(torch.autograd.Function):
 
 
 def _weight_gradient(gradient_TN: Tensor, rows_TK: Tensor) -> Tensor:
-    """Computes [N, K] the way round that has the longer rows, which is a quarter faster."""
+    """Computes [N, K] in the order with longer rows, which is a quarter faster."""
     if gradient_TN.shape[1] <= rows_TK.shape[1]:
         return _times(gradient_TN.t(), rows_TK.t())
     return _times(rows_TK.t(), gradient_TN.t()).t()
@@ -97,7 +97,7 @@ def _shape_only(rows_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Te
     return rows_TK.new_empty(rows_TK.shape[0], weight_NK.shape[0])
 
 
-# An operator of its own: torch.compile has no code for oneDNN's where a model is trained.
+# A separate operator, because torch.compile has no code for oneDNN's operator in training.
 _LIBRARY = torch.library.Library("interlace", "DEF")
 _LIBRARY.define("times(Tensor rows_TK, Tensor weight_NK, Tensor? bias_N) -> Tensor")
 _LIBRARY.impl("times", _by_onednn, "CPU")

@@ -1,4 +1,4 @@
-"""An open minibatch: what has been added up since the last optimizer step, and the metrics made of it."""
+"""An open minibatch: sums accumulated since the last optimizer step, and the metrics computed from them."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ LATEST = ("failed_updates_in_a_row",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MinibatchTotals:
-    """Sums of a minibatch, on one rank or on all."""
+    """Sums of a minibatch, on one rank or over all ranks."""
 
     count: int
-    """Tokens, or samples: what the sums are sums over."""
+    """Number of summed items: tokens, or samples."""
     denominator: float
     """Divisor of the loss and its gradient."""
     sums: Mapping[str, float]
     maxima: Mapping[str, float]
 
     def text(self) -> str:
-        """Returns it as a text that travels between ranks; no number loses a bit."""
+        """Returns the totals as text, to be sent between ranks; all numbers stay exact."""
         return json.dumps([self.count, self.denominator, dict(self.sums), dict(self.maxima)])
 
     @classmethod
     def parse(cls, text: str) -> MinibatchTotals:
-        """Reads what `text` wrote."""
+        """Parses the result of `text`."""
         count, denominator, sums, maxima = json.loads(text)
         return cls(count=count, denominator=denominator, sums=sums, maxima=maxima)
 
     @classmethod
     def over_ranks(cls, parts: Sequence[MinibatchTotals]) -> MinibatchTotals:
-        """Adds up the whole minibatch's totals. A rank without samples has no sums."""
+        """Adds up the totals of all ranks. A rank without samples has no sums."""
         return cls(
             count=sum(part.count for part in parts),
             denominator=sum(part.denominator for part in parts),
@@ -54,7 +54,7 @@ class MinibatchTotals:
         )
 
     def metrics(self) -> Metrics:
-        """Loss over its denominator, means, maxima. Empty where nothing was added."""
+        """Returns the loss over its denominator, means and maxima. Empty if nothing was added."""
         if not self.sums:
             return {}
         means = {name: total / self.count for name, total in self.sums.items()}
@@ -67,7 +67,7 @@ def _by_name(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 class Minibatch:
-    """Sums over what one rank trains: tokens, or samples. They stay on the device until the minibatch closes."""
+    """Sums over the tokens or samples that one rank trains. They stay on the device until the minibatch closes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -90,7 +90,7 @@ class Minibatch:
         self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
 
     def close(self) -> MinibatchTotals:
-        """Waits for the device."""
+        """Returns the totals. Waits for the device."""
         numbers = [*self._sums.values(), *self._maxima.values()]
         read = iter(torch.stack(numbers).tolist() if numbers else [])
         return MinibatchTotals(
@@ -107,10 +107,10 @@ class Minibatch:
 def policy_values(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]:
     """Computes per-token quantities that every policy loss reports, [T] each, detached.
 
-    kl: of the policy from the one at the start of the step, by the non-negative estimator r - 1 - log r.
-    step_ratio_mean: r, current over proximal. ratio_mean: current over behaviour; from its square comes the
-    effective sample size. Both are cut as in the losses, so that no square is infinite, or 0 in all tokens.
-    logprob_gap: between trained and sampled log-probs, absolute.
+    kl: KL divergence from the policy at the start of the step, by the non-negative estimator r - 1 - log r.
+    step_ratio_mean: r, current over proximal policy. ratio_mean: current over behaviour policy; its square gives the
+    effective sample size. Both are clamped as in the losses, so that squares stay finite and are not 0 in all tokens.
+    logprob_gap: absolute difference between trained and sampled log-probs.
     """
     logprobs_T = inputs.logprobs_T.detach()
     log_step_T, log_ratio_T = logprobs_T - inputs.proximal_logprobs_T, logprobs_T - inputs.behaviour_logprobs_T
@@ -127,7 +127,7 @@ def policy_values(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]
 
 
 def merge_metrics(minibatches: Sequence[Metrics]) -> Metrics:
-    """Metrics of a step from those of its minibatches: means, but for sums, maxima and the latest."""
+    """Merges the metrics of minibatches into a step's: means, except for sums, maxima and latest values."""
     merged: Metrics = {}
     for name in dict.fromkeys(name for metrics in minibatches for name in metrics):
         values = [metrics[name] for metrics in minibatches if name in metrics]

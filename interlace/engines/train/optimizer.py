@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping and a learning-rate schedule, counted in optimizer steps."""
+"""AdamW with gradient clipping and a learning-rate schedule over optimizer steps."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 LARGEST_CHANGE = 256.0
-"""Factor by which one update may change the weights at most, in root mean squares: beyond it what a model had learned
-is less than bfloat16's rounding of the sum, whose significand has 8 bits."""
+"""Largest factor by which one update may change the weights, in root mean squares. Beyond it, the old weights are
+smaller than the rounding error of the sum in bfloat16, whose significand has 8 bits."""
 SMALLEST_WEIGHT = 1e-3
-"""Least size that weights count with, in root mean square: the weights of a new layer may all be 0."""
+"""Lower bound of the weights' root mean square in this comparison, since the weights of a new layer may all be 0."""
 
 OptimizerState: TypeAlias = dict[str, "Tensor"]
-"""State that a checkpoint keeps beside the weights: AdamW's own tensors, as `exp_avg.PARAMETER` and so on by the names
-of the model's parameters, so that another number of ranks finds its part; and STEPS, the optimizer steps taken."""
+"""State in a checkpoint in addition to the weights: AdamW's tensors under `exp_avg.PARAMETER` and so on, by the names
+of the model's parameters, so that any number of ranks finds its part; and STEPS, the number of optimizer steps."""
 STEPS = "num_steps"
 
 
 class Optimizer:
-    """Applies gradients that were accumulated as sums."""
+    """Applies gradients that are accumulated as sums."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.config = config
@@ -47,7 +47,7 @@ class Optimizer:
         ]
         self.parameters = matrices + vectors
         self._gradients_away: dict[nn.Parameter, Tensor] = {}
-        """Gradients that were moved off the parameters' device."""
+        """Gradients that were moved to another device than their parameters."""
         self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
     @property
@@ -60,19 +60,19 @@ class Optimizer:
         return total_norm(self._gradients()) / denominator
 
     def explodes(self) -> bool:
-        """Says whether the next update would change the weights by more than LARGEST_CHANGE times their size.
+        """Returns True if the next update would change the weights by more than LARGEST_CHANGE times their size.
 
-        AdamW moves a weight by about the learning rate, whatever the gradient, so that and the decay decide.
+        AdamW moves a weight by about the learning rate for any gradient, so the learning rate and the decay decide.
         """
         change, decay = self.next_lr, self.next_lr * self.config.weight_decay
         if change <= LARGEST_CHANGE * SMALLEST_WEIGHT / 2 and decay <= LARGEST_CHANGE / 2:
-            return False  # whatever the weights are: what they are is asked only where it matters
+            return False  # safe for any weights, so their norm is not computed
         root = math.sqrt(sum(parameter.numel() for parameter in self.parameters))
         norm = float(total_norm([each.detach() for each in self.parameters]))
         return change * root + decay * norm > LARGEST_CHANGE * max(norm, SMALLEST_WEIGHT * root)
 
     def step(self, denominator: float, norm: float) -> None:
-        """Takes one update by (accumulated gradient / denominator), clipped; `norm` is that of the divided gradient."""
+        """Takes one update by (accumulated gradient / denominator), clipped. norm: L2 norm of the divided gradient."""
         bound = self.config.max_grad_norm
         clip = 1.0 if bound is None else min(1.0, bound / (norm + 1e-6))
         for gradients in by_layout(self._gradients()):
@@ -86,7 +86,7 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def state_dict(self) -> OptimizerState:
-        """Aliases the live tensors: copy before the next step where it is written in the background."""
+        """Returns live tensors: copy them before the next step if they are written in the background."""
         state = {
             f"{kind}.{name}": tensor
             for name, parameter in self._named.items()
@@ -95,10 +95,10 @@ class Optimizer:
         return {**state, STEPS: torch.tensor(self.step_count)}
 
     def empty_state(self, names: Iterable[str]) -> OptimizerState:
-        """Tensors like those of a saved state, laid out over the ranks as this optimizer's are."""
+        """Makes empty tensors for a saved state, sharded over the ranks like this optimizer's state."""
         state: OptimizerState = {STEPS: torch.tensor(0)}
         for kind, parameter in ((name.partition(".")[0], name.partition(".")[2]) for name in names if name != STEPS):
-            # AdamW counts steps for each parameter, in a number beside it.
+            # AdamW counts the steps of each parameter in a separate number.
             like = self._named[parameter]
             state[f"{kind}.{parameter}"] = (
                 torch.zeros((), device=like.device) if kind == "step" else torch.zeros_like(like.detach())
@@ -106,7 +106,7 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: OptimizerState) -> None:
-        """Takes the tensors over."""
+        """Takes ownership of the tensors."""
         self._adamw.state.clear()
         for key, tensor in state.items():
             kind, _, name = key.partition(".")
@@ -116,12 +116,12 @@ class Optimizer:
                 self._adamw.state[self._named[name]][kind] = tensor
 
     def relocate(self, move: Move) -> None:
-        """Replaces its own tensors by their copies; parameters and gradients are the model's."""
+        """Replaces the optimizer's tensors by copies; parameters and gradients belong to the model."""
         for state in self._adamw.state.values():
             state.update({kind: move(tensor) for kind, tensor in state.items()})
 
     def move_gradients(self, move: Move) -> None:
-        """Replaces the gradients by their copies: beside their parameters, or kept here while they are elsewhere."""
+        """Replaces the gradients by copies; a gradient on another device than its parameter is kept here."""
         held = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
         for parameter, gradient in {**held, **self._gradients_away}.items():
             moved = move(gradient)
@@ -142,7 +142,7 @@ class Optimizer:
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Computes the L2 norm of tensors together, those of other ranks included where they are shards."""
+    """Computes the L2 norm of all tensors together; for sharded tensors, over all ranks."""
     norms = [whole_tensor(torch.nn.utils.get_total_norm(alike)) for alike in by_layout(tensors)]
     if not norms:
         return torch.zeros(())
@@ -150,7 +150,7 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def by_layout(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Returns the tensors apart by how they are laid out over ranks: one operation takes tensors of one mesh."""
+    """Groups the tensors by their layout over ranks, since one operation takes tensors of one mesh only."""
     from torch.distributed.tensor import DTensor
 
     found: dict[object, list[Tensor]] = {}

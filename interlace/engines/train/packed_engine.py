@@ -1,4 +1,4 @@
-"""Shared parts of all engines on packed micro-batches, and of all trained ones."""
+"""Base classes of all engines on packed micro-batches, and of all trained engines."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 class PackedEngine:
     """A model called on packed micro-batches of samples.
 
-    Where it has several ranks each is called with its own share of the samples, and all are called alike: an operation
-    on the model is collective.
+    With several ranks, each rank is called with its share of the samples, and all ranks make the same calls, because
+    operations on the model are collective.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PackedEngine:
         speedups: SpeedupConfig | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """tokens_per_microbatch: changes memory and speed, and at most the last bits of a result."""
+        """tokens_per_microbatch: affects memory and speed, and at most the last bits of a result."""
         self._trained, self._tokens_per_microbatch = trained, tokens_per_microbatch
         self._ranks = ranks or Ranks()
         self.packed = PackedModel(
@@ -81,20 +81,20 @@ class PackedEngine:
         return sum(tensor.nbytes for tensor in named_weights(self.model).values())
 
     def relocate(self, move: Move) -> None:
-        """Replaces every tensor of the state by its copy, part by part. References to a parameter stay valid."""
+        """Replaces every tensor of the state by a copy, part by part. References to a parameter stay valid."""
         for relocate in self._movable().values():
             relocate(move)
 
     def _movable(self) -> dict[str, Callable[[Move], None]]:
-        """Returns what replaces the tensors of each part of the state, in the order in which parts are given up."""
+        """Returns, for each part of the state, the function that moves its tensors, in the order of offloading."""
         return {WEIGHTS: self._move_weights}
 
     def _move_weights(self, move: Move) -> None:
-        self._ranks.reshard(self.model)  # what was gathered would stay behind
+        self._ranks.reshard(self.model)  # gathered parameters would not be moved
         self.model._apply(move)
 
     def _split(self, samples: Sequence[Sample]) -> list[Sequence[int]]:
-        """Returns micro-batches, as indices, and empty ones where other ranks have more.
+        """Returns micro-batches as indices, padded with empty ones up to the largest number of any rank.
 
         Samples without a response are left out.
         """
@@ -108,11 +108,11 @@ class PackedEngine:
         return [[present[row] for row in rows] for rows in split]
 
     def _with_others(self, split: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-        """Adds empty micro-batches where other ranks have more. Collective."""
+        """Adds empty micro-batches up to the largest number of any rank. Collective."""
         return [*split, *[[] for _ in range(self._ranks.largest(len(split)) - len(split))]]
 
     def _accompany(self, batch: MicroBatch) -> Tensor:
-        """Runs the forward of a placeholder, which counts nothing: other ranks have a micro-batch."""
+        """Runs a forward pass with no effect on the loss, because other ranks have one more micro-batch."""
         return self.packed.outputs(batch).sum() * 0
 
     def _collate(self, samples: Sequence[Sample], *, masks: Sequence[BoolArray | None]) -> MicroBatch:
@@ -125,8 +125,8 @@ class PackedEngine:
     def _for_each_token(
         self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor], *, drawn_only: bool = False
     ) -> list[FloatArray]:
-        """Returns [L] of each sample, from what `compute` gives for each response token of a micro-batch; 0 at a token
-        that begins a context, which nothing predicts, and, drawn_only, at those that the policy did not draw."""
+        """Returns [L] for each sample: the results of `compute` for the response tokens of each micro-batch; 0 at a
+        token that begins a context, which nothing predicts, and, if drawn_only, at tokens that were not drawn."""
         found: list[FloatArray] = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
         split = self._split(samples)
         asked = [sample.loss_mask if drawn_only else predicted(sample) for sample in samples]
@@ -151,39 +151,39 @@ def _has_predictions(sample: Sample) -> bool:
     if not sample.num_tokens:
         return False
     mask = predicted(sample)
-    # What the policy drew without a context is refused where samples are laid out.
+    # A token that the policy drew without a context raises an error when samples are laid out.
     return mask is None or bool(mask.any()) or sample.num_sampled > 0
 
 
 def _spread(values: FloatArray, mask: BoolArray) -> FloatArray:
-    """Returns [L] from the values where the mask is True; 0 elsewhere."""
+    """Returns [L]: the values at positions whose mask is True, 0 elsewhere."""
     spread = np.zeros(len(mask), np.float32)
     spread[mask] = values
     return spread
 
 
 _PROBE_TOKENS = 32
-"""Tokens of the probe of the backward pass."""
+"""Tokens of the sample that checks the backward pass."""
 _Made: TypeAlias = "tuple[Sequence[Sample], MicroBatch, Columns]"
-"""Samples of a micro-batch, laid out."""
+"""Samples of a micro-batch, with their layout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Plan:
-    """Samples that are to be accumulated, in micro-batches."""
+    """Samples to accumulate, split into micro-batches."""
 
     make: Callable[[Sequence[int]], _Made]
-    """Lays one micro-batch out."""
+    """Function that lays out one micro-batch."""
     split: Sequence[Sequence[int]]
-    """This rank's micro-batches, as places among the samples."""
+    """This rank's micro-batches, as indices of samples."""
     first: _Made | None = None
-    """The first of them, where it was laid out ahead."""
+    """The first micro-batch, if it was laid out ahead."""
 
 
 class TrainedEngine(PackedEngine, ABC):
-    """A packed engine with an optimizer and an open minibatch. What it trains of the model becomes float32.
+    """A packed engine with an optimizer and an open minibatch. Trained parameters become float32.
 
-    prefix: of the metrics it reports.
+    prefix: prefix of the engine's metrics.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class TrainedEngine(PackedEngine, ABC):
         self._plans: deque[_Plan] = deque()
         """Prepared samples, the earliest first."""
         self._num_failed = 0
-        """Updates that failed since the last that was made."""
+        """Failed updates since the last successful one."""
         self._stopped = False
         """Flag: the step's remaining minibatches are dropped."""
         self._check_backward()
@@ -245,15 +245,15 @@ class TrainedEngine(PackedEngine, ABC):
     def accumulate(self, samples: Sequence[Sample]) -> None:
         """Adds samples to the open minibatch: forward and backward of unnormalised sums.
 
-        May be called as samples arrive; only tokens whose loss mask is True are trained. Raises ValueError where a
-        column that the loss reads is missing.
+        May be called as samples arrive; only tokens whose loss mask is True are trained. Raises ValueError if a column
+        that the loss reads is missing.
         """
         self._accumulate(self._plan(samples))
 
     def prepare(self, samples: Sequence[Sample]) -> None:
-        """Lays the first micro-batch of samples out, which a later accumulate_prepared() adds.
+        """Lays out the first micro-batch of samples that a later accumulate_prepared() adds.
 
-        May be called in another thread while a minibatch is computed: nothing of the model is read.
+        May be called in another thread while a minibatch is computed, because it does not read the model.
         """
         plan = self._plan(samples)
         self._plans.append(replace(plan, first=plan.make(plan.split[0])) if plan.split else plan)
@@ -285,8 +285,9 @@ class TrainedEngine(PackedEngine, ABC):
     def optimizer_step(self) -> Metrics:
         """Closes the minibatch with one update, or drops it; returns flat metrics under the engine's prefix.
 
-        Dropped (`skipped_minibatches` = 1) are a minibatch with nothing to train on, one that the engine finds too far
-        out, and one whose update fails: its loss or gradient is not finite, or it would leave nothing of the weights.
+        A minibatch is dropped (`skipped_minibatches` = 1) in three cases: it has no trained tokens; the engine finds
+        it too far off-policy; or its update fails, because its loss or gradient is not finite or because it would
+        erase the weights.
         """
         if not (self._trained.reshard or self._ranks.is_alone):
             self._ranks.reduce(self.model, self._accompany(self._collate([placeholder()], masks=[None])))
@@ -298,7 +299,7 @@ class TrainedEngine(PackedEngine, ABC):
         metrics = self._derive(closed.metrics()) if closed.count else {}
         metrics["lr"] = self._optimizer.next_lr
         norm = float(self._optimizer.grad_norm(closed.denominator or 1.0))
-        # A clip takes the gradient of a token without an advantage or a log-prob, but not what it does to the loss.
+        # Clipping removes a token's gradient if its advantage or log-prob is NaN, but the loss is still NaN.
         fails = closed.count > 0 and (
             not np.isfinite([norm, metrics.get("loss", 0.0)]).all() or self._optimizer.explodes()
         )
@@ -306,7 +307,7 @@ class TrainedEngine(PackedEngine, ABC):
         if not skip:
             self._optimizer.step(closed.denominator, norm)
         self._optimizer.zero_grad()
-        if closed.count:  # else the step's mean would be that of fewer and of zeros
+        if closed.count:  # else zeros would enter the mean of the step
             metrics["grad_norm"] = norm
         metrics["skipped_minibatches"] = float(skip)
         if fails or (self._num_failed and not skip):
@@ -315,11 +316,12 @@ class TrainedEngine(PackedEngine, ABC):
         return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
 
     def _movable(self) -> dict[str, Callable[[Move], None]]:
-        """Returns what replaces gradients, moments and weights. Only with its parameter does a gradient lie beside it.
+        """Returns the functions that move gradients, moments and weights.
 
-        Without `reshard` the gradient of an open minibatch, which is not in shards yet, stays where it is.
+        A gradient can be on the parameter's device only if the parameter is. Without `reshard`, the gradient of an open
+        minibatch, which is not sharded yet, is not moved.
         """
-        # The engine's base makes its residence before there is an optimizer.
+        # The base class makes the Residence before the optimizer exists.
         own = {GRADIENTS: lambda move: self._optimizer.move_gradients(move)}  # noqa: PLW0108
         own[OPTIMIZER] = lambda move: self._optimizer.relocate(move)  # noqa: PLW0108
         return own | super()._movable()
@@ -329,9 +331,9 @@ class TrainedEngine(PackedEngine, ABC):
         self._stopped = False
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Parameters and persistent buffers by Hugging Face name, tied ones once. Aliases what training writes to.
+        """Returns parameters and persistent buffers by Hugging Face name, tied ones once. They alias trained tensors.
 
-        Of several ranks the first gets whole copies, the others nothing.
+        With several ranks, rank 0 gets whole copies and the others an empty mapping.
         """
         return self._ranks.gather_on_first(self._own_weights())
 
@@ -342,13 +344,13 @@ class TrainedEngine(PackedEngine, ABC):
 
     @property
     def resident_bytes(self) -> Mapping[str, int]:
-        """Returns the bytes of this rank's gradients, two moments and weights. Activations come on top."""
+        """Returns the bytes of this rank's gradients, two moments and weights, without activations."""
         weights = sum(local_part(tensor).nbytes for tensor in named_weights(self.model).values())
         trained = sum(local_part(parameter).nbytes for parameter in self._optimizer.parameters)
         return {GRADIENTS: trained, OPTIMIZER: 2 * trained, WEIGHTS: weights}
 
     def copy_to_host(self, tokenizer: PreTrainedTokenizerBase | None) -> HostCopy:
-        """Copies the present content of a checkpoint, to be written while training goes on. Collective."""
+        """Copies the state of a checkpoint, to be written while training continues. Collective."""
         files = self._copy_files(tokenizer)
         ranks = self._ranks
         return HostCopy(
@@ -359,15 +361,15 @@ class TrainedEngine(PackedEngine, ABC):
         )
 
     def load_optimizer(self, folder: Path) -> None:
-        """Restores what was written of the optimizer beside the weights, which come with the model."""
+        """Restores the optimizer's saved state; the weights are loaded with the model."""
         read_optimizer(self._optimizer, folder)
 
     def close(self) -> None:
-        """Closes the engine; nothing is called after close()."""
+        """Closes the engine. No method may be called afterwards."""
         self._ranks.leave()
 
     def state_dict(self) -> OptimizerState:
-        """Returns the optimizer's state; the weights are saved apart. Aliases live tensors."""
+        """Returns the optimizer's state without the weights. Aliases live tensors."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: OptimizerState) -> None:
@@ -376,19 +378,19 @@ class TrainedEngine(PackedEngine, ABC):
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
         """Copies the files of a Hugging Face folder."""
         weights = self.weights()
-        if self._ranks.is_alone:  # else they are copies
+        if self._ranks.is_alone:  # with several ranks, the weights are copies already
             weights = {name: host_copy(tensor) for name, tensor in weights.items()}
         return (model_files(self.model, weights, tokenizer),)
 
     def _own_weights(self) -> Mapping[str, Tensor]:
-        """This rank's parts of `weights`."""
+        """Returns this rank's parts of `weights`."""
         return named_weights(self.model)
 
     @abstractmethod
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None: ...
 
     def _derive(self, metrics: Metrics) -> Metrics:
-        """Adds metrics that follow from the minibatch's means, and removes those that only served for them."""
+        """Adds metrics derived from the minibatch's means, and removes metrics that only served to derive them."""
         return metrics
 
     def _is_too_far(self, metrics: Metrics) -> bool:

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from interlace.engines.train.ranks import Ranks
 
 ALIGNMENT = 64
-"""Bytes: where torch places what it allocates on a CPU."""
+"""Alignment in bytes of torch's allocations on a CPU."""
 
 
 class PackedModel:
-    """Runs a model on packed rows where its attention can be replaced, else on padded ones: `attention` says which."""
+    """Runs a model on packed rows if its attention can be replaced, else on padded rows; see `attention`."""
 
     def __init__(
         self, model: PreTrainedModel, *, device: str, trained: TrainedConfig, speedups: SpeedupConfig, ranks: Ranks
@@ -54,15 +54,15 @@ class PackedModel:
         self.device = torch.device(device)
         reads = input_embedding(model.config)
         self.placeholder = None if reads is None else reads.placeholder
-        """Token that arrays stand for; None where the model reads tokens alone."""
+        """Token that arrays replace; None if the model reads only tokens."""
         head = model.get_output_embeddings()
         self.answers_in_some = head is not None and _rows(head) < _rows(model.get_input_embeddings())
-        """Flag: the head knows the first tokens of the vocabulary alone."""
+        """Flag: the head covers only the first tokens of the vocabulary."""
         self._head = head_of(model)
         if self._head and ranks.tensor_mesh is not None:
             raise UserError("ranks cannot share a head whose answers are numbers. Set tensor_parallel=1.")
         _align(model)
-        model.eval()  # no dropout: log-probs must equal those of the rollout engine
+        model.eval()  # no dropout: log-probs must equal the rollout engine's
         if trained.gradient_checkpointing:
             _checkpoint_layers(model)
         if speedups.liger:
@@ -86,7 +86,7 @@ class PackedModel:
                 f"{self.attention}. Take a body whose attention transformers' attention interface computes."
             )
         if ranks.shape.context > 1 and (self.placeholder is not None or not self.is_packed):
-            why = "it reads arrays beside tokens" if self.is_packed else f"rows are {self.attention}"
+            why = "it reads arrays in addition to tokens" if self.is_packed else f"rows are {self.attention}"
             raise UserError(
                 f"context_parallel={ranks.shape.context}: ranks share packed rows of tokens alone, and of "
                 f"{type(model).__name__} {why}. Set context_parallel=1."
@@ -95,12 +95,12 @@ class PackedModel:
             compile_layers(model, self.device)
             if self.is_packed:
                 model.set_attn_implementation(UNTRACED_ATTENTION)
-        ranks.reshard(model)  # what the probes gathered
+        ranks.reshard(model)  # frees the parameters gathered by the probes
 
     def _share_layers(self, ranks: Ranks) -> VocabularyPart | None:
-        """Shares layers and experts as the ranks' mesh says, and checks that they compute the same.
+        """Shares layers and experts over the ranks' mesh, and checks that the results stay the same.
 
-        Returns this rank's part of the logits; None where it has them whole.
+        Returns this rank's part of the logits; None if each rank has all logits.
         """
         if ranks.tensor_mesh is None and ranks.expert_mesh is None:
             return None
@@ -110,7 +110,7 @@ class PackedModel:
         return _share(self.model, ranks)
 
     def _checked(self, model: PreTrainedModel, ranks: Ranks) -> VocabularyPart | None:
-        """Shares a model's layers, and raises UserError where it then computes something else."""
+        """Shares a model's layers. Raises UserError if the shared model gives other logits."""
         expected = run_alone(model)
         part = _share(model, ranks)
         got = run_alone(model)
@@ -122,7 +122,7 @@ class PackedModel:
             setting = "tensor_parallel" if ranks.tensor_mesh else "expert_parallel"
             raise UserError(
                 f"{type(model).__name__}: shared by {ranks.num_ranks} ranks it gives other logits than whole "
-                f"(by {gap:.1e} of the largest), so its {what} in transformers is not what it needs. Set {setting}=1."
+                f"(by {gap:.1e} of the largest), so its {what} in transformers does not fit the model. Set {setting}=1."
             )
         return part
 
@@ -137,11 +137,11 @@ class PackedModel:
         return self.on_all(batch, logprobs), self.on_all(batch, entropy)
 
     def on_all(self, batch: MicroBatch, own: Tensor) -> Tensor:
-        """Returns [T] from what this rank computed of it."""
+        """Returns [T] from this rank's part of it."""
         return own if batch.share is None else batch.share.on_all(own, len(batch.targets_T))
 
     def outputs(self, batch: MicroBatch) -> Tensor:
-        """Computes [t, outputs]: logits (or a head's values) at the positions asked for; this rank's part of them."""
+        """Computes [t, outputs] at the selected positions: this rank's part of the logits or of a head's values."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return self._forward(batch)
 
@@ -157,7 +157,7 @@ class PackedModel:
         answers = batch.targets_T if self._head and self._head.takes_answers else None
         with nullcontext() if whole else _rows_before(self.model.get_output_embeddings(), batch.keep_T, answers):
             logits: Tensor = self.model(batch.input_ids, **arguments).logits
-        rows = logits.flatten(0, 1)  # a view; selecting row 0 would cost a second table in the backward
+        rows = logits.flatten(0, 1)  # a view; selecting row 0 would need a second table in the backward
         return rows.index_select(0, batch.keep_T) if whole else rows
 
 
@@ -187,12 +187,12 @@ def _rows(table: nn.Module) -> int:
 
 @contextmanager
 def _rows_before(head: nn.Module, keep_T: Tensor, answers: Tensor | None) -> Iterator[None]:
-    """Has a head compute the asked rows alone, as `logits_to_keep` would, with a gradient that is the same each time.
+    """Makes a head compute the selected rows only, as `logits_to_keep` would, with a reproducible gradient.
 
-    answers: [T] a second argument of the head, whose distributions it gives; None: it takes none.
+    answers: [T] second argument of a head that returns the distributions of answers. If None, the head takes none.
 
-    Several samples ask for the row of a shared token. transformers indexes with the tensor, whose gradient is added up
-    by several threads in the order in which they come; that of index_select is added up in the order of the rows.
+    Several samples select the row of a shared token. transformers indexes with the tensor, whose gradient is summed by
+    several threads in varying order; the gradient of index_select is summed in the order of the rows.
     """
 
     def select(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -207,16 +207,16 @@ def _rows_before(head: nn.Module, keep_T: Tensor, answers: Tensor | None) -> Ite
 
 
 def _align(model: PreTrainedModel) -> None:
-    """Copies what a file left at an odd address: matrix products round differently there, and a model that was just
-    loaded has to give the same bits as the one that was saved."""
+    """Copies tensors that a file left at unaligned addresses. Matrix products round differently there, and a model that
+    was just loaded must give the same bits as the one that was saved."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() % ALIGNMENT:
             tensor.data = tensor.data.clone()
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:
-    """Recomputes each layer in the backward. transformers does so only for layers in training mode, dropout included,
-    so just the layers themselves are put there, and their own dropout rates are zeroed."""
+    """Recomputes each layer in the backward. transformers does so only for layers in training mode, which enables
+    dropout too, so only the layers themselves are set to training mode, with dropout rates of 0."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

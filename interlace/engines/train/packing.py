@@ -1,4 +1,4 @@
-"""Samples laid out as micro-batches: one row of tokens, no padding, what branches share once."""
+"""Samples laid out as micro-batches: one row of tokens without padding, in which shared tokens appear once."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenArrays:
-    """Arrays whose embeddings take the places of placeholder tokens."""
+    """Arrays whose embeddings replace placeholder tokens."""
 
     arrays: Mapping[str, Tensor]
-    """[N, ...] each, N observations."""
+    """[N, ...] each, for N observations."""
     places_P: Tensor
-    """[P] flat positions of their placeholders, in order."""
+    """[P] flat positions of the placeholders, in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """The tokens of some samples, ready for one forward. T = response tokens asked for, over all samples.
+    """Tokens of some samples, ready for one forward pass. T = selected response tokens of all samples.
 
-    A sample's tokens are its prompt and its segments, without the last one of each leaf, whose logits are not read.
+    The tokens of a sample are its prompt and its segments, without the last token of each leaf, whose logits are not
+    read.
     """
 
     input_ids: Tensor
@@ -44,23 +45,23 @@ class MicroBatch:
     position_ids: Tensor
     """Positions in the shape of input_ids; each branch starts at 0."""
     attention_mask: Tensor | None
-    """[branches, longest] where padded."""
+    """[branches, longest] if rows are padded, else None."""
     given: GivenArrays | None
-    """Arrays beside the tokens; None where no sample has any."""
+    """Arrays given in addition to the tokens; None if no sample has any."""
     layout: PackedLayout | None
-    """Places of the branches, where packed; branches have in common what they begin with alike."""
+    """Places of the branches if rows are packed; branches share the places of a common prefix."""
     keep_T: Tensor
-    """[T] flat positions whose output predicts the response tokens; what follows one token has that in common."""
+    """[T] flat positions whose output predicts the response tokens; tokens that follow one token share its position."""
     targets_T: Tensor
     """[T] the response tokens."""
     sample_T: Tensor
-    """[T] index of the sample a token belongs to, within this micro-batch."""
+    """[T] index, within this micro-batch, of the sample a token belongs to."""
     turn_T: Tensor
-    """[T] index of the segment a token belongs to, within this micro-batch."""
+    """[T] index, within this micro-batch, of the segment a token belongs to."""
     lengths: tuple[int, ...]
-    """[samples] tokens asked for, by sample."""
+    """[samples] selected tokens of each sample."""
     share: RowShare | None = None
-    """This rank's part of the row, which input_ids, position_ids and keep_T are then; None: all of it."""
+    """This rank's part of the row, to which input_ids, position_ids and keep_T are then limited. If None, all of it."""
 
     @property
     def num_samples(self) -> int:
@@ -69,7 +70,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Values of a micro-batch's samples for each token, [T] each; None where no sample has them."""
+    """Per-token values of a micro-batch's samples, [T] each; None if no sample has them."""
 
     logprobs_T: Tensor | None
     proximal_logprobs_T: Tensor | None
@@ -82,7 +83,7 @@ class Columns:
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Splits by first-fit decreasing: bins of indices whose lengths sum to at most `budget`, each bin longest first.
 
-    A length above the budget gets a bin of its own. Ties keep their order, so the result depends on the input alone.
+    A length above the budget gets a separate bin. Ties keep their order, so the result depends on the input alone.
     """
     bins: list[list[int]] = []
     room: list[int] = []
@@ -98,10 +99,9 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def split_padded(rows: Sequence[tuple[int, int]], budget: int) -> list[list[int]]:
-    """Bins of indices, longest first, each with what its longest still fits: at most `budget` with the padding.
+    """Returns bins of indices, longest first, each with at most `budget` tokens including padding.
 
-    rows: (longest, number) of each entry's rows. A length above the budget gets a bin of its own. Ties keep their
-    order.
+    rows: (longest, number) of each entry's rows. A length above the budget gets a separate bin. Ties keep their order.
     """
     bins: list[list[int]] = []
     longest = count = 0
@@ -117,8 +117,11 @@ def split_padded(rows: Sequence[tuple[int, int]], budget: int) -> list[list[int]
 
 
 def split_samples(samples: Sequence[Sample], budget: int, *, padded: bool) -> list[list[int]]:
-    """Micro-batches of at most `budget` tokens, as indices, longest first. Samples of one prompt stay together as far
-    as they fit, so that it counts once, unless rows are padded, where each branch has its own and padding counts."""
+    """Returns micro-batches of at most `budget` tokens, as indices, longest first.
+
+    Samples of one prompt stay together as far as they fit, so that the prompt counts once. If rows are padded, each
+    branch has its own row, and padding counts.
+    """
     if padded:
         lengths = [branch_lengths(sample) for sample in samples]
         return split_padded([(max(own), len(own)) for own in lengths], budget)
@@ -138,7 +141,7 @@ def split_samples(samples: Sequence[Sample], budget: int, *, padded: bool) -> li
 
 
 def placeholder(num_tokens: int = 1) -> Sample:
-    """Makes a sample that an empty micro-batch computes: tokens to predict from a prompt of one token."""
+    """Makes the sample of an empty micro-batch: tokens predicted from a prompt of one token."""
     prompt = Prompt(uid="placeholder", token_ids=np.zeros(1, np.int32), text="", answer="")
     segment = Segment(token_ids=np.zeros(num_tokens, np.int32))
     return Sample(key=SampleKey(0, 0), prompt=prompt, segments=(segment,))
@@ -152,11 +155,11 @@ def collate(
     masks: Sequence[BoolArray | None],
     placeholder: int | None = None,
 ) -> MicroBatch:
-    """Lays samples out in the given order (longest first, so that lengths are close to their neighbours').
+    """Lays samples out in the given order (longest first, so that neighbours have similar lengths).
 
-    masks: which of its tokens are asked for, by sample; None asks for all. A token that begins a context is not asked
-    for. placeholder: token that arrays stand for, None where the model reads none. Raises ValueError where a token that
-    the policy drew begins a context, and for arrays that the model does not read.
+    masks: selected tokens of each sample; None selects all. A token that begins a context must not be selected.
+    placeholder: token that arrays replace, None if the model reads no arrays. Raises ValueError if a token that the
+    policy drew begins a context, and for arrays that the model does not read.
     """
     trie = Trie.of(samples)
     attention_mask, layout, predictors = None, None, trie.predictors
@@ -196,7 +199,7 @@ def _given(trie: Trie, placeholder: int | None, device: torch.device, spread: Pl
     if not trie.given:
         return None
     if placeholder is None:
-        raise ValueError("samples have arrays beside their tokens, and the model reads tokens alone")
+        raise ValueError("samples have arrays in addition to their tokens, and the model reads tokens alone")
     places = np.concatenate([own.places[trie.token_ids_S[own.places] == placeholder] for own in trie.given])
     if spread is not None:
         reached, first, times = np.unique(spread.ravel(), return_index=True, return_counts=True)
@@ -211,9 +214,9 @@ def _given(trie: Trie, placeholder: int | None, device: torch.device, spread: Pl
 
 
 def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequence[BoolArray | None]) -> Columns:
-    """Reads the samples' columns at the tokens asked for.
+    """Reads the samples' columns at the selected tokens.
 
-    Raises ValueError where only some samples have one, or a sample one of another length.
+    Raises ValueError if only some samples have a column, or if a column's length differs from its sample's.
     """
 
     def read(name: str, values: Sequence[FloatArray | None]) -> Tensor | None:
@@ -240,8 +243,11 @@ def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequenc
 
 
 def _padded(trie: Trie) -> tuple[Places, BoolArray, tuple[Places, ...]]:
-    """Pads to a row for each branch: ([branches, longest] places in the trie, which of them are no padding, and of each
-    sample the flat place that predicts each token, in the first of its own rows that has it)."""
+    """Pads each branch to a row.
+
+    Returns ([branches, longest] places in the trie; [branches, longest] True unless padding; for each sample, the flat
+    place that predicts each token, in the first row of the sample that contains it).
+    """
     rows = [branch for own in trie.branches for branch in own]
     longest = max(map(len, rows))
     spread = np.zeros((len(rows), longest), np.int64)
@@ -251,7 +257,7 @@ def _padded(trie: Trie) -> tuple[Places, BoolArray, tuple[Places, ...]]:
     home_S, reach = np.zeros(len(trie.token_ids_S), np.int64), len(rows) * longest
     predictors = []
     for branches, wanted in zip(reversed(trie.branches), reversed(trie.predictors), strict=True):
-        for branch in reversed(branches):  # so that the first row has the last word
+        for branch in reversed(branches):  # so that the first row overwrites later ones
             reach -= longest
             home_S[branch] = np.arange(reach, reach + len(branch))
         predictors.append(home_S[wanted])

@@ -1,4 +1,4 @@
-"""Place of a rank: the device it computes on, and the ranks it meets. Imports no torch before it is asked to."""
+"""Device of a rank, and its process group. Imports torch only when a function needs it."""
 
 from typing import TYPE_CHECKING
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 def torch_device(context: WorkerContext) -> str:
-    """Returns the device a rank computes on, as torch names it."""
+    """Returns torch's name of the device a rank computes on."""
     return torch_name(context.devices[0]) if context.devices else "cpu"
 
 
 def torch_name(device: str) -> str:
-    """Returns a device's name in torch: all CPU cores are one there."""
+    """Returns torch's name of a device: torch has one device for all CPU cores."""
     return "cpu" if device.startswith("cpu") else device
 
 
 LARGE_WEIGHT = 1 << 17
-"""Elements of a weight matrix: products with a smaller one are too short to share between threads."""
+"""Elements of a weight matrix. Products with a smaller matrix are too short to split between threads."""
 
 
 def useful_threads(model: "PreTrainedModel", num_threads: int) -> int:
     """Returns the number of threads for a rank's CPU operations on a model: 1 for a small model, else `num_threads`.
 
-    Threads meet after each product. On a busy machine the operating system often runs one of them and not the other,
-    and the first waits for a time slice: with products of microseconds a step takes ten times as long as on one
+    Threads synchronize after each product. On a busy machine the operating system often runs only one of them, and it
+    waits a time slice for the others: with products of microseconds, a step takes ten times as long as on one
     thread. The rule depends on the model alone, so the bits of a result do not depend on the load at the start.
     """
     largest = max((weight.numel() for weight in _inner_weights(model)), default=0)
@@ -40,7 +40,7 @@ def useful_threads(model: "PreTrainedModel", num_threads: int) -> int:
 
 
 def _inner_weights(model: "PreTrainedModel") -> "Iterator[Tensor]":
-    """Yields weight matrices, without those of the vocabulary, of which a token reads a row."""
+    """Yields weight matrices except the vocabulary's, of which a token reads one row."""
     outer = (model.get_input_embeddings(), model.get_output_embeddings())
     skipped = {id(weight) for module in outer if module is not None for weight in module.parameters()}
     for parameter in model.parameters():
@@ -49,7 +49,7 @@ def _inner_weights(model: "PreTrainedModel") -> "Iterator[Tensor]":
 
 
 def join_ranks(context: WorkerContext, trained: TrainedConfig) -> "Ranks":
-    """Joins a trained worker's group, met by all of its ranks at once."""
+    """Joins the process group of a trained worker; all of its ranks call this at the same time."""
     from interlace.engines.train.ranks import Ranks
 
     if context.rendezvous is None:

@@ -1,4 +1,4 @@
-"""Micro-batches are made ahead of the one that is computed, so that laying them out and copying them cost no time."""
+"""Makes micro-batches ahead of the computed one, so that their layout and their copies take no extra time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Made = TypeVar("Made")
 
 
 def ahead(make: Callable[[Item], Made], items: Sequence[Item], *, first: Made | None = None) -> Iterator[Made]:
-    """Yields `make` of each item, in order: while one is used, another thread makes the next (a double buffer).
+    """Yields `make` of each item, in order. While one is used, another thread makes the next (a double buffer).
 
-    first: of the first item, where it was made before. What `make` raises is raised here, in its place.
+    first: result for the first item, if it was made before. An error of `make` is raised at the item's turn.
     """
     if len(items) < 2:
         yield from [first] if first is not None else map(make, items)
         return
-    # Its operations are small: more threads would only fight for the cores.
+    # The operations are small: more threads would only compete for the cores.
     with ThreadPoolExecutor(1, "prepare", initializer=partial(torch.set_num_threads, 1)) as pool:
         pending = pool.submit(make, items[0]) if first is None else pool.submit(lambda: first)
         for item in items[1:]:
@@ -35,7 +35,7 @@ def ahead(make: Callable[[Item], Made], items: Sequence[Item], *, first: Made | 
 
 
 def on_device(array: NDArray[Any] | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Copies the array to the device. To a GPU through pinned memory, so that the caller does not wait for the copy."""
+    """Copies the array to the device. Uses pinned memory for a GPU, so that the caller does not wait for the copy."""
     tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
     tensor = tensor.to(dtype or tensor.dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,4 +1,4 @@
-"""Checks of a model at load: packed rows, padded rows and a backward pass compute what the plain model computes."""
+"""Checks of a model at load: packed rows, padded rows and a backward pass give the same results as the plain model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBE_TOLERANCE = 1e-3
 
 
 def install_packed_attention(model: PreTrainedModel, ranks: Ranks) -> str | None:
-    """Replaces the model's attention and checks that it computes the same at every length.
+    """Replaces the model's attention and checks that the results are the same at every length.
 
     Returns None, or the reason why the model keeps its own attention.
     """
@@ -39,7 +39,7 @@ def install_packed_attention(model: PreTrainedModel, ranks: Ranks) -> str | None
     refusal = _find_difference(model, own, None, layer_types)
     for change in () if refusal else find_length_changes(model.config, context_length(model.config)):
         refusal = refusal or _find_difference(model, own, change, layer_types)
-    refusal = next(filter(None, ranks.gather_texts(refusal or "")), None)  # the first rank's reason is that of all
+    refusal = next(filter(None, ranks.gather_texts(refusal or "")), None)  # all ranks use the first rank's reason
     model.set_attn_implementation(PACKED_ATTENTION if refusal is None else own)
     return refusal
 
@@ -87,7 +87,7 @@ def relative_gap(expected: Tensor, got: Tensor) -> float:
 
 
 def check_padded(model: PreTrainedModel) -> None:
-    """Raises UserError if rows that are padded on the right do not give what each row gives alone."""
+    """Raises UserError if rows padded on the right give other logits than the same rows run alone."""
     changes = find_length_changes(model.config, context_length(model.config))
     reached = [change.probe_tokens for change in changes if change.is_reached]
     sizes = (*PROBE_SIZES, *([max(reached)] if reached else []))
@@ -142,7 +142,7 @@ def _probe_ids(model: PreTrainedModel, sizes: Sequence[int]) -> Tensor:
 
 
 def check_router_loss(model: PreTrainedModel) -> None:
-    """Raises UserError if the configuration requests a load-balancing loss, which no trainer here adds."""
+    """Raises UserError if the configuration requests a load-balancing loss, which this trainer does not add."""
     text = model.config.get_text_config()
     coefficient = getattr(text, "router_aux_loss_coef", None)
     if getattr(text, "output_router_logits", False) and coefficient:

@@ -1,12 +1,12 @@
 """The ranks of a model: a mesh of processes, or one alone.
 
-Samples are dealt to data-parallel ranks; ranks that differ in the last axes of the mesh are called with the same ones
-(`MeshShape`). Over the data-parallel ranks a model is cut up by FSDP2 (arXiv 2304.11277): parameters, gradients and
-optimizer state are cut into one shard a rank. A layer is gathered whole just before it computes and its gradient is
-summed into shards right after, so every forward and every backward is collective: all ranks run the same number of
-them, the last ones empty where a rank has fewer micro-batches. Without `reshard` layers are gathered at the minibatch's
-first forward and gradients are summed at its end, for a whole model's memory on every rank: ZeRO's stage 1 in place of
-3 (arXiv 1910.02054).
+Data-parallel ranks get different samples; ranks that differ in the last axes of the mesh are called with the same
+samples (`MeshShape`). FSDP2 (arXiv 2304.11277) splits a model over the data-parallel ranks: parameters, gradients and
+optimizer state are cut into one shard per rank. A layer is gathered just before it computes, and its gradient is summed
+into shards right after. So every forward and every backward is collective: all ranks run the same number of them, and a
+rank with fewer micro-batches runs empty ones at the end. Without `reshard`, layers are gathered at the minibatch's
+first forward and gradients are summed at its end, at the cost of a whole model's memory on every rank: ZeRO stage 1
+instead of stage 3 (arXiv 1910.02054).
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ Fill: TypeAlias = Callable[[nn.Module], None]
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 """Axes of the mesh."""
 REST, EXPERT = "rest", "expert"
-"""Axes that SHARD is made of for the experts of a mixture."""
+"""Axes that form SHARD for the experts of a mixture."""
 BUCKET_BYTES = 256 << 20
-"""Bytes of weights that are gathered at once."""
+"""Bytes of weights gathered at once."""
 
 
 class Ranks:
-    """One rank's view of its group. Without arguments: a process alone, where all of it does nothing."""
+    """One rank's view of its group. Without arguments, a single process, for which all methods do nothing."""
 
     def __init__(self, rank: int = 0, shape: MeshShape | None = None, mesh: DeviceMesh | None = None) -> None:
         self.rank, self.shape = rank, shape or MeshShape()
         self.num_ranks = self.shape.num_ranks
         self.fill: Fill | None = None
-        """Reader of this rank's part of a model that has no content yet; None for one that was loaded whole."""
+        """Reader of this rank's part of a model without content; None for a model that was loaded whole."""
         self.context_mesh: DeviceMesh | None = None
-        """Ranks that share each row of tokens with this one; None where it has rows of its own."""
+        """Ranks that share each row of tokens with this one; None if rows are not shared."""
         self._mesh, self._expert_mesh = mesh, None if mesh is None else _expert_mesh(self.shape, mesh.device_type)
 
     @classmethod
     def join(cls, url: str, secret: str = "", *, rank: int, shape: MeshShape, device: str) -> Ranks:
-        """Meets the others at `url`; returns once all are there. A process belongs to one group.
+        """Joins the group at `url`; returns when all ranks have joined. A process belongs to one group.
 
-        url: `file://PATH` or `tcp://HOST:PORT`, where rank 0 listens at that address and no other. secret: what the
-        names in the store begin with. Host tensors go through gloo, those of a GPU through NCCL.
+        url: `file://PATH` or `tcp://HOST:PORT`; rank 0 listens at that address only. secret: prefix of the keys in the
+        store. Host tensors are sent through gloo, GPU tensors through NCCL.
         """
         from torch import distributed
 
@@ -75,11 +75,11 @@ class Ranks:
 
     @classmethod
     def over(cls, rank: int, shape: MeshShape, kind: str = "cpu") -> Ranks:
-        """Lays a mesh over the ranks, which have met. kind: of their devices."""
+        """Makes a mesh of the ranks, which have joined a group. kind: kind of their devices."""
         from torch.distributed.device_mesh import init_device_mesh
 
         sizes = {REPLICATE: shape.replicate, SHARD: shape.shard * shape.context, TENSOR: shape.tensor}
-        # Axes of one rank are left out: with no more than one axis a tensor is laid out as FSDP alone does.
+        # Axes of size 1 are left out: with one axis, a tensor's layout is the same as under FSDP alone.
         axes = {name: size for name, size in sizes.items() if size > 1} or {SHARD: 1}
         mesh = init_device_mesh(kind, (*axes.values(),), mesh_dim_names=(*axes,))
         made = cls(rank, shape, mesh)
@@ -89,7 +89,7 @@ class Ranks:
         return made
 
     def leave(self) -> None:
-        """Ends the group, for this process."""
+        """Leaves the group."""
         if not self.is_alone:
             from torch import distributed
 
@@ -100,7 +100,7 @@ class Ranks:
         return self.num_ranks == 1
 
     def is_first_holder(self, tensor: Tensor) -> bool:
-        """Says whether this rank, of all that hold the same part of a tensor, is the first."""
+        """Returns True if this rank is the first of all ranks that hold the same part of a tensor."""
         if self._mesh is None:
             return True
         axes = zip(self._mesh.mesh_dim_names or (), self._mesh.get_coordinate() or (), strict=True)
@@ -110,16 +110,16 @@ class Ranks:
 
     @property
     def tensor_mesh(self) -> DeviceMesh | None:
-        """Returns the axis of the ranks that share each layer; None for one that has them whole."""
+        """Returns the axis of the ranks that share each layer; None if each rank has whole layers."""
         return None if self._mesh is None or self.shape.tensor == 1 else self._mesh[TENSOR]
 
     @property
     def expert_mesh(self) -> DeviceMesh | None:
-        """Returns the axis of the ranks that experts are dealt out to; None where each rank has all of them."""
+        """Returns the axis of the ranks that split the experts; None if each rank has all experts."""
         return None if self._expert_mesh is None else self._expert_mesh[EXPERT]
 
     def load(self, config: ModelConfig) -> LoadedModel:
-        """Loads a model. Of several ranks each gets it without content, if that can be, and reads its part later."""
+        """Loads a model. With several ranks, each gets it without content, if possible, and reads its part later."""
         found = None if self.is_alone else load_without_content(config, is_checked=self.rank == 0)
         if found is None:
             return load_model(config)
@@ -129,8 +129,8 @@ class Ranks:
     def shard(self, model: nn.Module, device: torch.device, *, reshard: bool) -> None:
         """Cuts the model, which is on the host and equal on every data-parallel rank, into shards on their devices.
 
-        A model without content is cut up first, and then each rank reads its part. reshard: after each forward and
-        backward; else by `reshard` alone, and gradients are summed by `reduce` alone.
+        A model without content is cut up first, and then each rank reads its part. reshard: parameters are resharded
+        after each forward and backward; if False, only `reshard` does so, and only `reduce` sums gradients.
         """
         names = self._mesh.mesh_dim_names if self._mesh else None
         axes = tuple(name for name in names or () if name != TENSOR)
@@ -140,12 +140,12 @@ class Ranks:
         if self.fill:
             _materialize(model, device)
             self.fill(model)
-        elif not axes:  # sharding brings each rank's part to its device, where the whole may not fit
+        elif not axes:  # sharding moves each rank's part to its device, on which the whole model may not fit
             nn.Module.to(model, device)
 
     def _shard_experts(self, model: nn.Module, device: torch.device) -> set[nn.Parameter]:
-        """Cuts each dealt expert up among the ranks that hold it, if there are several; returns what must not be cut up
-        with the layer around it."""
+        """Cuts each expert up among the ranks that hold it, if there are several; returns the experts' parameters,
+        which must not be cut up again with their layer."""
         if self._expert_mesh is None:
             return set()
         from torch.distributed.fsdp import fully_shard
@@ -155,7 +155,7 @@ class Ranks:
         found = expert_modules(model)
         for module in found:
             if self._expert_mesh[axes].size() > 1:
-                # Along another dimension than the one that they were dealt out by: a rank's part is one block then.
+                # Along another dimension than the experts' dimension: a rank's part is then one block.
                 fully_shard(module, mesh=self._expert_mesh[axes], shard_placement_fn=lambda _: Shard(1))
             elif not self.fill:
                 module.to(device)
@@ -170,10 +170,10 @@ class Ranks:
         for layer in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
             fully_shard(layer, mesh=mesh, ignored_params=dealt)
         fully_shard(model, mesh=mesh, ignored_params=dealt)
-        # Logits are a view of what the head's product gave. Nothing is added to them where gradients are recorded.
+        # Logits are a view of the output of the head. No in-place addition follows when gradients are recorded.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
         for module in _sharded(model):
-            # Gradients are sums, divided once by the denominator of all ranks; FSDP would average.
+            # Gradients are sums, divided once by the denominator of all ranks; FSDP would average them.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             module.set_reshard_after_forward(reshard, recurse=False)
@@ -181,7 +181,7 @@ class Ranks:
             module.set_requires_gradient_sync(reshard, recurse=False)
 
     def reshard(self, model: nn.Module) -> None:
-        """Gives up gathered parameters, which the next update would not reach."""
+        """Frees gathered parameters, because the next update would not change them."""
         if not self.is_alone:
             for module in _sharded(model):
                 module.reshard()
@@ -197,11 +197,11 @@ class Ranks:
             module.reshard()
 
     def largest(self, number: int) -> int:
-        """Returns the largest over all ranks."""
+        """Returns the largest number of all ranks."""
         return number if self.is_alone else max(map(int, self.gather_texts(str(number))))
 
     def gather_texts(self, text: str) -> list[str]:
-        """Returns each rank's text, in their order, on every rank. For small things; nothing is unpickled."""
+        """Returns the text of each rank, in rank order, on every rank. For short texts; nothing is unpickled."""
         if self.is_alone:
             return [text]
         from torch import distributed
@@ -215,23 +215,23 @@ class Ranks:
         return [bytes(each[: int(size)].tolist()).decode() for each, size in zip(found, sizes, strict=True)]
 
     def gather_on_first(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Gathers whole tensors on rank 0's host, nothing on the others. Alone: the tensors themselves."""
+        """Gathers whole tensors on rank 0's host; other ranks get none. A single process gets the tensors given."""
         if self.is_alone:
             return tensors
         kept: dict[str, Tensor] = {}
-        for bucket in _buckets(tensors, self.num_ranks):  # one after the other, so that no device holds the model
+        for bucket in _buckets(tensors, self.num_ranks):  # one by one, so that no device holds the whole model
             kept.update(self._gather(bucket))
         return kept
 
     def _gather(self, bucket: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        """Gathers a bucket's whole tensors on rank 0's host, nothing on the others: a message a rank, not a tensor."""
+        """Gathers a bucket's whole tensors on rank 0's host, with one message per rank, not per tensor."""
         from torch import distributed
 
         if not _is_cut_by_rows(bucket[0][1], self.num_ranks):
             wholes = [(name, whole_tensor(tensor)) for name, tensor in bucket]
-            # Copies all of them: what is whole on every rank goes on being trained.
+            # Copies all of them: tensors that are whole on every rank continue to be trained.
             return [(name, torch.clone(whole).cpu()) for name, whole in wholes] if self.rank == 0 else []
-        # Rows are dealt as torch.chunk does: with each rank's part as large as the first, what is missing comes last.
+        # Rows are split as by torch.chunk. With parts as large as the first one, padding is at the end.
         sizes = [-(-len(tensor) // self.num_ranks) * (tensor.numel() // len(tensor)) for _, tensor in bucket]
         parts = [local_part(tensor).flatten() for _, tensor in bucket]
         flat = torch.cat(
@@ -250,7 +250,7 @@ class Ranks:
 
 
 def _expert_mesh(shape: MeshShape, kind: str) -> DeviceMesh | None:
-    """Lays out the same ranks as the experts of a mixture see them; None where each rank has all experts."""
+    """Makes the mesh of the same ranks with the axes of experts; None if each rank has all experts."""
     if shape.expert == 1:
         return None
     from torch.distributed.device_mesh import init_device_mesh
@@ -267,13 +267,13 @@ def _open_store(url: str, rank: int, num_ranks: int) -> Store:
         return FileStore(place.path, num_ranks)
     if place.hostname is None or place.port is None:
         raise ValueError(f"{url} is neither file://PATH nor tcp://HOST:PORT")
-    # The store would listen on all addresses of the machine, and it asks for no password.
+    # The store by default listens on all addresses of the machine, and it has no password.
     listener = socket.create_server((place.hostname, place.port)).detach() if rank == 0 else None
     return TCPStore(place.hostname, place.port, num_ranks, is_master=rank == 0, master_listen_fd=listener)
 
 
 def _buckets(tensors: Mapping[str, Tensor], num_ranks: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Tensors alike in type and layout, in order, up to BUCKET_BYTES together; a larger one by itself."""
+    """Yields tensors of equal type and layout, in order, up to BUCKET_BYTES together; a larger one by itself."""
     bucket: list[tuple[str, Tensor]] = []
     held, before = 0, None
     for name, tensor in tensors.items():
@@ -288,7 +288,7 @@ def _buckets(tensors: Mapping[str, Tensor], num_ranks: int) -> Iterator[list[tup
 
 
 def _is_cut_by_rows(tensor: Tensor, num_ranks: int) -> bool:
-    """Says whether all ranks have some of a tensor's rows, one after the other; others are laid out otherwise."""
+    """Returns True if all ranks have some of a tensor's rows, one rank after the other."""
     from torch.distributed.tensor import DTensor, Shard
 
     is_cut = isinstance(tensor, DTensor) and tuple(tensor.placements) == (Shard(0),)
@@ -296,7 +296,7 @@ def _is_cut_by_rows(tensor: Tensor, num_ranks: int) -> bool:
 
 
 def _materialize(model: nn.Module, device: torch.device) -> None:
-    """Gives memory to what has none; a tied tensor stays one, which torch's own `to_empty` makes two of."""
+    """Allocates memory for meta tensors. A tied tensor stays one tensor; torch's `to_empty` would split it in two."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, held in module._parameters.items():
@@ -307,7 +307,7 @@ def _materialize(model: nn.Module, device: torch.device) -> None:
             if buffer is not None:
                 empty_or_moved = torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
                 module._buffers[name] = empty_or_moved
-    model._apply(lambda tensor: tensor)  # tells FSDP where its shards are now
+    model._apply(lambda tensor: tensor)  # updates the addresses of FSDP's shards
 
 
 def _sharded(model: nn.Module) -> list[FSDPModule]:
@@ -317,7 +317,7 @@ def _sharded(model: nn.Module) -> list[FSDPModule]:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Gathers a sharded tensor from all ranks, which all call this function; returns another unchanged."""
+    """Gathers a sharded tensor; all ranks must call this function. Returns any other tensor unchanged."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

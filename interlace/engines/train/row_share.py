@@ -1,8 +1,8 @@
 """A row of tokens shared by several ranks (DeepSpeed Ulysses, arXiv 2309.14509).
 
-Each rank runs its part of the row through every layer. Around attention the ranks exchange: of all heads for a part of
-the tokens each gets all tokens for a part of the heads, attends to whole sequences as one rank does, and gives the
-result back. Log-probs are then put together, so that each rank computes the loss of the whole row.
+Each rank runs its part of the row through every layer. Around attention the ranks exchange tensors: each rank gives all
+heads of its part of the tokens and gets all tokens for its part of the heads, attends to whole sequences as a single
+rank does, and sends the result back. Log-probs are then combined, so that each rank computes the loss of the whole row.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class RowShare:
     """One rank's part of a row."""
 
     mesh: DeviceMesh
-    """Ranks that share it."""
+    """Ranks that share the row."""
     sizes: tuple[int, ...]
     """Tokens of each rank's part."""
     own_T: Tensor
-    """[t] those of the T response tokens that this rank's part predicts."""
+    """[t] indices of the response tokens, out of T, that this rank's part predicts."""
 
     def to_heads(self, rows: Tensor) -> Tensor:
         """Exchanges [own tokens, heads, D] for [tokens, own heads, D]."""
@@ -54,7 +54,7 @@ class RowShare:
         return per_head.chunk(self.mesh.size())[self.mesh.get_local_rank()]
 
     def on_all(self, own: Tensor, num_tokens: int) -> Tensor:
-        """Puts [t] of every rank together, [T] on all; the gradient of a rank's own tokens goes back to it."""
+        """Combines [t] of every rank into [T] on all ranks; the gradient of a rank's tokens is sent back to it."""
         return add_up(own.new_zeros(num_tokens).index_copy(0, self.own_T, own), self.mesh)
 
 
@@ -63,7 +63,7 @@ def share_row(batch: MicroBatch, mesh: DeviceMesh) -> MicroBatch:
     assert batch.layout is not None
     layout, ids, positions, count = batch.layout, batch.input_ids, batch.position_ids, mesh.size()
     lacking = max(0, count - ids.shape[1])
-    if lacking:  # each rank has a token; what is put in is a sequence of its own, which nothing asks for
+    if lacking:  # each rank needs a token: the added ones form separate sequences whose output is not read
         extra = [np.asarray([ids.shape[1] + number]) for number in range(lacking)]
         layout = PackedLayout.of([*layout.places, *extra], layout.device)
         ids, positions = (torch.cat([each, each[:, -1:].expand(-1, lacking)], 1) for each in (ids, positions))

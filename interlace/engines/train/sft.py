@@ -21,7 +21,7 @@ def sft_loss(inputs: LossInputs) -> LossOutputs:
 
 
 def scaled(loss: LossFn, factor: float) -> LossFn:
-    """Returns a loss times a factor; its metrics stay."""
+    """Returns the loss multiplied by a factor; its metrics stay unchanged."""
 
     def compute(inputs: LossInputs) -> LossOutputs:
         outputs = loss(inputs)
@@ -33,7 +33,7 @@ def scaled(loss: LossFn, factor: float) -> LossFn:
 def supervised_sample(
     prompt_ids: Sequence[int] | IntArray, answer_ids: Sequence[int] | IntArray, imitated: BoolArray | None = None
 ) -> Sample:
-    """Makes a sample to accumulate of a prompt/answer pair. No policy sampled the pair: no behaviour log-probs.
+    """Makes a trainable sample of a prompt/answer pair. It has no behaviour log-probs, since no policy sampled it.
 
     imitated: [L] False on tokens of the answer that are not trained; None trains all.
     """

@@ -1,4 +1,4 @@
-"""Faster layers where the libraries for them are there: torch.compile, and Liger's kernels."""
+"""Faster layers through optional libraries: torch.compile and Liger's kernels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ COMPILERS = ("g++", "clang++")
 
 
 def compile_layers(model: PreTrainedModel, device: torch.device) -> None:
-    """Compiles each decoder layer at its first call, for rows of any length; what cannot be traced runs as it is.
+    """Compiles each decoder layer at its first call, for rows of any length; code that cannot be traced runs eagerly.
 
-    Layers of one kind share their code, so a deep model compiles as fast as a shallow one. Raises UserError where
-    there is no compiler.
+    Layers of one kind share their code, so a deep model compiles as fast as a shallow one. Raises UserError if no
+    compiler is found.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -34,7 +34,7 @@ def compile_layers(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises UserError where torch.compile could not write code for the device."""
+    """Raises UserError if torch.compile cannot generate code for the device."""
     if device.type == "cpu":
         wanted = (os.environ["CXX"],) if "CXX" in os.environ else COMPILERS
         if not any(map(shutil.which, wanted)):
@@ -47,10 +47,10 @@ def check_compiler(device: torch.device) -> None:
 
 
 def apply_liger(model: PreTrainedModel, device: torch.device) -> None:
-    """Puts Liger's kernels (arXiv 2410.10989) for norms, rotary positions and MLPs into the model.
+    """Replaces norms, rotary positions and MLPs of the model by Liger's kernels (arXiv 2410.10989).
 
-    Its fused loss is left out: losses here are of chosen tokens. Raises UserError where it is not installed, on a CPU,
-    and for an architecture that it has no kernels for. Not run by the tests of this repository but for the errors.
+    Liger's fused loss is not used, since losses here are computed on selected tokens. Raises UserError if Liger is not
+    installed, on a CPU, and for an architecture without kernels. The tests of this repository run only the errors.
     """
     check_liger(device)
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
@@ -66,7 +66,7 @@ def apply_liger(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def check_liger(device: torch.device) -> None:
-    """Raises UserError where apply_liger would for a reason that is known without the model."""
+    """Raises the errors of apply_liger that do not depend on the model."""
     if device.type == "cpu":
         raise UserError("actor.liger=true: Liger's kernels are for GPUs, and the actor runs on a CPU. Leave it off.")
     if find_spec("liger_kernel") is None:

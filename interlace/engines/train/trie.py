@@ -1,4 +1,4 @@
-"""Samples laid out as a trie in one row: a prompt that samples share, and a history that branches share, stand once."""
+"""Samples laid out as a trie in one row: a shared prompt, or a history shared by branches, appears once."""
 
 from __future__ import annotations
 
@@ -20,30 +20,32 @@ if TYPE_CHECKING:
     """In a row of tokens."""
 
 NOTHING = -1
-"""The place from which a token is predicted that begins a context."""
+"""Place from which the first token of a context is predicted: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trie:
-    """Places of samples' tokens in a row of S tokens. A leaf's last token has no place: its output is not read.
+    """Places of samples' tokens in a row of S tokens. A leaf's last token has no place, since its output is not read.
 
-    Where a segment's tokens were drawn at once, the queries that they were drawn from have the places.
+    If a segment's tokens were drawn at once, the places belong to the queries that they were drawn from.
     """
 
     token_ids_S: IntArray
     positions_S: IntArray
-    """[S] tokens before each one in its branches."""
+    """[S] number of tokens before each token in its branches."""
     branches: tuple[tuple[Places, ...], ...]
-    """Places of each branch of each sample, root to leaf; neighbours have most in common."""
+    """Places of each branch of each sample, root to leaf; neighbouring branches share the longest prefixes."""
     given: tuple[SegmentArrays, ...]
     """Arrays of the row's segments, in the order of their places."""
     predictors: tuple[Places, ...]
-    """Places, [L] for each sample, whose output predicts each token; NOTHING where it begins a context."""
+    """Places, [L] for each sample, whose output predicts each token; NOTHING for a token that begins a context."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Trie:
-        """Lays samples out, each prompt before the first of them. Raises ValueError where a token that the policy drew
-        has nothing to be predicted from."""
+        """Lays samples out; each prompt precedes its first sample.
+
+        Raises ValueError if the policy drew a token that no token precedes.
+        """
         row = _Row()
         prompts: dict[bytes, Places] = {}
         found = [_place(sample, row, prompts) for sample in samples]
@@ -57,13 +59,13 @@ class Trie:
 
 
 def num_own_tokens(sample: Sample) -> int:
-    """Counts the places that a sample takes in a row, without its prompt's."""
+    """Counts the places of a sample in a row, without its prompt."""
     leaves = [sample.segments[place] for place in {path[-1] for path in branches(sample.segments)}]
     return sample.num_tokens - sum([len(leaf.token_ids) > 0 and leaf.query_ids is None for leaf in leaves])
 
 
 def num_prompt_tokens(sample: Sample) -> int:
-    """Counts the places that its prompt takes: none where each segment has a context of its own."""
+    """Counts the places of a sample's prompt: none if no segment continues the prompt."""
     sees_prompt = any(segment.parent == PROMPT for segment in sample.segments)
     return len(sample.prompt.token_ids) if sees_prompt else 0
 
@@ -88,7 +90,7 @@ class SegmentArrays(NamedTuple):
 
 @dataclass(slots=True)
 class _Row:
-    """A row that grows."""
+    """A row under construction."""
 
     given: list[SegmentArrays] = field(default_factory=list)
 
@@ -97,7 +99,7 @@ class _Row:
     size: int = 0
 
     def add(self, token_ids: IntArray, depth: int) -> Places:
-        """Appends tokens, `depth` tokens from the beginning of their context. Returns their places."""
+        """Appends tokens at position `depth` of their context. Returns their places."""
         count, first = len(token_ids), self.size
         self.size += count
         self.token_ids.append(token_ids)
@@ -106,13 +108,13 @@ class _Row:
 
 
 def _place(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> tuple[tuple[Places, ...], Places]:
-    """Appends a sample's tokens, and those of a prompt that is not there yet. Returns (branches, predictors)."""
+    """Appends a sample's tokens, and its prompt's tokens if the row lacks them. Returns (branches, predictors)."""
     prompt, before = _prompt(sample, row, prompts), depths(sample)
     paths = branches(sample.segments)
     leaves = {path[-1] for path in paths}
     places: list[Places] = []
     last: list[int] = []
-    """Place, for each segment, from which a child's first token is predicted."""
+    """For each segment, the place from which a child's first token is predicted."""
     predictors: list[Places] = []
     for index, segment in enumerate(sample.segments):
         token_ids, parent = segment.token_ids, segment.parent
@@ -140,7 +142,7 @@ def _place(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> tuple[tup
 
 
 def _prompt(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> Places:
-    """Finds the places of a sample's prompt, where a segment continues it."""
+    """Returns the places of a sample's prompt, appending it if needed; empty if no segment continues the prompt."""
     if not num_prompt_tokens(sample):
         return np.zeros(0, np.int64)
     key = sample.prompt.token_ids.tobytes()
@@ -150,7 +152,7 @@ def _prompt(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> Places:
 
 
 def _check_beginning(sample: Sample, index: int) -> None:
-    """Refuses a segment that begins a context with a token that the policy drew."""
+    """Raises ValueError if the policy drew the token that begins a segment's context."""
     segment = sample.segments[index]
     if not len(segment.token_ids) or (segment.sampled is not None and not segment.sampled[0]):
         return
@@ -158,12 +160,12 @@ def _check_beginning(sample: Sample, index: int) -> None:
         raise ValueError(f"sample {sample.key} has an empty prompt: its first token has nothing to be predicted from")
     raise ValueError(
         f"sample {sample.key}: the policy drew the first token of segment {index}, which begins a context of its own: "
-        "it has nothing to be predicted from. Begin the segment with a token that is not sampled."
+        "no token precedes it to predict it from. Begin the segment with a token that is not sampled."
     )
 
 
 def _check_at_once(sample: Sample, index: int, *, is_leaf: bool) -> None:
-    """Refuses queries that do not go with their tokens, or that something continues."""
+    """Raises ValueError if the queries do not match their tokens, or if another segment continues them."""
     segment = sample.segments[index]
     if segment.query_ids is None or (is_leaf and len(segment.query_ids) == len(segment.token_ids)):
         return

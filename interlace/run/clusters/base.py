@@ -1,4 +1,4 @@
-"""A back end by its name."""
+"""Opens cluster back ends by name."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar, cast
@@ -17,7 +17,7 @@ class BackEnd(Protocol):
     """Interface of each module of this folder, and of a user's class."""
 
     def open_cluster(self, config: ClusterConfig, schedule: Schedule) -> Cluster:
-        """Opens the cluster that a run uses; call on the running event loop."""
+        """Opens the cluster of a run. Must be called in the running event loop."""
         ...
 
     def find_devices(self, config: ClusterConfig) -> tuple[Device, ...]:
@@ -26,7 +26,7 @@ class BackEnd(Protocol):
 
 
 def back_end(config: ClusterConfig) -> BackEnd:
-    """Returns the built-in module, or the user's `package.module:Name`, that the config names. Raises UserError."""
+    """Returns the back end of a config: a built-in module, or the user's `package.module:Name`. Raises UserError."""
     return cast("BackEnd", find_part("cluster back end", clusters, config.backend, ("open_cluster", "find_devices")))
 
 

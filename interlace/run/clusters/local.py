@@ -1,4 +1,4 @@
-"""Devices of this machine."""
+"""Cluster back end for the devices of this machine."""
 
 import os
 
@@ -11,12 +11,12 @@ from interlace.schedule.schedule import Schedule
 
 
 def open_cluster(config: ClusterConfig, schedule: Schedule) -> LocalCluster:
-    """Opens the cluster that a run uses; call on the running event loop."""
+    """Opens the cluster of a run. Must be called in the running event loop."""
     return LocalCluster(find_devices(config), schedule, hang_after_s=config.hang_after_s)
 
 
 def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
-    """Finds the devices of `cluster.devices`. Raises UserError for an unreadable spec and absent devices."""
+    """Finds the devices of `cluster.devices`. Raises UserError for an invalid value and for missing devices."""
     if config.address is not None:
         raise UserError(f"cluster.address = {config.address!r}, but cluster=local joins nothing. Set cluster=ray.")
     return tuple(slot.device for slot in find_slots(config.devices, [this_machine()]))

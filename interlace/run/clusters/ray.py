@@ -1,4 +1,4 @@
-"""Devices of a Ray cluster: one that is joined, or one started on this machine for the run."""
+"""Cluster back end for a Ray cluster: an existing one, or one started on this machine for the run."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
-    """Joins or starts Ray, and reserves the devices; call on the running event loop."""
+    """Joins or starts Ray, and reserves the devices. Must be called in the running event loop."""
     cluster_of = _imported().RayCluster
     from interlace.runtime.ray.session import RaySession
 
@@ -30,7 +30,7 @@ def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
 
 
 def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
-    """Returns the devices that `cluster.devices` names. Raises UserError if Ray or a device is missing."""
+    """Returns the devices of `cluster.devices`. Raises UserError if Ray or a device is missing."""
     _imported()
     return tuple(slot.device for slot in find_slots(config.devices, _machines(config.address)))
 

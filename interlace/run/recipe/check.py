@@ -1,4 +1,4 @@
-"""Check of a recipe before work starts, and the numbers that follow from it."""
+"""Checks a recipe before work starts, and computes the numbers that follow from it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SAMPLE_BYTES, TOKEN_BYTES = 1024, 16
-"""Bytes of a sample in the controller's memory, at least; and of each of its tokens: id, log-probs, advantage."""
+"""Minimum bytes of a sample in the controller's memory, and of each of its tokens: id, log-probs, advantage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,19 +56,19 @@ class Derived:
     num_dropped_prompts: int = 0
     """Number of prompts that were dropped as too long."""
     max_prompt_tokens: int
-    """Tokens of the longest prompt, to train on or held out."""
+    """Tokens of the longest prompt, training or held-out."""
     samples_per_step: int
     samples_per_minibatch: int
     max_tokens_per_step: int
-    """Prompt and response tokens of a step in which every response is as long as it may be."""
+    """Prompt and response tokens of a step if every response has the maximum length."""
     num_updates: int
     """Optimizer updates of the run."""
     num_versions: int
-    """Publications of the run."""
+    """Weight publications of the run."""
     staleness_bound: int
-    """Versions that any sample may lag."""
+    """Largest staleness of a sample, in versions."""
     steps_ahead: float
-    """Steps that generation may run ahead."""
+    """Steps by which generation may run ahead."""
     memory: tuple[WorkerMemory, ...]
 
 
@@ -178,7 +178,7 @@ def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokeniz
 
 
 def _check_step_size(recipe: Recipe, samples: int) -> None:
-    """Raises UserError if the samples of a step alone do not fit into this machine's memory."""
+    """Raises UserError if the samples of a step do not fit into this machine's memory."""
     needed, there = samples * (SAMPLE_BYTES + TOKEN_BYTES * recipe.sampling.max_new_tokens), host_memory_bytes()
     if needed > there:
         raise UserError(
@@ -189,7 +189,7 @@ def _check_step_size(recipe: Recipe, samples: int) -> None:
 
 
 def _check_rewards(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
-    """Raises UserError for a row that lacks a column which the reward of its source names."""
+    """Raises UserError for a row that lacks a column of its source's reward."""
     for source in sorted({prompt.source for prompt in prompts}):
         reward = recipe.task.rewards.get(source, recipe.reward)
         check_rows(reward, [prompt for prompt in prompts if prompt.source == source])
@@ -219,7 +219,7 @@ def _heldout_size(recipe: Recipe) -> str:
 
 def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedTokenizerBase") -> None:
     if recipe.warmup is not None and recipe.warmup.experts is None:
-        # One example is written: a style knows only from a prompt whether it can serve it.
+        # One example is rendered, because a style can only be checked against a prompt.
         demonstrations = recipe.warmup.demonstrations
         Demonstrations(demonstrations, prompts.train, tokenizer, recipe.seed, message_writer(recipe, tokenizer)).batch(
             0, 1

@@ -8,8 +8,8 @@ from interlace.run.recipe.config import Recipe
 
 
 def check_learning(recipe: Recipe) -> None:
-    """Refuses (UserError) a world model without data or use, imagined episodes without a world model, and starts of
-    tasks that the simulators do not have."""
+    """Raises UserError for a world model without data or use, for imagined episodes without a world model, and for
+    starts of tasks that the simulators lack."""
     _check_tasks(recipe)
     episode = recipe.episode
     imagined = episode.imagined if isinstance(episode, RobotConfig) else None

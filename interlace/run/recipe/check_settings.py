@@ -1,4 +1,4 @@
-"""Checks of a recipe that need its settings alone: no model, no data, no torch."""
+"""Checks of a recipe that need only its settings: no model, no data, no torch."""
 
 from interlace.algorithms import Algorithm
 from interlace.core.errors import UserError
@@ -42,7 +42,7 @@ def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
 
 
 def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
-    """Raises UserError if a role is placed on devices that do not exist, or its ranks do not fit them."""
+    """Raises UserError if a role is placed on devices that do not exist, or if its ranks do not fit them."""
     if recipe.schedule.open:
         raise UserError(
             "schedule=auto is chosen when `interlace train` starts. Elsewhere name a preset, or have one planned: "
@@ -51,7 +51,7 @@ def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
     simulators, schedule = simulators_of(recipe.episode), recipe.schedule.resolved
     for role in placed_roles():
         if role.counts_envs and simulators is None:
-            continue  # a schedule for robots may serve other episodes as well, on fewer devices
+            continue  # a schedule for robots may also serve other episodes, on fewer devices
         for instance in schedule.instances(role.name, devices):
             num_ranks(recipe, role.name, instance)
     if simulators:
@@ -88,7 +88,7 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
     if algorithm.needs.greedy_baseline:
         _check_baseline(recipe)
     if algorithm.needs.critic and algorithm.needs.process_reward:
-        raise UserError(f"algorithm {name!r} needs a critic and a process reward model; a run has a place for one.")
+        raise UserError(f"algorithm {name!r} needs a critic and a process reward model; a run can have only one.")
 
 
 def _check_baseline(recipe: Recipe) -> None:
@@ -107,7 +107,7 @@ def _check_baseline(recipe: Recipe) -> None:
 
 
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Checks the rewards that are bounded by settings; of other rewards, the algorithm checks each value in the run."""
+    """Checks rewards that settings bound. For other rewards, the algorithm checks each value during the run."""
     reward = recipe.reward
     if reward is None and create_kind(recipe.episode).brings_reward:
         return

@@ -1,4 +1,4 @@
-"""The `Recipe`: one experiment, whole. Every section is the configuration of the part it configures."""
+"""The `Recipe`: all settings of one experiment. Each section is the config of the part that it configures."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -38,10 +38,10 @@ _ADDRESS = re.compile(r"(ray://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 
 class AlgorithmChoice(Config):
-    """An algorithm by name. Written as the name alone, or `{name: ..., setting: value, ...}`."""
+    """An algorithm by name. Written as the name alone, or as `{name: ..., setting: value, ...}`."""
 
     name: str
-    """A built-in, or your own as package.module:Class."""
+    """A built-in algorithm, or your class as package.module:Class."""
     settings: SerializeAsAny[AlgorithmConfig]
 
     @model_validator(mode="before")
@@ -60,10 +60,10 @@ class AlgorithmChoice(Config):
 
 
 class ScheduleChoice(Config):
-    """A schedule: a preset by name, some fields changed. Written as the name, or `{preset: ..., field: value, ...}`."""
+    """A schedule: a preset with changed fields. Written as the name, or as `{preset: ..., field: value, ...}`."""
 
     preset: str
-    """A shipped one, the path of your own YAML file, or `auto`: the planner chooses."""
+    """A built-in preset, the path of your YAML file, or `auto`, which lets the planner choose."""
     open: bool = False
     """True until the planner has chosen; `resolved` then only bounds the staleness."""
     resolved: Schedule
@@ -79,7 +79,7 @@ class ScheduleChoice(Config):
         preset = _name("schedule", "preset", flat.pop("preset", DEFAULT_SCHEDULE))
         if preset == AUTO and not set(Schedule.model_fields) <= set(flat):
             return {"preset": preset, "open": True, "resolved": bounding(flat)}
-        # With every field given, as in the config.yaml of a run, the preset's file may have changed or gone since.
+        # With every field given, as in the config.yaml of a run, the preset's file is not needed: it may have changed.
         if set(Schedule.model_fields) <= set(flat):
             return {"preset": preset, "resolved": Schedule.parse(flat, where=f"schedule {preset}")}
         return {"preset": preset, "resolved": load_schedule(preset, flat)}
@@ -91,18 +91,18 @@ class ScheduleChoice(Config):
 
 
 class ClusterConfig(Config):
-    """Cluster that the run computes on. Written as the back end's name, or `{backend: ..., devices: ...}`."""
+    """Cluster that the run uses. Written as the back end's name, or as `{backend: ..., devices: ...}`."""
 
     backend: str = "local"
-    """local: this process. ray: processes that Ray places, on one machine or many. Your own: package.module:Name."""
+    """local: this process. ray: processes that Ray places, on one or more machines. Your own: package.module:Name."""
     devices: str = "auto"
-    """auto: every GPU, or a device for each CPU core. Else how many of which kind: `cpu:2`, `cuda:1,cpu:4`."""
+    """auto: every GPU, or a device for each CPU core. Else the number of devices by kind: `cpu:2`, `cuda:1,cpu:4`."""
     address: str | None = None
-    """ray: of a running cluster to join, `auto` or host:port; without it one is started on this machine for the run."""
+    """For ray: address of a cluster to join, `auto` or host:port. If None, the run starts Ray on this machine."""
     threads_per_worker: int | None = Field(default=None, ge=1)
-    """Threads of a rank's CPU operations. None takes one thread for a small model, on which several threads wait for
-    each other longer than they compute, and one thread for each device of the rank otherwise. Sums are taken in an
-    order that depends on the number of threads: with 1, weights are equal to the bit under every placement."""
+    """Threads of a rank's CPU operations. If None, one thread for a small model, whose threads would wait longer than
+    they compute; otherwise one thread for each device of the rank. The order of sums depends on the number of threads:
+    with 1, weights are bit-identical under every placement."""
     hang_after_s: float = Field(default=1800.0, gt=0)
     """Seconds without progress after which the run ends with an error that contains the wait-for graph."""
 
@@ -126,17 +126,17 @@ def _parse_service(value: object) -> object:
 
 
 class ReferenceConfig(Config):
-    """The policy that KL is measured to, if the algorithm needs one."""
+    """The policy to which the KL is measured, if the algorithm needs one."""
 
     model: Annotated[ModelConfig, BeforeValidator(by_path)] | None = None
-    """Another than the initial policy; it must share its vocabulary."""
+    """A model other than the initial policy, with the same vocabulary."""
     service: Annotated[SerializeAsAny[EngineConfig] | None, BeforeValidator(_parse_service)] = None
-    """Engine service that computes its log-probs, as `rollout` names engines: `{engine: address, urls: [...]}`, or
-    `interlace`, `vllm`, `sglang` for servers that the run starts. None: a rank of the run computes them."""
+    """Engine service that computes the reference's log-probs, written as `rollout`: `{engine: address, urls: [...]}`,
+    or `interlace`, `vllm`, `sglang` for servers that the run starts. If None, a rank of the run computes them."""
 
 
 class WarmupCriterion(Config):
-    """End of a warm-up by what the model has learned, so that training starts from the same point on every processor.
+    """End of a warm-up by measured accuracy, so that training starts from the same point on every processor.
 
     The measure is the accuracy of the demonstrated habit on held-out prompts: the share of demonstrations in which
     the model's most likely token is the demonstrated one wherever the demonstration is determined.
@@ -145,9 +145,9 @@ class WarmupCriterion(Config):
     accuracy: float = Field(gt=0.0, le=1.0)
     """Accuracy at which the warm-up ends."""
     check_every: int = Field(default=25, ge=1)
-    """Steps between two measurements, after the first one at `warmup.steps`."""
+    """Steps between two measurements, after the first at `warmup.steps`."""
     max_steps: int = Field(ge=1)
-    """Limit of the steps. A warm-up that has not reached the accuracy by then ends the run with an error."""
+    """Limit of the steps. A warm-up that has not reached the accuracy at this step ends the run with an error."""
     num_examples: int = Field(default=128, ge=1)
     """Held-out demonstrations of a measurement."""
 
@@ -158,9 +158,9 @@ class WarmupConfig(Config):
     steps: int = Field(ge=1)
     """Steps; with `until`, the steps before the first measurement."""
     until: WarmupCriterion | None = None
-    """Criterion that ends the warm-up. None ends it after `steps`."""
+    """Criterion that ends the warm-up. If None, the warm-up ends after `steps`."""
     batch_size: int = Field(default=64, ge=1)
-    """Examples a step."""
+    """Examples per step."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
     demonstrations: DemonstrationConfig = DemonstrationConfig()
     experts: ExpertConfig | None = None
@@ -179,16 +179,16 @@ class WarmupConfig(Config):
 
 
 class EvaluationConfig(Config):
-    """How held-out prompts are judged: once greedily, and by samples."""
+    """Evaluation on held-out prompts: once greedily, and by sampling."""
 
     num_prompts: int | None = Field(default=None, ge=1)
-    """Number of the task's held-out prompts to use, the first ones; None takes all."""
+    """Number of held-out prompts to use, the first ones. If None, all."""
     samples_per_prompt: int = Field(default=1, ge=0)
-    """Sampled answers to each prompt; 0 leaves greedy decoding alone."""
+    """Sampled answers to each prompt. With 0, only greedy answers."""
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE)
     """Temperature of the sampled answers."""
     num_shown: int = Field(default=4, ge=0)
-    """Prompts whose answers before and after are printed; a robot's episodes are filmed."""
+    """Prompts whose answers before and after training are printed; episodes of a robot are filmed."""
 
 
 def _listed(value: object) -> object:
@@ -202,17 +202,17 @@ class LoggingConfig(Config):
     """Loggers that receive the metrics in addition to metrics.jsonl."""
 
     loggers: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = None
-    """Names, or your own as package.module:Name; a single name needs no list. None takes TensorBoard if it is
+    """Names, or your classes as package.module:Name; a single name needs no list. If None, TensorBoard if it is
     installed."""
     project: str | None = None
-    """Project (W&B, Trackio) or experiment (MLflow). None takes WANDB_PROJECT, TRACKIO_PROJECT or
-    MLFLOW_EXPERIMENT_NAME of the environment, else `interlace`."""
+    """Project (W&B, Trackio) or experiment (MLflow). If None, WANDB_PROJECT, TRACKIO_PROJECT or MLFLOW_EXPERIMENT_NAME
+    of the environment, else `interlace`."""
     name: str | None = None
-    """Name of the run at the service. None takes the name of the run's folder."""
+    """Name of the run at the logging service. If None, the name of the run's folder."""
     timeline: bool = True
     """True writes timeline.json. The goodput ledger does not depend on this file."""
     trace_steps: tuple[int, int] | None = None
-    """First and last step that torch's profiler records in every process, e.g. [10, 12]; None records none."""
+    """First and last step that torch's profiler records in every process, e.g. [10, 12]. If None, no step."""
 
     @field_validator("trace_steps")
     @classmethod
@@ -250,7 +250,7 @@ class TaskSource(MixtureSource):
     """A source of a mixture, with its reward."""
 
     reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
-    """Scorer of responses to its prompts; None takes the recipe's `reward`."""
+    """Scorer of responses to the source's prompts. If None, the recipe's `reward`."""
 
     @model_validator(mode="after")
     def _check_reward(self) -> Self:
@@ -263,7 +263,7 @@ class TaskConfig(DataConfig):
     """Prompts to train on and held-out prompts."""
 
     mixture: tuple[TaskSource, ...] = ()
-    """Sources whose prompts are drawn by weight; in place of a single source."""
+    """Sources whose prompts are drawn by weight, instead of a single source."""
 
     @property
     def rewards(self) -> Mapping[str, RewardConfig]:
@@ -281,17 +281,17 @@ def _refuse_foreign_value(section: str) -> Callable[[object], object]:
 
 
 class Recipe(Config):
-    """One experiment. A *step* is one turn of the loop; a *version* is one publication of weights."""
+    """One experiment. A *step* is one iteration of the loop; a *version* is one publication of weights."""
 
     model: Annotated[ModelConfig, _spelled_out("model")]
     task: Annotated[TaskConfig, _spelled_out("task")]
     """Prompts to train on and held-out prompts."""
     reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
-    """Scorer of a response; None if the episode gives the reward. A source of a mixture may have another reward."""
+    """Scorer of responses. None if the episode gives the reward. A source of a mixture may have another reward."""
     episode: Annotated[SerializeAsAny[EpisodeConfig], BeforeValidator(parse_episode), _spelled_out("episode")] = (
         EpisodeConfig()
     )
-    """How a sample comes to be. Written as its name, or `{name: ..., setting: value, ...}`."""
+    """Production of a sample. Written as the episode's name, or as `{name: ..., setting: value, ...}`."""
     renderer: RendererConfig = RendererConfig()
     """Conversion of messages to tokens and back, for episodes that work on messages."""
     algorithm: AlgorithmChoice = Field(default_factory=lambda: AlgorithmChoice.model_validate({}))
@@ -299,39 +299,39 @@ class Recipe(Config):
     cluster: Annotated[ClusterConfig, _spelled_out("cluster")] = ClusterConfig()
     steps: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=SEED_END)
-    """Seed of sampling, of the order of prompts, and of warm-up."""
+    """Seed of sampling, of the order of prompts, and of the warm-up."""
     prompts_per_step: int = Field(ge=1)
     samples_per_prompt: int = Field(ge=1)
     minibatches: int = Field(default=1, ge=1)
-    """Optimizer updates a step, of each pass; prompts_per_step is divided among them."""
+    """Optimizer updates per step and pass; prompts_per_step is divided among them."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over a step's samples, as PPO makes them: those after the first take prompts in another order, keyed by
-    step and pass, and train on the advantages and old log-probs of the first."""
+    """Passes over a step's samples, as in PPO. Later passes take prompts in another order, keyed by step and pass, and
+    train on the advantages and old log-probs of the first pass."""
     tokens_per_microbatch: int = Field(default=TOKENS_PER_MICROBATCH, ge=1)
-    """Prompt and response tokens of one forward of training. Changes memory and speed, never the result."""
+    """Prompt and response tokens of one forward pass in training. Changes memory and speed, but not the result."""
     checkpoint_every: int = Field(default=0, ge=0)
-    """Steps; 0 writes one at the end only."""
+    """Steps between checkpoints. With 0, only one checkpoint at the end."""
     eval_every: int = Field(default=0, ge=0)
-    """Steps between evaluations on held-out prompts; 0 evaluates before the first step and after the last only."""
+    """Steps between evaluations on held-out prompts. With 0, only before the first step and after the last."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Number of checkpoints that stay, the newest ones."""
+    """Number of newest checkpoints to keep."""
     sampling: SamplingParams = SamplingParams()
     optimizer: Annotated[OptimizerConfig, BeforeValidator(_refuse_foreign_value("optimizer"))] = OptimizerConfig()
     """Optimizer of the actor."""
     rollout: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(parse_engine), _spelled_out("rollout")] = (
         NativeConfig()
     )
-    """The engine that generates. Written as its name, or `{engine: ..., setting: value, ...}`."""
+    """The engine that generates. Written as its name, or as `{engine: ..., setting: value, ...}`."""
     actor: ActorConfig = ActorConfig()
     weights: WeightsConfig = WeightsConfig()
-    """Publication: how new weights travel from the actor to the engines."""
+    """Transfer of new weights from the actor to the engines."""
     reference: ReferenceConfig = ReferenceConfig()
     critic: CriticConfig = CriticConfig()
     warmup: WarmupConfig | None = None
     replay: ReplayLearnerConfig | None = None
-    """Trajectories that are learnt from again; None: each is trained on once."""
+    """Replay of stored trajectories. If None, each trajectory is trained on once."""
     world_model: WorldModelSettings | None = None
-    """Model of a robot's simulators that is fitted to the replay, for `episode.imagined`; None: there is none."""
+    """Model of a robot's simulators, trained on the replay, for `episode.imagined`. If None, no such model."""
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 
@@ -363,7 +363,7 @@ class Recipe(Config):
 
     @classmethod
     def advice(cls, key: str) -> str | None:
-        """Returns the setting that an unknown key stands for in another system, or the sections that have the key."""
+        """Returns advice on an unknown key: the equivalent of another system's setting, or sections with the key."""
         if hint := foreign_setting_hint(key):
             return hint
         places = [found for found in setting_keys(cls) if found.endswith(f".{key}")]
@@ -381,7 +381,7 @@ def _is_on_gpus(cluster: object) -> bool:
 def setting_keys(cls: type[Config], prefix: str = "") -> Iterator[str]:
     """Yields the dotted keys of all settings below a config."""
     for name, field in cls.model_fields.items():
-        inner = [part for part in _configs_in(field.annotation) if part is not cls]  # episode.others has episodes
+        inner = [part for part in _configs_in(field.annotation) if part is not cls]  # episode.others contains episodes
         if not inner:
             yield prefix + name
         for part in inner:
@@ -406,7 +406,7 @@ def _as_mapping(section: str, data: object) -> dict[str, Any]:
     if isinstance(data, Mapping):
         return dict(data)
     [key] = SHORT[section]("")
-    raise UserError(f"{section} = {data!r}: write a name, or a mapping with `{key}` and what is to be changed.")
+    raise UserError(f"{section} = {data!r}: write a name, or a mapping with `{key}` and the settings to change.")
 
 
 def _name(section: str, key: str, value: object) -> str:
@@ -419,5 +419,5 @@ def _name(section: str, key: str, value: object) -> str:
 
 
 def set_schedule(recipe: Recipe, schedule: Schedule, name: str = "planned") -> Recipe:
-    """Returns the recipe with another schedule. name: the preset's name that the run shows."""
+    """Returns the recipe with another schedule. name: the name of the preset to show."""
     return recipe.model_copy(update={"schedule": ScheduleChoice(preset=name, resolved=schedule)})

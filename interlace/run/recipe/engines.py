@@ -1,4 +1,4 @@
-"""Check, before a run starts, that the rollout engine of a recipe supports the recipe's settings."""
+"""Checks, before a run starts, that the rollout engine of a recipe supports the recipe's settings."""
 
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrainedModel") -> None:
-    """Raises UserError for an engine that is not installed, whose instances span another number of devices than it
-    computes on, or that lacks a feature which the settings need.
+    """Raises UserError for an engine that is not installed, that lacks a feature needed by the settings, or whose
+    instances have another number of devices than the engine computes on.
     """
     kind = create_kind(recipe.rollout)
     if kind.num_addresses is None:
@@ -36,7 +36,7 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrained
 
 
 def _check_scoring(recipe: Recipe, model: "PreTrainedModel") -> None:
-    """Raises UserError if the reference's engine is not a service, or scores another distribution than is trained."""
+    """Raises UserError if the reference's engine is not a service, or scores another distribution than the trained."""
     service = recipe.reference.service
     if service is None:
         return
@@ -121,7 +121,7 @@ def check_invariance(recipe: Recipe) -> None:
 
 
 def spanning_roles(recipe: Recipe, devices: tuple[Device, ...]) -> tuple[str, ...]:
-    """Returns the roles with an instance on several devices. No engine was run here on several GPUs."""
+    """Returns the roles with an instance on several devices. On several GPUs, no engine was run here."""
     return tuple(
         role
         for role in ("rollout", "reference")
@@ -134,7 +134,7 @@ def _instances(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> tuple[
 
 
 def _check_span(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> None:
-    """Raises UserError if an instance holds devices that it does not compute on."""
+    """Raises UserError if an instance has devices that it does not compute on."""
     for instance in _instances(recipe, role, devices):
         pool = instance[0].pool
         used = num_used(recipe, role, instance)

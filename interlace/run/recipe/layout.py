@@ -1,4 +1,4 @@
-"""Workers that a recipe puts on each role's devices: the roles, the number of ranks, and roles that share a model."""
+"""Layout of the workers on each role's devices: the roles, the number of ranks, and roles that share a model."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,9 +18,9 @@ def needed_roles(needs: Needs) -> tuple[Role, ...]:
 
 
 def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
-    """Counts the ranks of an instance of `role` on these devices; roles that are not trained have one.
+    """Returns the number of ranks of an instance of `role` on these devices; 1 for roles that are not trained.
 
-    Raises UserError if the ranks that the recipe asks for do not fit them.
+    Raises UserError if the ranks that the recipe sets do not fit the devices.
     """
     section = getattr(recipe, role, None)
     wanted = section.ranks if isinstance(section, TrainedConfig) else _num_serving(recipe, role)
@@ -30,7 +30,7 @@ def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
         return 1
     mesh_shape(recipe, role, wanted)
     if role == "rollout":
-        return wanted  # the engine's kind has a fixed number of devices, which another check compares
+        return wanted  # the engine has a fixed number of devices, which another check compares
     if len(devices) % wanted:
         names = ", ".join(device.name for device in devices)
         fitting = [count for count in range(1, len(devices) + 1) if len(devices) % count == 0]
@@ -47,27 +47,27 @@ def _num_serving(recipe: Recipe, role: str) -> int:
 
 
 def mesh_shape(recipe: Recipe, role: str, ranks: int) -> MeshShape:
-    """Returns the mesh that the ranks of an instance of `role` make."""
+    """Returns the mesh of the ranks of an instance of `role`."""
     section = getattr(recipe, role, None)
     return section.mesh_shape(ranks, where=role) if isinstance(section, TrainedConfig) else MeshShape(shard=ranks)
 
 
 def num_threads(recipe: Recipe, num_devices: int) -> int:
-    """Returns the threads of a rank that holds `num_devices` devices: by default one for each of them."""
+    """Returns the threads of a rank with `num_devices` devices: by default, one thread per device."""
     return recipe.cluster.threads_per_worker or max(1, num_devices)
 
 
 def num_spanned(recipe: Recipe, role: str, pool: str) -> int | None:
     """Returns the devices of a pool that an instance of the rollout engine spans.
 
-    None for the other roles, and for an engine that computes on as many cores as it has threads.
+    Returns None for other roles, and for an engine that computes on as many cores as it has threads.
     """
     return create_kind(recipe.rollout).num_devices(pool) if role == "rollout" else None
 
 
 def num_used(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
-    """Returns how many of a rank's devices the rank computes on: those that its engine spans, else one GPU, or as many
-    cores as it has threads.
+    """Returns the number of a rank's devices that the rank computes on: the devices that its engine spans, else one
+    GPU, or as many cores as it has threads.
     """
     pool = devices[0].pool
     spanned = num_spanned(recipe, role, pool)
@@ -75,7 +75,7 @@ def num_used(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
 
 
 def reference_is_base(recipe: Recipe, place: Callable[[str], tuple[tuple[Device, ...], ...]]) -> bool:
-    """Returns whether the actor's model with its adapter off serves as the reference: the same model, same place.
+    """Returns whether the actor's model with its adapter off serves as the reference: same model, same devices.
 
     place: the devices of each instance of a role.
     """

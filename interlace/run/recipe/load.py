@@ -1,4 +1,4 @@
-"""Recipes by name or path, with `key=value` overrides."""
+"""Loads recipes by name or path, with `key=value` overrides."""
 
 import re
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ _RECIPES = YamlFiles(kind="recipe", folder=Path(__file__).parents[2] / "recipes"
 recipe_names, recipe_path = _RECIPES.names, _RECIPES.path
 FORM = "Overrides are written key=value, such as steps=10 or optimizer.lr=1e-4."
 KEPT = ("model", "cluster")
-"""Sections in which a single word changes one key and keeps the others; a new algorithm keeps no setting."""
+"""Sections in which a single word changes one key and keeps the others; a new algorithm resets all settings."""
 
 
 def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Loads the recipe of a name or path and applies the overrides in order. Raises UserError for mistakes in it."""
+    """Loads the recipe of a name or path, and applies the overrides in order. Raises UserError for invalid settings."""
     data = _RECIPES.read(spec)
     if not isinstance(data, dict):
         raise UserError(f"recipe {spec!r} contains no settings: write one `key: value` on each line.")
@@ -37,7 +37,7 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def override_key(override: str) -> str:
-    """Returns the dotted key of `key=value`. Raises UserError for another form."""
+    """Returns the dotted key of `key=value`. Raises UserError for other text."""
     key, equals, _ = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
         raise UserError(f"cannot read the override {override!r}. {FORM}")
@@ -45,7 +45,7 @@ def override_key(override: str) -> str:
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
-    """Sets one dotted key. Sections on its way are created, or expanded from their short form."""
+    """Sets one dotted key. Missing sections on the path are created; short forms are expanded."""
     key = override_key(override)
     value = _value(override)
     *sections, last = key.split(".")
@@ -71,6 +71,6 @@ def _value(override: str) -> Any:
     except yaml.YAMLError:
         key = override.partition("=")[0]
         raise UserError(
-            f"the value of the override {override!r:.120} is not YAML: put text in quotes, within those of the shell: "
+            f"the value of the override {override!r:.120} is not YAML: put text in quotes, inside the shell's quotes: "
             f"'{key}=\"{text:.80}\"'. {FORM}"
         ) from None

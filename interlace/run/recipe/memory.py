@@ -1,4 +1,4 @@
-"""Forecast of the memory that the workers of a recipe need on their devices, made before they start."""
+"""Forecast of the memory that a recipe's workers need on their devices, made before they start."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ TRAINED = "weights, gradients, two moments, in float32"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryLoads:
-    """Sizes that the forecast follows from, in addition to the recipe."""
+    """Inputs of the forecast in addition to the recipe."""
 
     size: ModelSize
     num_lora: int | None
@@ -33,28 +33,29 @@ class MemoryLoads:
     microbatch_tokens: int
     """Tokens of the largest micro-batch."""
     num_adapted: int = 0
-    """Parameters of the layers that an engine also keeps without the adapter, if the adapter is sent alone."""
+    """Parameters of the adapted layers, if an engine also keeps them without the adapter (adapter sent alone)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerMemory:
-    """Forecast of one worker."""
+    """Memory forecast of one worker."""
 
     worker: str
-    """`actor/0`, `rollout/0` ..."""
+    """Name of the worker, such as `actor/0` or `rollout/0`."""
     devices: tuple[Device, ...]
     num_bytes: int
-    """Resident on each of its devices."""
+    """Resident bytes on each of its devices."""
     how: str
-    """Calculation that `num_bytes` follows from."""
+    """Calculation of `num_bytes`, as text."""
     transient_bytes: int = 0
-    """On top while it computes, about: activations and logits of one micro-batch, and what ranks gather."""
+    """Approximate further bytes while the worker computes: activations and logits of one micro-batch, and gathered
+    weights."""
     idle_bytes: int = 0
-    """The part of `num_bytes` that may be off the device while it computes: moments, which an update alone needs."""
+    """Part of `num_bytes` that may be offloaded while the worker computes: moments, which only an update needs."""
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the least bytes that a device must have."""
+        """Returns the minimum memory of a device, in bytes."""
         return peak_bytes(self.num_bytes, self.idle_bytes, self.transient_bytes)
 
 
@@ -64,16 +65,16 @@ class _Role:
     num_bytes: int
     how: str
     logit_bytes: int = 0
-    """On top while it computes: logits of one micro-batch."""
+    """Further bytes while the role computes: logits of one micro-batch."""
     activation_bytes: int = 0
-    """The same of activations. Ranks that share layers have all rows of the hidden size, so theirs is a bound."""
+    """Further bytes for activations: an upper bound, because ranks that share layers keep all rows of hidden states."""
     gathered_bytes: int = 0
-    """Further bytes of a role with several ranks."""
+    """Further bytes of a role with several ranks, for gathered weights."""
     exchange: Callable[[int], int] | None = None
-    """Number of ranks that experts are dealt out to -> bytes, on top of all, of tokens that come to their experts.
-    None: of a role that is not trained."""
+    """Function from the number of ranks that split the experts to the further bytes of tokens sent to their experts.
+    None for a role that is not trained."""
     moment_bytes: int = 0
-    """The part of `num_bytes` that is the optimizer's moments."""
+    """Part of `num_bytes` for the optimizer's moments."""
 
 
 def forecast_memory(
@@ -103,16 +104,16 @@ def forecast_memory(
 
 
 def _unused(recipe: Recipe, role: str, devices: Sequence[Device]) -> str:
-    """Returns a remark on a rank that holds more devices than it computes on; the ledger shows these as idle."""
+    """Returns a remark on a rank with more devices than it computes on; the ledger counts the others as idle."""
     used = num_used(recipe, role, devices)
     return "" if used == len(devices) else f"; computes on {used} of the {len(devices)} devices that it holds"
 
 
 def largest_microbatch(recipe: Recipe, longest_prompt: int) -> int:
-    """Counts the tokens of the largest micro-batch that can occur. longest_prompt: tokens of the recipe's longest.
+    """Returns the tokens of the largest possible micro-batch. longest_prompt: tokens of the recipe's longest prompt.
 
-    That is the budget, or the longest sample if it is longer, for a sample is not split; or all of a step if that is
-    less. How long a conversation grows is not known before a run, so of one with several turns the first is counted.
+    This is the budget, or the longest sample if it is longer, since samples are not split, or the whole step if it is
+    smaller. The final length of a multi-turn conversation is unknown before a run, so only its first turn is counted.
     """
     longest = longest_prompt + recipe.sampling.max_new_tokens
     largest = max(recipe.tokens_per_microbatch, longest)
@@ -158,13 +159,13 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     copies = size.num_parameters if is_cut else 0
     how = "weights + KV cache of rollout.max_tokens" + (" + weights in eight bits" if is_cut else "")
     if loads.num_adapted:
-        # Under drain each sequence ends under its own adapter: an engine holds one for each version of staleness.
+        # With drain, each sequence ends under its adapter: an engine holds one adapter per version of staleness.
         older = recipe.schedule.resolved.adapters_beside
         copies += (1 + older) * loads.num_adapted * size.weight_bytes // size.num_parameters
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
     roles = [_Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]
     if create_kind(recipe.rollout).num_addresses is not None:
-        roles = []  # servers elsewhere
+        roles = []  # the servers run elsewhere
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
     needed = {role.name for role in needed_roles(needs)}
     if "reference" in needed and not serves_as_reference:
@@ -207,11 +208,11 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
 
 
 def _gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:
-    """Counts the bytes of whole weights and a whole gradient, if ranks keep them for a minibatch."""
+    """Returns the bytes of whole weights and a whole gradient, if ranks keep them for a minibatch."""
     return 0 if trained.reshard else 2 * size.trained_bytes
 
 
 def _exchange(trained: TrainedConfig, size: ModelSize, tokens: int) -> Callable[[int], int]:
-    """Returns what tokens take that travel to their experts, by the number of ranks that these are dealt out to."""
+    """Returns a function from the number of ranks that split the experts to the bytes of tokens sent to experts."""
     is_recomputed = trained.gradient_checkpointing
     return lambda ranks: size.exchange_bytes(tokens, ranks, recomputed=is_recomputed) if ranks > 1 else 0

@@ -1,4 +1,4 @@
-"""A recipe's prompts, as its episodes need them."""
+"""Prompts of a recipe, in the form that its episodes need."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> "ChatTemplateRenderer | None":
-    """Makes the renderer of a recipe's model; None if its prompts are written without one."""
+    """Makes the renderer of a recipe's model; None if its prompts are written without a chat template."""
     if recipe.episode.is_single_turn and not recipe.renderer.chat_template_kwargs:
         return None
     tokenizer = tokenizer or load_tokenizer(recipe.model)
@@ -39,7 +39,7 @@ def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = No
 
 
 def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> PromptSet:
-    """Reads or generates both splits. Raises UserError as load_prompts, and for prompts that no episode can use."""
+    """Reads or generates both splits. Raises UserError like load_prompts, and for prompts that no episode can use."""
     tokenizer = tokenizer or load_tokenizer(recipe.model)
     renderer = renderer_of(recipe, tokenizer)
     _check_chat(recipe, tokenizer, renderer)

@@ -1,1 +1,1 @@
-"""Ways to write weights down, one file each; base.py says what a codec has to have."""
+"""Encodings of weights, one file each; base.py defines the interface of a codec."""

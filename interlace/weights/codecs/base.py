@@ -1,4 +1,4 @@
-"""A codec: shards into the tensors that travel, and back."""
+"""Interface of codecs, which encode shards into tensors to be sent, and decode them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
 
 class TensorEntry(NamedTuple):
-    """A tensor that travels."""
+    """Description of a tensor to be sent."""
 
     dtype: str
-    """Type as torch names it."""
+    """Name of the dtype in torch."""
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Parcel:
-    """One rank's content of a version, on its way."""
+    """Encoded content of one rank for one version, to be sent."""
 
     entries: Mapping[str, TensorEntry]
-    """Name -> type and shape, known before any content."""
+    """Name -> type and shape, known before the content exists."""
     tensors: Iterable[Tensor]
-    """Content in the order of the entries, one after another: the next is made once the last is on its way. It may be
-    of another type, and on a device: who takes it writes it as the entry says."""
+    """Content in the order of the entries, as a lazy sequence: each tensor is made after the one before has been sent.
+    A tensor may have another dtype than its entry, and be on a device; the receiver of the parcel converts it."""
     codec: str
     base: int | None = None
-    """Version that it is applied to."""
+    """Version that a delta is applied to."""
     shards: Sequence[Shard] = ()
-    """The model's tensors that the entries are blocks of, one an entry; empty where entries are something else."""
+    """Shards of the model's tensors, one for each entry; empty if entries are not blocks of the model's tensors."""
     form: Callable[[], SavedForm] | None = None
-    """Maker of how transformers writes the model's folder; None for tensors that are no model."""
+    """Maker of the model's form in a transformers folder; None for tensors that are not a model."""
 
     @property
     def num_bytes(self) -> int:
@@ -51,47 +51,47 @@ class Parcel:
 
 
 class Piece(NamedTuple):
-    """A block of a tensor that travels."""
+    """A block of a sent tensor."""
 
     name: str
     box: Box | None
-    """None: the whole tensor."""
+    """The block within the tensor. If None, the whole tensor."""
 
 
 class PartEncoder(Protocol):
-    """The writer's end, kept from version to version."""
+    """Writer side of a codec, kept from version to version."""
 
     def encode(self, version: int, shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Parcel:
-        """Writes shards down. tensors: the rank's own blocks, in the shards' order."""
+        """Encodes shards. tensors: the rank's blocks, in the order of the shards."""
         ...
 
 
 class PartDecoder(Protocol):
-    """The reader's end."""
+    """Reader side of a codec."""
 
     def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:
-        """Names what has to be fetched to make a block of a shard."""
+        """Returns the pieces that must be fetched to decode a block of a shard."""
         ...
 
     def decode(self, shard: Shard, box: Box, given: Sequence[Tensor], base: Tensor | None) -> Tensor:
-        """Makes the block. given: the pieces. base: the block in the version that a delta is applied to, changed in
-        place. The result may share memory with what was given."""
+        """Decodes a block. given: fetched pieces. base: the block in the version that a delta is applied to, which is
+        changed in place. The result may share memory with the pieces."""
         ...
 
 
 class CodecModule(Protocol):
-    """Interface of each module of this folder."""
+    """Interface of each codec module in this folder."""
 
     def encoder(self, config: WeightsConfig) -> PartEncoder:
-        """Makes the writer's end."""
+        """Makes the writer side."""
         ...
 
     def decoder(self) -> PartDecoder:
-        """Makes the reader's end."""
+        """Makes the reader side."""
         ...
 
 
-@cache  # asked for each tensor of a version, and each time it looks through a folder
+@cache  # called for each tensor of a version, and each uncached call lists a folder
 def codec_named(name: str) -> CodecModule:
     """Returns a built-in codec, or the user's as package.module:Name. Raises UserError for an unknown one."""
     return cast("CodecModule", find_part("codec of weights", codecs, name, ("encoder", "decoder")))

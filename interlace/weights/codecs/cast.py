@@ -1,4 +1,4 @@
-"""Rounded to bfloat16 on the way; the reader brings the values back into the type that is served."""
+"""Codec that rounds floats to bfloat16; the reader converts them back to the served dtype."""
 
 from interlace.weights.codecs.raw import Raw
 from interlace.weights.config import WeightsConfig
@@ -7,20 +7,20 @@ _ROUNDED = ("float32", "float64")
 
 
 class Cast(Raw):
-    """Half the bytes of float32, and eight bits of its mantissa."""
+    """Needs half the bytes of float32, with eight bits of its mantissa."""
 
     name = "cast"
 
     def wire_dtype(self, dtype: str) -> str:
-        """Returns bfloat16 for wider floats; whole numbers stay."""
+        """Returns bfloat16 for wider floats; other dtypes stay unchanged."""
         return "bfloat16" if dtype in _ROUNDED else dtype
 
 
 def encoder(config: WeightsConfig) -> Cast:  # noqa: ARG001 - it has no settings
-    """Makes the writer's end."""
+    """Makes the writer side."""
     return Cast()
 
 
 def decoder() -> Cast:
-    """Makes the reader's end."""
+    """Makes the reader side."""
     return Cast()

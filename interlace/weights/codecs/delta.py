@@ -1,9 +1,9 @@
-"""The changes since the version before: positions and new values, bit by bit as they are served.
+"""Codec for the changes since the previous version: positions and new values, bit-exact in the served dtype.
 
-At the small learning rates of reinforcement learning most weights round to the same bfloat16 after a step (PULSE, arXiv
-2602.03839). A position is written as its distance from the one before, in 16 bits; where the distance is larger, values
-that did not change are written in between. A version for which that saves too little is sent whole, and so is one in
-`full_every`, from which a late reader starts.
+At the small learning rates of reinforcement learning, most weights round to the same bfloat16 after a step (PULSE,
+arXiv 2602.03839). A position is encoded as its distance from the previous one, in 16 bits; if the distance is larger,
+unchanged values are inserted in between. A version for which this saves too little is sent whole, and so is one version
+in `full_every`, from which a late reader starts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GAPS, VALUES = "#gaps", "#values"
-"""Behind a tensor's name: the names of its positions and of its new values."""
+"""Suffixes of a tensor's name, for its positions and its new values."""
 _LARGEST_GAP = 65535
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class DeltaEncoder:
-    """The writer's end. Keeps the version before on the host, in the type that is served."""
+    """Writer side. Keeps the previous version on the host, in the served dtype."""
 
     def __init__(self, config: WeightsConfig) -> None:
         self._full_every, self._densest = config.full_every, config.densest
@@ -54,7 +54,7 @@ class DeltaEncoder:
     def _changes(
         self, shards: Sequence[Shard], tensors: Iterable[Tensor], *, wanted: bool
     ) -> list[tuple[str, Tensor]] | None:
-        """Brings the kept version up to date. Returns the changes, where wanted and there is a base for all."""
+        """Updates the kept version. Returns the changes if wanted and if every tensor has a previous version."""
         import torch
 
         found: list[tuple[str, Tensor]] = []
@@ -73,7 +73,7 @@ class DeltaEncoder:
 
 
 class DeltaDecoder:
-    """The reader's end."""
+    """Reader side."""
 
     def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:  # noqa: ARG002 - changes of a shard come whole
         """See PartDecoder."""
@@ -94,7 +94,7 @@ class DeltaDecoder:
 
 
 def bits_of(tensor: Tensor) -> NDArray[np.unsignedinteger]:
-    """Returns the flat bits of a contiguous host tensor, which shares its memory."""
+    """Returns the bits of a contiguous host tensor as a flat array that shares its memory."""
     import torch
 
     if not tensor.numel():
@@ -117,7 +117,7 @@ def _difference(
 
 
 def _within(positions: NDArray[np.int64], outer: Box, box: Box) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Returns which positions of a shard lie in a block of it, and their positions there."""
+    """Returns a mask of the positions of a shard that lie in a block of it, and those positions within the block."""
     inner = box.within(outer)
     places = np.unravel_index(positions, outer.size)
     inside = np.ones(len(positions), np.bool_)
@@ -128,10 +128,10 @@ def _within(positions: NDArray[np.int64], outer: Box, box: Box) -> tuple[NDArray
 
 
 def encoder(config: WeightsConfig) -> DeltaEncoder:
-    """Makes the writer's end."""
+    """Makes the writer side."""
     return DeltaEncoder(config)
 
 
 def decoder() -> DeltaDecoder:
-    """Makes the reader's end."""
+    """Makes the reader side."""
     return DeltaDecoder()

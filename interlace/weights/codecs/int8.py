@@ -1,4 +1,4 @@
-"""Rounded to eight bits by channel: a row of a matrix has one scale, the largest of its absolute values over 127."""
+"""Codec that rounds to eight bits by channel: each row of a matrix has a scale, its largest absolute value over 127."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCALE = "#scale"
-"""Behind a tensor's name: the name of its scales."""
+"""Suffix of a tensor's name, for its scales."""
 LARGEST = 127
 
 
 def is_rounded(shard: Shard) -> bool:
-    """Says whether a tensor is rounded: matrices are; vectors and what is not a float stay as they are."""
+    """Returns True for tensors that are rounded: float matrices. Vectors and other dtypes stay unchanged."""
     return len(shard.shape) >= 2 and "float" in shard.dtype
 
 
 class Int8:
-    """Both ends. A rank that holds part of a row scales by the largest value of its own part."""
+    """Both sides. A rank that holds part of a row scales by the largest absolute value of its part."""
 
     def encode(self, version: int, shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Parcel:  # noqa: ARG002
         """See PartEncoder."""
@@ -58,18 +58,18 @@ def _rounded(shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Iterator[Ten
         if not is_rounded(shard):
             yield tensor
             continue
-        # What would be served is rounded, not the trainer's own: a reader of bfloat16 gets the same from both.
+        # The served dtype is rounded, not the trainer's: a bfloat16 reader gets the same result from both.
         wide = tensor.to(getattr(torch, shard.dtype)).float()
         scale = wide.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny) / LARGEST
-        yield (wide / scale).round_().to(torch.int8)  # not in place: it may be the trainer's own tensor
+        yield (wide / scale).round_().to(torch.int8)  # not in place: `wide` may be the trainer's tensor
         yield scale
 
 
 def encoder(config: WeightsConfig) -> Int8:  # noqa: ARG001 - it has no settings
-    """Makes the writer's end."""
+    """Makes the writer side."""
     return Int8()
 
 
 def decoder() -> Int8:
-    """Makes the reader's end."""
+    """Makes the reader side."""
     return Int8()

@@ -1,4 +1,4 @@
-"""The bits that are served."""
+"""Codec that sends the served bits unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Raw:
-    """Both ends: nothing is done to a shard but to bring it into the type that is served."""
+    """Both sides. A shard is only converted to the served dtype."""
 
     name = "raw"
 
@@ -24,7 +24,7 @@ class Raw:
         return Parcel(entries=entries, tensors=tensors, codec=self.name, shards=shards)
 
     def wire_dtype(self, dtype: str) -> str:
-        """Returns the type that travels in place of another."""
+        """Returns the dtype in which tensors of a dtype are sent."""
         return dtype
 
     def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:
@@ -39,10 +39,10 @@ class Raw:
 
 
 def encoder(config: WeightsConfig) -> Raw:  # noqa: ARG001 - it has no settings
-    """Makes the writer's end."""
+    """Makes the writer side."""
     return Raw()
 
 
 def decoder() -> Raw:
-    """Makes the reader's end."""
+    """Makes the reader side."""
     return Raw()

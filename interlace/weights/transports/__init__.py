@@ -1,1 +1,1 @@
-"""Ways for weights to travel, one file each; base.py says what a transport has to have."""
+"""Transports of weights, one file each; base.py defines the interface of a transport."""

@@ -1,4 +1,4 @@
-"""Within one process: the tensors themselves, or copies where training goes on before engines have taken them in."""
+"""Transport within one process: the tensors themselves, or copies if training continues before engines load them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SAMPLE, SAMPLE_OF = 1 << 10, 1 << 14
-"""Elements that are hashed, the first ones of each block of this length: nothing is sent that could break, and all that
-is asked is whether an update changed anything."""
+"""Elements that are hashed: the first SAMPLE of each block of SAMPLE_OF. Nothing is sent that could be damaged, so the
+hash must only detect whether an update changed the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AliasSource:
-    """Tensors at hand."""
+    """Tensors in the memory of this process."""
 
     tensors: Mapping[str, Tensor]
 
@@ -35,7 +35,7 @@ class AliasSource:
 
 
 class AliasEnds:
-    """Both ends."""
+    """Both sides."""
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002
         """See Sender."""
@@ -49,7 +49,7 @@ class AliasEnds:
         return Sent(source=AliasSource(tensors=tensors), checksum=str(found), frozen=copy)
 
     def keep(self, versions: Collection[int]) -> None:
-        """Does nothing: who has the source has the content."""
+        """Does nothing: the content lives as long as its source."""
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
         """See Receiver."""
@@ -62,10 +62,10 @@ class AliasEnds:
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> AliasEnds:  # noqa: ARG001
-    """Makes a trainer rank's end."""
+    """Makes a trainer rank's side."""
     return AliasEnds()
 
 
 def receiver() -> AliasEnds:
-    """Makes an engine rank's end."""
+    """Makes an engine rank's side."""
     return AliasEnds()

@@ -1,4 +1,4 @@
-"""A transport: how a rank's content gets from the process that made it to those that need some of it."""
+"""Interface of transports, which bring a rank's content from its process to the processes that need parts of it."""
 
 from __future__ import annotations
 
@@ -19,74 +19,74 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sent:
-    """Outcome of sending a parcel."""
+    """Result of sending a parcel."""
 
     source: object
-    """Address of its content; goes through the controller to the receivers."""
+    """Address of the content; the controller passes it on to the receivers."""
     checksum: str
     frozen: bool = True
-    """False where the content is the memory that was given."""
+    """False if the content is the memory of the parcel's tensors."""
 
 
 class Sender(Protocol):
-    """A trainer rank's end."""
+    """A trainer rank's side."""
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:
-        """Makes a parcel ready to be received. copy: what was given may change afterwards, and the content must not."""
+        """Makes a parcel available to receivers. copy: the given tensors may change later, and the content must not."""
         ...
 
     def keep(self, versions: Collection[int]) -> None:
-        """Lets go of the content of all versions but these."""
+        """Frees the content of all versions but these."""
         ...
 
     def close(self) -> None: ...
 
 
 class Lease(Protocol):
-    """Pieces that were received, good until the lease is closed."""
+    """Received pieces, valid until the lease is closed."""
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """Returns the pieces, in the order in which they were asked for."""
+        """Returns the pieces, in the requested order."""
         ...
 
     def close(self) -> None: ...
 
 
 class Receiver(Protocol):
-    """An engine rank's end."""
+    """An engine rank's side."""
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """Receives pieces of a part, all of them or none. Raises InterlaceError where the content is not to be had."""
+        """Receives pieces of a part, all of them or none. Raises InterlaceError if the content cannot be received."""
         ...
 
     def close(self) -> None: ...
 
 
 class TransportModule(Protocol):
-    """Interface of each module of this folder."""
+    """Interface of each transport module in this folder."""
 
     def sender(self, config: WeightsConfig, *, rank: int, num_ranks: int) -> Sender:
-        """Makes a trainer rank's end."""
+        """Makes a trainer rank's side."""
         ...
 
     def receiver(self) -> Receiver:
-        """Makes an engine rank's end."""
+        """Makes an engine rank's side."""
         ...
 
 
 class Held:
-    """A lease on memory that outlives it."""
+    """A lease on memory that lives longer than the lease."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
 
     def close(self) -> None:
-        """Forgets the pieces."""
+        """Drops the references to the pieces."""
         self.tensors = ()
 
 
-@cache  # asked for each tensor of a version, and each time it looks through a folder
+@cache  # called for each tensor of a version, and each uncached call lists a folder
 def transport_named(name: str) -> TransportModule:
     """Returns a built-in transport, or the user's as package.module:Name. Raises UserError for an unknown one."""
     return cast("TransportModule", find_part("transport of weights", transports, name, ("sender", "receiver")))

@@ -1,6 +1,6 @@
-"""Processes that share a GPU: engines map the trainer's copy in its memory. Not run here: it needs a GPU.
+"""Transport for processes that share a GPU: engines map the trainer's copy in GPU memory. Not run here: needs a GPU.
 
-The trainer's copy of a version stays until two newer ones are there: by then no engine takes it in.
+The trainer's copy of a version stays until two newer ones exist: by then no engine loads it any more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KEPT = 2
-"""Versions that stay on the device."""
+"""Versions kept on the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -28,11 +28,11 @@ class IpcSource:
     """Handles of a GPU's memory."""
 
     handles: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]
-    """Name -> what opens a tensor in another process, and its arguments."""
+    """Name -> function that opens a tensor in another process, and its arguments."""
 
 
 class IpcSender:
-    """A trainer rank's end."""
+    """A trainer rank's side."""
 
     def __init__(self) -> None:
         self._kept: deque[dict[str, Tensor]] = deque(maxlen=KEPT)
@@ -49,15 +49,15 @@ class IpcSender:
         return Sent(source=IpcSource(handles={n: reduce_tensor(t) for n, t in held.items()}), checksum=checksum)
 
     def keep(self, versions: Collection[int]) -> None:
-        """Does nothing: the last ones stay."""
+        """Does nothing: the last KEPT versions stay."""
 
     def close(self) -> None:
-        """Frees the device."""
+        """Frees the device memory."""
         self._kept.clear()
 
 
 class IpcReceiver:
-    """An engine rank's end."""
+    """An engine rank's side."""
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
         """See Receiver."""
@@ -70,10 +70,10 @@ class IpcReceiver:
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> IpcSender:  # noqa: ARG001
-    """Makes a trainer rank's end."""
+    """Makes a trainer rank's side."""
     return IpcSender()
 
 
 def receiver() -> IpcReceiver:
-    """Makes an engine rank's end."""
+    """Makes an engine rank's side."""
     return IpcReceiver()

@@ -1,10 +1,10 @@
-"""A folder a version on a disk that all machines see, in Hugging Face format: for other clusters and other programs.
+"""Transport by folders on a shared disk, one Hugging Face folder per version: for other clusters and other programs.
 
-Every trainer rank writes its own blocks into one file, named after its layout, whose header all of them know; no rank
-holds the whole. Tensors have the names and shapes under which transformers saves them, experts one by one for instance,
-and the model's configuration lies beside. What a codec wrote that is no block of a tensor goes into a file of the
-rank's own. A version is whole once each rank has left its mark beside: who finds fewer marks than ranks takes the
-version before.
+Every trainer rank writes its blocks into one file whose header is the same for all ranks and whose name contains a hash
+of its layout; no rank holds the whole model. Tensors have the names and shapes under which transformers saves them, for
+instance one tensor per expert, and the folder also contains the model's configuration. Encoded content that is not a
+block of a tensor is written into a separate file for each rank. A version is complete when each rank has written its
+marker file into the folder; a reader that finds fewer markers than ranks uses the version before.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from interlace.weights.saved import SAVED_TYPES, SavedForm
 from interlace.weights.transports.base import Held, Lease, Sent
 
 INDEX = "model.safetensors.index.json"
-"""Says in which file each tensor is, for whatever loads the folder."""
+"""File that maps each tensor to its file, for programs that load the folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FolderSource:
-    """A file of a version, and what of it a rank wrote."""
+    """A file of a version, and the blocks in it that one rank wrote."""
 
     file: Path
     blocks: Mapping[str, SavedBlock]
@@ -48,24 +48,24 @@ class FolderSource:
 
 
 class SavedBlock(NamedTuple):
-    """A block of a model's tensor, and the blocks of saved tensors that it was written into."""
+    """A block of a model's tensor, and the blocks of saved tensors that contain it."""
 
     box: Box
     pieces: Sequence[Landing]
 
 
 class FolderSender:
-    """A trainer rank's end."""
+    """A trainer rank's side."""
 
     def __init__(self, folder: Path, rank: int, num_ranks: int) -> None:
         self._folder, self._rank, self._num_ranks = folder, rank, num_ranks
         self._written: list[int] = []
         self._num_sent = 0
-        """The same on every rank: all of them send each version, in the same order."""
+        """Number of sent versions; equal on every rank, since all ranks send each version in the same order."""
         self._form: SavedForm | None = None
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
-        """See Sender. Raises DiskFullError where there is no room."""
+        """See Sender. Raises DiskFullError if the disk is full."""
         place = version_folder(self._folder, version)
         place.mkdir(parents=True, exist_ok=True)
         mark = place / f"rank-{self._rank}-of-{self._num_ranks}.done"
@@ -74,7 +74,7 @@ class FolderSender:
             self._form = parcel.form()
         blocks, saved = _written(parcel, self._form)
         stem = f"model-{_layout_hash(saved)}" if parcel.shards else f"rank-{self._rank}-of-{self._num_ranks}"
-        # A version may be sent again, and engines may serve from the file that it is in: it is never written over.
+        # A version may be sent again while engines serve from its file, so a file is never overwritten.
         name = f"{stem}-{self._num_sent}.safetensors"
         for left in place.glob(f"{stem}-*.safetensors") if self._rank == 0 or not parcel.shards else ():
             if left.name != name:
@@ -96,14 +96,14 @@ class FolderSender:
         return Sent(source=FolderSource(file=place / name, blocks=blocks), checksum=checksum)
 
     def keep(self, versions: Collection[int]) -> None:
-        """Removes older versions, on the first rank."""
+        """Removes older versions, on rank 0."""
         gone = [version for version in self._written if version not in versions]
         self._written = [version for version in self._written if version in versions]
         for version in gone if self._rank == 0 else ():
             shutil.rmtree(version_folder(self._folder, version), ignore_errors=True)
 
     def close(self) -> None:
-        """Leaves the folders: other programs may read them."""
+        """Leaves the folders, because other programs may read them."""
 
 
 def version_folder(folder: Path, version: int) -> Path:
@@ -112,7 +112,7 @@ def version_folder(folder: Path, version: int) -> Path:
 
 
 def newest_whole(folder: Path) -> int | None:
-    """Returns the newest version that all ranks have finished; None where there is none."""
+    """Returns the newest version that all ranks have completed; None if there is none."""
     for place in sorted(folder.glob("version-*"), reverse=True):
         marks = [*place.glob("rank-*-of-*.done")]
         if marks and len(marks) == int(marks[0].stem.rpartition("-")[2]):
@@ -121,10 +121,10 @@ def newest_whole(folder: Path) -> int | None:
 
 
 class FolderReceiver:
-    """An engine rank's end."""
+    """An engine rank's side."""
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """See Receiver. Checks the hash of what the rank wrote."""
+        """See Receiver. Checks the hash of the blocks that the rank wrote."""
         source = part.source
         assert isinstance(source, FolderSource)
         try:
@@ -140,7 +140,7 @@ class FolderReceiver:
         if content_hash(written) != part.checksum:
             raise InterlaceError(
                 f"weights: {source.file} is not what trainer rank {part.rank} wrote for version {part.version}; the "
-                "engine goes on with the weights it has."
+                "engine keeps its current weights."
             )
         made = {name: _joined(source.blocks[name], held) for name in dict.fromkeys(name for name, _ in pieces)}
         return Held([cut_out(made[name], box and box.slices) for name, box in pieces])
@@ -166,7 +166,7 @@ def _written(parcel: Parcel, form: SavedForm | None) -> tuple[dict[str, SavedBlo
 
 
 def _write(file: Path, saved: Mapping[str, TensorEntry], blocks: Mapping[str, SavedBlock], parcel: Parcel) -> str:
-    """Writes blocks into a file of whole tensors. Returns the hash of what was written."""
+    """Writes blocks into a file of whole tensors. Returns the hash of the written blocks."""
     header, places, size = _layout(saved)
     opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -187,20 +187,20 @@ def _write(file: Path, saved: Mapping[str, TensorEntry], blocks: Mapping[str, Sa
 
 
 def _joined(block: SavedBlock, held: Mapping[str, Tensor]) -> Tensor:
-    """Returns a block; where it is one of a saved tensor's, as the file's own memory."""
+    """Assembles a block; if it is one block of a saved tensor, the result shares the file's memory."""
     parts = [held[piece.source][piece.source_box.slices] for piece in block.pieces]
     return join_landed(block.box, block.pieces, parts, parts[0].dtype if parts else torch.get_default_dtype())
 
 
 def _layout_hash(saved: Mapping[str, TensorEntry]) -> str:
-    """Names what all ranks that hold blocks of the same tensors have in common."""
+    """Hashes the layout of a file, so that all ranks with blocks of the same tensors get the same name."""
     described = repr([(name, entry.shape, entry.dtype) for name, entry in saved.items()])
     return xxhash.xxh3_64_hexdigest(described.encode())
 
 
 def _layout(saved: Mapping[str, TensorEntry]) -> tuple[bytes, dict[str, int], int]:
-    """Returns a safetensors header, where each tensor begins, and the size of the file."""
-    # Widest first, as the format's own writer does: each tensor is aligned to its elements then.
+    """Returns a safetensors header, the offset of each tensor, and the size of the file."""
+    # Widest first, like the format's reference writer, so that each tensor is aligned to its element size.
     order = sorted(saved.items(), key=lambda each: (-ITEM_BYTES[each[1].dtype], each[0]))
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     starts, place = {}, 0
@@ -218,14 +218,14 @@ def _mapped(file: Path) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as held:
-        return {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118 - the file is no mapping
+        return {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118 - the file is not a mapping
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> FolderSender:
-    """Makes a trainer rank's end."""
+    """Makes a trainer rank's side."""
     return FolderSender(Path(config.folder or "").expanduser().absolute(), rank, num_ranks)
 
 
 def receiver() -> FolderReceiver:
-    """Makes an engine rank's end."""
+    """Makes an engine rank's side."""
     return FolderReceiver()

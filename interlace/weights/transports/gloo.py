@@ -1,9 +1,9 @@
-"""Point to point over the network, host memory to host memory: each engine asks each trainer rank for what it needs.
+"""Point-to-point transport over the network, from host memory to host memory; engines request pieces of trainer ranks.
 
-A trainer rank keeps a version on its host and serves it on a thread of its own while training goes on. Every pair of
-ends has a group of two, made when the engine first asks: an engine that joins or dies concerns no other. What is asked
-for first is the plan's digest with the pieces, then only a version; buckets follow one another, the next is prepared
-while one is on its way. An engine receives into memory of its own and takes a version in once all of it is there.
+A trainer rank keeps a version on its host and serves it on a separate thread while training continues. Each pair of an
+engine rank and a trainer rank has a process group of two, made at the engine's first request, so an engine that joins
+or dies affects no other. The first request contains the wanted pieces, later ones only a version. Two pieces are in
+flight at a time. An engine receives into its own memory and loads a version when all of it has arrived.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from interlace.weights.meeting import Meeting
 
 IN_FLIGHT = 2
-"""Pieces that are on their way at once."""
+"""Number of pieces sent at the same time."""
 _LOOK_S, _LAST_DATA_S = 0.05, 1.0
-"""Seconds between two looks at a connection, and for the last data of a process that has ended."""
+"""Seconds between two checks of a connection, and seconds to wait for the last data of a process that has ended."""
 _GREETING_BYTES = 256
 GREET_WITHIN_S = 10.0
-"""Seconds for a caller to say the secret."""
+"""Seconds in which a caller must send the secret."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PeerSource:
-    """Address at which a trainer rank listens, and the entries that it has."""
+    """Address at which a trainer rank listens, and the entries that it serves."""
 
     host: str
     port: int
     secret: str
-    """Said first by a caller."""
+    """Secret that a caller must send first."""
     entries: dict[str, TensorEntry]
     patience_s: float
 
@@ -71,17 +71,17 @@ class Pair:
         self._other = 1 - rank
 
     def send(self, tensor: Tensor) -> Any:
-        """Begins to send a contiguous tensor. Returns what to wait for."""
+        """Starts to send a contiguous tensor. Returns the work to wait for."""
         return self._group.send([tensor], self._other, 0)
 
     def receive(self, tensor: Tensor) -> None:
-        """Fills a contiguous tensor."""
+        """Receives into a contiguous tensor."""
         if tensor.numel():
             self._group.recv([tensor], self._other, 0).wait()
 
 
 class PeerSender:
-    """A trainer rank's end."""
+    """A trainer rank's side."""
 
     pair = Pair
 
@@ -109,33 +109,33 @@ class PeerSender:
         return Sent(source=source, checksum=content_hash(held.values()))
 
     def _placed(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor where it is sent from."""
+        """Returns the tensor on the device that it is sent from."""
         return tensor.cpu()
 
     def keep(self, versions: Collection[int]) -> None:
-        """See Sender. A version that is on its way is let go of afterwards."""
+        """See Sender. A version that is being sent is freed afterwards."""
         with self._changed:
             self._versions = {version: held for version, held in self._versions.items() if version in versions}
 
     def close(self) -> None:
-        """Hangs up on new callers; those that are being served are served."""
+        """Rejects new callers; running transfers continue."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
     def _welcome(self) -> None:
-        """Serves each caller on a thread of its own, until the end."""
+        """Serves each caller on a separate thread, until the sender is closed."""
         with contextlib.suppress(OSError):  # closed
             while True:
                 connection, _ = self._listener.accept()
                 threading.Thread(target=self._serve, args=(connection,), name="weights", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Serves one engine until one of the two is gone."""
+        """Serves one engine until the sender is closed or the engine disconnects."""
         from interlace.weights.meeting import SETS, Meeting
 
         asked: list[Piece] = []
-        # The engine has died, or hung up, or is none: its own affair.
+        # These errors mean that the caller died, disconnected, or is not an engine: no concern of the trainer.
         with connection, contextlib.suppress(RuntimeError, OSError, ValueError), connection.makefile("rb") as lines:
             connection.settimeout(GREET_WITHIN_S)
             if not hmac.compare_digest(lines.readline(_GREETING_BYTES).decode().strip(), self._secret):
@@ -160,7 +160,7 @@ class PeerSender:
             piece = cut_out(held[name], box and box.slices).contiguous()
             if not piece.numel():
                 continue
-            on_way.append((pair.send(piece), piece))  # the piece stays until it has been sent
+            on_way.append((pair.send(piece), piece))  # keeps the piece alive until it has been sent
             if len(on_way) >= IN_FLIGHT:
                 on_way.pop(0)[0].wait()
         for work, _ in on_way:
@@ -168,7 +168,7 @@ class PeerSender:
 
 
 class PeerReceiver:
-    """An engine rank's end."""
+    """An engine rank's side."""
 
     pair = Pair
 
@@ -187,7 +187,7 @@ class PeerReceiver:
                 call.connection.close()
             raise InterlaceError(
                 f"weights: version {part.version} did not arrive from trainer rank {part.rank} at {source.host}: "
-                f"{_reason(error, source.patience_s)}. The engine goes on with the weights it has."
+                f"{_reason(error, source.patience_s)}. The engine keeps its current weights."
             ) from error
         whole = [box is None or box.size == source.entries[name].shape for name, box in pieces]
         names = [name for name, _ in pieces]
@@ -230,7 +230,7 @@ class PeerReceiver:
         return _Call(connection=connection, pair=pair)
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes all connections."""
         for call in self._calls.values():
             call.connection.close()
         self._calls.clear()
@@ -243,14 +243,14 @@ class _Call:
     connection: socket.socket
     pair: Pair
     asked: Sequence[Piece] = ()
-    """Pieces that were asked for last."""
+    """Pieces of the last request."""
 
 
 def _while_alive(connection: socket.socket, receive: Callable[[], T]) -> T:
-    """Receives on a thread, for as long as the other end of the connection is open.
+    """Receives on a thread as long as the other side keeps the connection open.
 
-    gloo may wait its full time limit for a process that has died; the connection is closed at once. ConnectionError
-    then, and the thread ends at gloo's limit.
+    gloo may wait its full timeout for a process that has died, but the process's connection is closed at once. Then
+    ConnectionResetError is raised, and the thread ends at gloo's timeout.
     """
     outcome: Future[T] = Future()
 
@@ -264,14 +264,14 @@ def _while_alive(connection: socket.socket, receive: Callable[[], T]) -> T:
     watch = select.poll()
     watch.register(connection, getattr(select, "POLLRDHUP", select.POLLHUP))
     while not wait([outcome], timeout=_LOOK_S).done:
-        # Data that arrived before the end may still be read.
+        # Data that arrived before the connection was closed may still be read.
         if watch.poll(0) and not wait([outcome], timeout=_LAST_DATA_S).done:
             raise ConnectionResetError("it hung up")
     return outcome.result()
 
 
 def _reason(error: Exception, patience_s: float) -> str:
-    """Says in a few words why nothing came. gloo tells by its message alone what happened to a connection."""
+    """Describes why nothing arrived. gloo reports the kind of a connection error only in its message."""
     said = str(error)
     if isinstance(error, ConnectionError) or "by peer" in said or "hung up" in said:
         return "its process has ended"
@@ -281,20 +281,20 @@ def _reason(error: Exception, patience_s: float) -> str:
 
 
 def _own_address() -> str:
-    """Returns the address of this machine that others reach; its own loopback where there is none."""
+    """Returns an address of this machine that other machines can reach; the loopback address if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: asks which interface would
+            probe.connect(("192.0.2.1", 9))  # sends nothing: only selects the network interface
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> PeerSender:  # noqa: ARG001
-    """Makes a trainer rank's end."""
+    """Makes a trainer rank's side."""
     return PeerSender(config)
 
 
 def receiver() -> PeerReceiver:
-    """Makes an engine rank's end."""
+    """Makes an engine rank's side."""
     return PeerReceiver()

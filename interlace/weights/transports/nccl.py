@@ -1,7 +1,7 @@
-"""Point to point between devices, as gloo between hosts. Not run here: it needs GPUs.
+"""Point-to-point transport between devices, like gloo between hosts. Not run here: it needs GPUs.
 
-Each pair of ends has a communicator of two. NCCL takes no two ranks of a group on one GPU: colocated engines have
-cuda_ipc.
+Each pair of a trainer rank and an engine rank has a communicator of two. NCCL does not allow two ranks of a group on
+one GPU: colocated engines use cuda_ipc.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NcclPair(Pair):
-    """A group of one trainer rank (0) and one engine rank (1), each on the device that is current in its process."""
+    """A group of one trainer rank (0) and one engine rank (1), each on the current device of its process."""
 
     backend = "nccl"
 
@@ -34,11 +34,11 @@ class NcclPair(Pair):
         self._device = torch.device("cuda", torch.cuda.current_device())
 
     def send(self, tensor: Tensor) -> Any:
-        """Begins to send a contiguous tensor. Returns what to wait for."""
+        """Starts to send a contiguous tensor. Returns the work to wait for."""
         return self._group.send([tensor.to(self._device)], self._other, 0)
 
     def receive(self, tensor: Tensor) -> None:
-        """Fills a contiguous tensor; one on the host by way of the device."""
+        """Receives into a contiguous tensor; into a host tensor by way of the device."""
         if tensor.numel():
             there = tensor if tensor.is_cuda else torch.empty_like(tensor, device=self._device)
             self._group.recv([there], self._other, 0).wait()
@@ -47,7 +47,7 @@ class NcclPair(Pair):
 
 
 class NcclSender(PeerSender):
-    """A trainer rank's end: versions are kept on its device."""
+    """A trainer rank's side. Versions are kept on its device."""
 
     pair = NcclPair
 
@@ -56,16 +56,16 @@ class NcclSender(PeerSender):
 
 
 class NcclReceiver(PeerReceiver):
-    """An engine rank's end."""
+    """An engine rank's side."""
 
     pair = NcclPair
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> NcclSender:  # noqa: ARG001
-    """Makes a trainer rank's end."""
+    """Makes a trainer rank's side."""
     return NcclSender(config)
 
 
 def receiver() -> NcclReceiver:
-    """Makes an engine rank's end."""
+    """Makes an engine rank's side."""
     return NcclReceiver()

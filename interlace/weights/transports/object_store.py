@@ -1,4 +1,4 @@
-"""In the message itself: on Ray its object store carries large tables, once a node, and fetches them between nodes."""
+"""Transport in the message itself. On Ray, the object store holds large tables and copies them to each node once."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MessageSource:
-    """A table of tensors, which the back end may put where both ends reach it."""
+    """A table of tensors, which the cluster back end may put into a store that both sides can read."""
 
     tensors_within: ClassVar = ("tensors",)
     tensors: Mapping[str, Tensor]
 
 
 class MessageEnds:
-    """Both ends. The store holds what it was given, read-only, for as long as a version is referred to."""
+    """Both sides. The store keeps its content, read-only, as long as a version is referenced."""
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002
         """See Sender."""
         tensors = {name: tensor.cpu() for name, tensor in own_tensors(parcel, copy=copy)}
-        # Where no message leaves the process, what is not copied is still the trainer's own.
+        # If no message leaves the process, tensors that were not copied are still the trainer's memory.
         return Sent(source=MessageSource(tensors=tensors), checksum=content_hash(tensors.values()), frozen=copy)
 
     def keep(self, versions: Collection[int]) -> None:
@@ -47,10 +47,10 @@ class MessageEnds:
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> MessageEnds:  # noqa: ARG001
-    """Makes a trainer rank's end."""
+    """Makes a trainer rank's side."""
     return MessageEnds()
 
 
 def receiver() -> MessageEnds:
-    """Makes an engine rank's end."""
+    """Makes an engine rank's side."""
     return MessageEnds()

@@ -1,10 +1,10 @@
-"""Processes of one machine: each trainer rank writes into a slot in shared memory, and engines serve from the slot.
+"""Transport on one machine: each trainer rank writes into a slot of shared memory, and engines serve from the slot.
 
-There are two slots, and publishing is a flip: a version is written into the slot that is not the newest, then named.
-An engine takes a version in by pointing at it. It locks the slot (`flock`, shared) for as long as it points there, and
-the writer locks a slot (exclusive) to write into it; where an engine lags behind, the writer takes a further slot in
-place of waiting. The kernel takes the locks of a process that dies. A slot says in its head which version is whole in
-it: nothing while one is written.
+There are two slots, and publishing flips between them: a version is written into the slot without the newest version,
+and then announced. An engine loads a version by pointing at its slot. It holds a lock on the slot (`flock`, shared) as
+long as it points there, and the writer locks a slot (exclusive) to write into it; if an engine lags, the writer makes
+another slot instead of waiting. The kernel releases the locks of a process that dies. The header of a slot contains the
+complete version in the slot: none while a version is written.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from interlace.weights.transports.base import Sent
 MEMORY = Path("/dev/shm")
 _HEAD = struct.Struct("<q16s")
 _TORN = -1
-"""In place of a version while a slot is written."""
+"""Version number in a slot's header while the slot is written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SlotSource:
-    """A slot, and what lies where in it."""
+    """A slot and the offset of each tensor in it."""
 
     path: Path
     entries: dict[str, TensorEntry]
@@ -43,14 +43,14 @@ class SlotSource:
 
 
 class _Slot:
-    """A file in shared memory, mapped."""
+    """A memory-mapped file in shared memory."""
 
     def __init__(self, path: Path, size: int, *, make: bool) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL if make else os.O_RDONLY, 0o600)
         try:
             if make:
-                os.posix_fallocate(self._file, 0, size)  # a file with holes would end the process that fills them
+                os.posix_fallocate(self._file, 0, size)  # writing to a sparse file may kill the process
             access = mmap.ACCESS_WRITE if make else mmap.ACCESS_READ
             self._map = mmap.mmap(self._file, 0, access=access)
         except BaseException:
@@ -60,7 +60,7 @@ class _Slot:
         self.num_leases = 0
 
     def lock(self, *, exclusive: bool) -> bool:
-        """Locks the slot unless another holds it the other way. Never waits."""
+        """Locks the slot unless another process holds a conflicting lock. Never waits. Returns True if locked."""
         import fcntl
 
         try:
@@ -70,23 +70,23 @@ class _Slot:
         return True
 
     def unlock(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         import fcntl
 
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     @property
     def head(self) -> tuple[int, str]:
-        """Returns the version that is whole in the slot, and its hash."""
+        """Returns the complete version in the slot, and its hash."""
         version, digest = _HEAD.unpack(self._map[: _HEAD.size])
         return version, digest.hex()
 
     def mark(self, version: int, digest: str) -> None:
-        """Writes the head."""
+        """Writes the header."""
         self._map[: _HEAD.size] = _HEAD.pack(version, bytes.fromhex(digest).ljust(16, b"\0"))
 
     def close(self) -> None:
-        """Closes the file; the memory stays mapped for those that point into it."""
+        """Closes the file; the memory stays mapped for tensors that point into it."""
         os.close(self._file)
 
 
@@ -99,12 +99,12 @@ def _tensor_over(mapped: mmap.mmap) -> Tensor:
 
 
 class SlotSender:
-    """A trainer rank's end."""
+    """A trainer rank's side."""
 
     def __init__(self) -> None:
         self._folder: SharedFolder | None = None
         self._slots: list[_Slot] = []
-        """The newest version's last."""
+        """Slots in use; the newest version's slot is the last."""
         self._num_made = 0
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
@@ -128,11 +128,11 @@ class SlotSender:
 
     @property
     def num_slots(self) -> int:
-        """Returns the number of slots that are there."""
+        """Returns the number of slots."""
         return len(self._slots)
 
     def _free_slot(self, size: int) -> _Slot:
-        """Takes the oldest slot that no engine serves from, locked; a new one where there is none."""
+        """Returns the oldest slot that no engine serves from, locked; makes a new one if there is none."""
         for slot in self._slots[:-1]:
             if len(slot.memory) >= size and slot.lock(exclusive=True):
                 self._slots.remove(slot)
@@ -155,7 +155,7 @@ class SlotSender:
         return slot
 
     def _remove_surplus(self) -> None:
-        """Removes the slots that were taken for engines that lagged behind, once these have moved on."""
+        """Removes the extra slots that were made for lagging engines, when these no longer use them."""
         for slot in self._slots[:-2]:
             if slot.lock(exclusive=True):
                 self._slots.remove(slot)
@@ -163,10 +163,10 @@ class SlotSender:
                 slot.close()
 
     def keep(self, versions: Collection[int]) -> None:
-        """Does nothing: a slot is kept for as long as an engine has its lock."""
+        """Does nothing: a slot is kept as long as an engine holds its lock."""
 
     def close(self) -> None:
-        """Removes the slots; engines that serve from them go on."""
+        """Removes the slots; engines that serve from them continue."""
         for slot in self._slots:
             slot.close()
         self._slots.clear()
@@ -188,7 +188,7 @@ class _SlotLease:
 
 
 class SlotReceiver:
-    """An engine rank's end. Keeps slots mapped: the pages of one that is written again need no new entries."""
+    """An engine rank's side. Keeps slots mapped, so that a reused slot needs no new page-table entries."""
 
     def __init__(self) -> None:
         self._slots: dict[Path, _Slot] = {}
@@ -203,8 +203,8 @@ class SlotReceiver:
         except FileNotFoundError:
             raise InterlaceError(
                 f"weights: version {part.version} of trainer rank {part.rank} is gone from {source.path}: the trainer "
-                "has ended, or an engine of another machine looks for it here. There weights.transport is object_store "
-                "or gloo."
+                "has ended, or the engine is on another machine. Between machines, set weights.transport to "
+                "object_store or gloo."
             ) from None
         self._slots[source.path] = slot
         locked = slot.lock(exclusive=False)
@@ -213,7 +213,7 @@ class SlotReceiver:
                 slot.unlock()
             raise InterlaceError(
                 f"weights: version {part.version} of trainer rank {part.rank} was written over, or never whole, in "
-                f"{source.path}; the engine goes on with the weights it has."
+                f"{source.path}; the engine keeps its current weights."
             )
         places = dict(zip(source.entries, source.offsets, strict=True))
         tensors = [
@@ -229,7 +229,7 @@ class SlotReceiver:
                 slot.close()
 
     def close(self) -> None:
-        """Closes the slots' files, and with them the locks."""
+        """Closes the slots' files, which releases the locks."""
         for slot in self._slots.values():
             slot.close()
         self._slots.clear()
@@ -241,10 +241,10 @@ def _free_bytes() -> int:
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> SlotSender:  # noqa: ARG001
-    """Makes a trainer rank's end."""
+    """Makes a trainer rank's side."""
     return SlotSender()
 
 
 def receiver() -> SlotReceiver:
-    """Makes an engine rank's end."""
+    """Makes an engine rank's side."""
     return SlotReceiver()

@@ -57,7 +57,7 @@ class ServiceTraits:
 
 
 class LinkedServer:
-    """The parts of an engine that concern its server alone."""
+    """Methods of an engine that concern only its server."""
 
     def __init__(self, link: ServerLink, model: ServedModel, traits: ServiceTraits) -> None:
         """link: connected, and the server is ready."""
@@ -65,7 +65,7 @@ class LinkedServer:
         self._folders = VersionFolders()
 
     def interrupt(self) -> None:
-        """Ends the wait of step(), or of the next one."""
+        """Ends the current wait of step(), or the next one."""
         self._link.interrupt()
 
     def release(self, owners: Sequence[SampleKey]) -> None:
@@ -104,7 +104,7 @@ class LinkedServer:
 
 
 class ServiceEngine(LinkedServer):
-    """RolloutEngine over a server. Requests run at the server; step() waits for what it sends."""
+    """RolloutEngine over a server. Requests run at the server; step() waits for their deltas."""
 
     gives_up_parts = False
 
@@ -245,7 +245,9 @@ class ServiceEngine(LinkedServer):
             known.check(weights)
 
     def _replace(self, folder: Path, version: int, mode: UpdateMode, probe: WeightProbe | None = None) -> None:
-        """Loads a version. A server that is lost meanwhile keeps what it has, and says so in the next step."""
+        """Loads a version. If the server is lost in the meantime, it keeps its weights, and the next step reports the
+        loss.
+        """
         partials = self.abort() if mode == "recompute" else ()
         try:
             self._link.load(folder, version, "keep" if mode == "keep" else "recompute", probe)
@@ -266,7 +268,7 @@ class ServiceEngine(LinkedServer):
             self._link.send(requests)
 
     def _take(self) -> tuple[int, list[Completion], list[tuple[Request, str]]]:
-        """Takes in what has arrived. Returns the number of new tokens, what ended, and what was refused."""
+        """Processes the deltas that have arrived. Returns the number of new tokens, the ended and the refused requests."""
         count, ended, refused = 0, list[Completion](), list[tuple[Request, str]]()
         for name, delta in self._link.arrivals():
             if name not in self._live:

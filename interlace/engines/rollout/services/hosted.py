@@ -41,7 +41,7 @@ class ServedEngine(RolloutEngine, Protocol):
 
     @property
     def model(self) -> "PreTrainedModel":
-        """Returns the model that serves, to be run by the caller of this engine alone."""
+        """Returns the served model. Only the caller of this engine may run it."""
         ...
 
 

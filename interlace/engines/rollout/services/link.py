@@ -48,7 +48,7 @@ class LinkSettings:
 
 
 class ServerLink:
-    """One server, as a thread that is not the event loop's sees it."""
+    """Connection to one server, for callers outside the event loop's thread."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class ServerLink:
                 await client.resume()
             capacity = await client.capacity()
             if (version := (await client.health()).version) is not None:
-                self._known_versions.add(version)  # of requests that began before the first load
+                self._known_versions.add(version)  # Version of requests that began before the first load.
             await self._warm_up(client)
         return capacity
 
@@ -213,8 +213,9 @@ class ServerLink:
         return self._settled(run())
 
     def load(self, folder: Path, version: int, mode: LoadMode, probe: WeightProbe | None) -> None:
-        """Loads a version and checks that the server serves it. Raises ServiceError if it does not, UserError for
-        weights of another shape.
+        """Loads a version and checks that the server serves it.
+
+        Raises ServiceError if it does not, UserError for weights of another shape.
         """
         if self.lost:
             raise ServiceError(self.lost)

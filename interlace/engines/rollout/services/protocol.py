@@ -30,7 +30,7 @@ class Delta:
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
-    """Log-probs under the distribution that was sampled from, one for each token, in nats."""
+    """Log-probs under the sampled distribution, one per token, in nats."""
     versions: Sequence[VersionRun] = ()
     """Version runs over `token_ids`; empty if the server reports versions at the end alone."""
     all_versions: Sequence[VersionRun] = ()

@@ -27,7 +27,7 @@ def write_request(request: Request) -> dict[str, JSON]:
 
 
 def read_request(given: JSON) -> Request:
-    """Reads what write_request() wrote. Raises ValueError, KeyError or TypeError if a field is missing or wrong."""
+    """Reads the output of write_request(). Raises ValueError, KeyError or TypeError if a field is missing or wrong."""
     data: Any = given
     gid, index = data["owner"]
     return Request(
@@ -60,7 +60,7 @@ def write_delta(request_id: str, delta: Delta) -> dict[str, JSON]:
 
 
 def read_delta(given: JSON) -> tuple[str, Delta]:
-    """Reads what write_delta() wrote. Raises ServiceError for anything else."""
+    """Reads the output of write_delta(). Raises ServiceError for anything else."""
     data: Any = given
     try:
         reason = data.get("finish_reason")
@@ -82,7 +82,7 @@ def write_capacity(capacity: ServiceCapacity) -> dict[str, JSON]:
 
 
 def read_capacity(data: Mapping[str, JSON]) -> ServiceCapacity:
-    """Reads what write_capacity() wrote; fields that this version does not know are ignored."""
+    """Reads the output of write_capacity(); unknown fields are ignored."""
     known = {name: value for name, value in data.items() if name in ServiceCapacity.__dataclass_fields__}
     return ServiceCapacity(**known)  # type: ignore[arg-type]
 

@@ -182,7 +182,7 @@ def _finite(bias: float) -> float:
 
 
 def _read_line(name: str, line: bytes, cached: int) -> tuple[list[Delta], int]:
-    """Reads a line of a stream: its deltas, and the number of cached tokens that is known so far."""
+    """Reads a line of a stream. Returns its deltas, and the known number of cached tokens."""
     if not line.startswith(DATA) or line[len(DATA) :].startswith(DONE):
         return [], cached
     chunk = _parse(name, line[len(DATA) :])
@@ -191,7 +191,7 @@ def _read_line(name: str, line: bytes, cached: int) -> tuple[list[Delta], int]:
 
 
 def _pass_on(name: str, deltas: Sequence[Delta], on_delta: OnDelta) -> Delta | None:
-    """Passes deltas on but for the last one of a request, which is returned."""
+    """Calls on_delta with all deltas except the last one of a request, which is returned."""
     last = None
     for delta in deltas:
         if delta.finish_reason is None:
