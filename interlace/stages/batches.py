@@ -124,7 +124,7 @@ class Batches:
         self._lending.renew()
 
     def _hurry(self) -> None:
-        """If a deadline leaves no slack, resumes suspended samples and applies `on_straggler` to late groups."""
+        """Resumes suspended samples and applies `on_straggler` to late groups, if a deadline leaves no slack."""
         may_drop = self._on_straggler != "hold" and self._admission.batcher.num_ready > 0
         if not may_drop and not self._pool.num_suspended:
             return
