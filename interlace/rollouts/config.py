@@ -83,13 +83,13 @@ class EpisodeKind(ABC):
         self.config = config
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
-        """Raises UserError for settings that cannot work, as far as this is known before the run starts."""
+        """Raises UserError for settings that cannot work, if this can be checked before the run starts."""
 
     def check_policy(self, actions: ActionTokens | None) -> None:  # noqa: B027 - most take any policy
-        """Raises UserError for a policy that cannot serve. actions: see Session."""
+        """Raises UserError for a policy that the episode cannot use. actions: see Session."""
 
     def notes(self) -> tuple[str, ...]:
-        """Returns sentences on its episodes that a run prints once, at its start."""
+        """Returns sentences about the episodes that a run prints once, at its start."""
         return ()
 
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -98,11 +98,11 @@ class EpisodeKind(ABC):
 
     @abstractmethod
     def create(self) -> Episode:
-        """Makes the object that runs the episodes of one process."""
+        """Creates the object that runs the episodes of one process."""
 
 
 class _OwnEpisode(EpisodeKind):
-    """Episode that the user wrote: a class with `run`, made with `options`, or an object with `run`."""
+    """Episode that the user wrote: a class with `run`, created with `options`, or an object with `run`."""
 
     Config = OwnEpisodeConfig
     config: OwnEpisodeConfig

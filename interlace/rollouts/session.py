@@ -188,7 +188,7 @@ class EpisodeSession:
         query_ids: Sequence[int] = (),
         options: TurnOptions = DEFAULT_OPTIONS,
     ) -> Turn:
-        """Lets the policy continue a context; see Session. UserError if the context cannot be that of a turn."""
+        """Samples a turn after a context; see Session. UserError if the context is not valid for a turn."""
         shown = tuple(as_tool(tool) for tool in tools)
         said = _messages(context)
         place = self._reserve(number)
