@@ -15,7 +15,7 @@ class Lending:
     """
 
     def __init__(self, drivers: Sequence[EngineDriver], trained_on: Iterable[int], until: float | None) -> None:
-        """trained_on: devices of the trained roles. until: share of a batch that ends loans; if None, none ends early."""
+        """trained_on: devices of the trained roles. until: share of a batch that ends loans, or None for never."""
         shared = set(trained_on)
         self._lent = [each for each in drivers if shared.intersection(each.group.device_indices)]
         self._own = [each for each in drivers if each not in self._lent]

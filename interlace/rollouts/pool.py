@@ -96,12 +96,10 @@ class EnginePool:
         self._owners: dict[SampleKey, list[str]] = {}
         """Unfinished samples, each with the ids of its requests."""
         self._driver_of: dict[str, EngineDriver] = {}
-        """Driver of each dispatched request."""
         self.listeners: dict[str, OnDraft] = {}
         """Receivers of the drafts of requests that stream."""
         self._suspended: dict[str, Job] = {}
         self._num_suspensions = 0
-        """Number of suspensions since the start."""
         self._homes = Homes(keeps_old=schedule.on_update == "keep")
         self._tool_waits = ToolWaits(cluster.timeline, self.drivers)
         self._wave: dict[str, tuple[Request, Deliver]] = {}
