@@ -1,8 +1,8 @@
 """The roles of a policy run: rollout, reward, reference and critic. Each maps a stream of samples to the next.
 
-The methods are the lines of `flows/policy.py`. Each attaches its stage to the stream and returns at once. Its docstring
-has the four lines of a stage: Consumes, Produces, Waits for, Released by. The actor needs no class here, because it is
-a `TrainStage`.
+The methods are the lines of `flows/policy.py`. A method that returns a stream attaches its stage and returns at once.
+The docstrings have the four lines of a stage: Consumes, Produces, Waits for, Released by. The actor needs no class
+here, because it is a `TrainStage`.
 """
 
 from collections.abc import Sequence

@@ -134,7 +134,8 @@ class PolicyRun:
     * `rollout.generate`: `Admission`, then `GenerateStage` over `EnginePool`.
     * `reward.score`, `reference.logprobs`, `critic.values`: a `MapStage` each.
     * `select`, `advantages`: a `GroupStage` each. `batches`: a `GroupStage` that feeds `Batches`.
-    * `actor.update`, `critic.update`: a `TrainStage` each. `publish`: `Publisher`, then `Admission` again.
+    * `actor.update`, `critic.update`: a `TrainStage` each. `replay.learn`: `ReplayRole`, on kept trajectories.
+    * `publish`: `Publisher`, then `Admission` again.
     """
 
     def __init__(
@@ -341,7 +342,7 @@ class PolicyRun:
         return f"{scored} samples scored, {failed} failed{first}"
 
     def _not_scored(self, key: SampleKey, reason: str) -> None:
-        """Records the reason. Ends the run if all samples of a first whole step fail, since replacements would too."""
+        """Records the reason. If all samples of the first step fail, ends the run instead of replacing them forever."""
         self._failures[key] = reason
         self._num_not_scored += 1
         self._first_failure = self._first_failure or reason

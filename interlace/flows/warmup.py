@@ -14,7 +14,7 @@ from interlace.rollouts.role_groups import ActorGroup
 FAILURES = 8
 """Number of failed updates in a row at the end of a warm-up for which it raises an error."""
 LIKELIEST = float(np.log(0.5))
-"""Log-prob above which a token is the most likely one of the model."""
+"""Log-prob above which a token is certainly the most likely one of the model."""
 
 
 class ExampleSource(Protocol):

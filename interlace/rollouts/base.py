@@ -108,7 +108,7 @@ class Outcome:
     """Outcome of an episode."""
 
     reward: float | None = None
-    """Reward by the episode. If None, the recipe's reward scores the sample."""
+    """Reward that the episode computed. If None, the recipe's reward scores the sample."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Components of the reward by name. Each is a metric."""
     text: str | None = None

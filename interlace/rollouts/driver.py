@@ -28,7 +28,7 @@ class EngineDriver:
 
     Consumes: jobs (`submit`), new weights (`update_weights`), cancellations.
     Produces: responses and drafts for the host, which is the engine pool.
-    Waits for: work, then devices. During a call it holds them until no work is left or another role requests them.
+    Waits for: work, then devices. It holds the devices until no work is left or another role requests them.
     Released by: a job, new weights, the device lock.
     """
 

@@ -43,7 +43,7 @@ from interlace.runtime.process.child import LoopServer, become_child, framed
 from interlace.runtime.waits import WaitRegistry
 
 NO_EPISODE = 0xFFFFFFFF
-"""Number of the first message of a process: None, or the UserError because of which it cannot start."""
+"""Number of the first message of a process, which contains None or the UserError that prevents its start."""
 BLOCKED_AFTER_S = 30.0
 """Maximum time, in seconds, that an episode may block the event loop of its process, unless its time limit is less."""
 
@@ -132,7 +132,7 @@ class EpisodeEnd:
     """Rewards by turn."""
     tool_uses: Sequence[ToolUse] = ()
     lost: bool = False
-    """True if the sample may start again, because the environment of the episode failed."""
+    """True if the sample may start again, because a simulator of the episode failed."""
     blocked: bool = False
     """True if the episode blocks the event loop, so that the process must be replaced."""
     films: Sequence[Film] = ()

@@ -42,7 +42,7 @@ class Gathering:
         return kept
 
     def _gather_survivors(self, kept: list[EngineDriver], num_left: int) -> list[EngineDriver]:
-        """Moves the unfinished sequences of a step to the fewest engines that can hold them, those with most sequences.
+        """Moves the unfinished sequences of a step to the fewest engines that can hold them, the ones with most work.
 
         Sequences run slower together. If other roles share the engines' devices, nothing moves before one of them waits
         for these. If sequences must finish under their first version, nothing moves while engines serve several.

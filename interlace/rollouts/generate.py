@@ -40,7 +40,7 @@ class GenerateStage:
         on_generated: Callable[[SampleKey], None],
         on_failed: OnFailed,
     ) -> None:
-        """on_generated: called with each sample that ended here. on_failed: called with each failed one, and why."""
+        """on_generated: called with each sample that ends here. on_failed: called with failed ones and the reason."""
         self._cluster, self._pool, self._params, self._channel = cluster, pool, params, channel
         self._limits = limits
         self._episode, self._is_single = episode, isinstance(episode, SingleTurn)

@@ -12,8 +12,8 @@ Take = Callable[[Sequence[Job], list[EngineDriver]], None]
 class Levelling:
     """Moves queued requests from engines with pending weights, which start none before the swap.
 
-    An engine that has swapped starts them earlier under the same version. The samples do not change, because requests
-    key the sampling noise.
+    An engine that has swapped starts them earlier under the same version. The samples do not change, because the
+    request is the key of its sampling noise.
     """
 
     def __init__(self, drivers: Sequence[EngineDriver], take: Take) -> None:

@@ -326,7 +326,7 @@ class EnginePool:
         self.membership.on_lost(driver, reason)
 
     def on_swapped(self) -> None:
-        """Wakes all that wait for a version."""
+        """Wakes the tasks that wait for a version."""
         self.num_unswapped -= 1
         self.standing.fire()
 

@@ -11,7 +11,8 @@ from interlace.runtime.timeline import Timeline
 class ToolWaits:
     """Tracks for each sample whether a turn is in progress or whether its episode's code and tools run.
 
-    While code and tools run, the engine of the sample's last turn counts as waiting. Before the first turn, all do.
+    An engine waits if it has no requests while the code or tools of a sample run whose last turn it generated. Before
+    the first turn of a sample, all engines wait for it.
     """
 
     def __init__(self, timeline: Timeline, drivers: Sequence[EngineDriver]) -> None:

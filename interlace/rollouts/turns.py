@@ -142,7 +142,7 @@ def segments_of(
 
 
 def with_final(segments: tuple[Segment, ...], prompt: Prompt, final: FinalContext | None) -> tuple[Segment, ...]:
-    """Adds the final context of a truncated episode, and after it an untrained token whose value bootstraps."""
+    """Adds the final context of a truncated episode, then an untrained token at which the critic bootstraps."""
     if final is None:
         return segments
     given = np.asarray(final.token_ids, np.int32)
