@@ -61,7 +61,7 @@ def predicted(sample: Sample) -> BoolArray | None:
 def _earlier(parent: int, place: int) -> int:
     if not 0 <= parent < place:
         raise ValueError(
-            f"segment {place} has parent {parent}: a parent is an earlier segment, PROMPT, or None where a context of "
-            "its own begins"
+            f"segment {place} has parent {parent}: a parent is an earlier segment, PROMPT, or None if a new context "
+            "begins"
         )
     return parent

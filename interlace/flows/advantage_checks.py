@@ -29,7 +29,7 @@ def check_shapes(method: str, what: str, arrays: object, samples: Sequence[Sampl
     if (shapes := _shapes(arrays)) != [(length,) for length in lengths]:
         raise UserError(
             f"the algorithm's {method}() returned {what} of shapes {shapes} for {len(lengths)} samples whose responses "
-            f"have {lengths} tokens. It gives one array a sample, with one number a token."
+            f"have {lengths} tokens. Return one array per sample, with one number per token."
         )
 
 

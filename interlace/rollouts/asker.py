@@ -41,7 +41,7 @@ class FromPool:
             try:
                 await asyncio.wait_for(self._pool.swapped(version, who=who), patience_s)
             except TimeoutError:
-                why = f"engines end what they began before they take version {version} of the weights; try again."
+                why = f"engines finish their sequences before they take version {version} of the weights; try again."
                 raise EnginesBusyError(why) from None
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._pool.ask(request, partial(settle, future), on_draft)

@@ -36,8 +36,8 @@ class ChatTemplateRenderer:
         """stop_token_ids: further ones than the tokenizer's and the template's. Raises UserError without a template."""
         if not tokenizer.chat_template:
             raise UserError(
-                "the tokenizer has no chat template, which is what messages are written with. Take an instruct model "
-                "or its tokenizer (model.tokenizer)."
+                "the tokenizer has no chat template, and messages need one. Take an instruct model or its tokenizer "
+                "(model.tokenizer)."
             )
         self._tokenizer, self._parser, self._config = tokenizer, parser, config
         self._text, self.longest_token = TokenText(tokenizer), longest_token(tokenizer)
@@ -124,8 +124,8 @@ class ChatTemplateRenderer:
         whole = self.text([*messages, answer], tools, prompts=False)
         if not whole.startswith(begin):
             raise UserError(
-                "the chat template writes a conversation in another way once it is answered, so that no example can be "
-                "written with it. Take another model, or examples that are text."
+                "the chat template changes the text of a conversation when an answer follows, so examples cannot be "
+                "rendered with it. Take another model, or examples that are text."
             )
         said, closing, _ = (
             whole[len(begin) :].partition(self._closing) if self._closing else (whole[len(begin) :], "", "")

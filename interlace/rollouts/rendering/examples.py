@@ -33,8 +33,8 @@ class ExampleWriter:
                 longer = self._renderer.extend(ids, answer, new, tools)
                 if longer is None:
                     raise UserError(
-                        "under this chat template each turn is a branch, so that an example of several turns is no one "
-                        "sequence. Take examples of one turn, or another model."
+                        "under this chat template each turn is a branch, so an example of several turns is not a "
+                        "single sequence. Take examples of one turn, or another model."
                     )
                 imitated += [False] * (len(longer) - len(ids))
                 ids, place = longer, place + len(new)

@@ -64,18 +64,19 @@ class Proof:
                 continue
             if not finding.appends:
                 found.append(
-                    f"a {kind} message cannot be appended under this chat template, whose text of it depends on what "
-                    "went before: each such turn is written from the beginning and becomes a branch"
+                    f"a {kind} message cannot be appended under this chat template, because its text depends on the "
+                    "messages before it: the whole conversation is rendered again at each such turn, which becomes a "
+                    "branch"
                 )
             elif finding.rewrites and branch_on_rewrite:
                 found.append(
-                    f"a {kind} message makes this chat template write earlier turns in another way: each such turn is "
-                    "written from the beginning and becomes a branch (renderer.on_rewrite=branch)"
+                    f"a {kind} message makes this chat template change earlier turns: the whole conversation is "
+                    "rendered again at each such turn, which becomes a branch (renderer.on_rewrite=branch)"
                 )
             elif finding.rewrites:
                 found.append(
-                    f"a {kind} message makes this chat template write earlier turns in another way, such as without "
-                    "their thoughts; here they stay as they were drawn (renderer.on_rewrite=append)"
+                    f"a {kind} message makes this chat template change earlier turns, such as remove their thoughts; "
+                    "in this run they stay as they were drawn (renderer.on_rewrite=append)"
                 )
         return tuple(found)
 

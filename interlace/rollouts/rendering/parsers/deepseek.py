@@ -33,7 +33,7 @@ class DeepSeekParser(Parser):
         found = between(body, answer.tag(CALL), answer.tag(CALL_END))
         calls = [_call(one, answer) if is_closed else _broken(CALL_END) for one, is_closed, _ in found]
         if begins and not calls:
-            calls = [ToolCall(name="", error="There is no call behind the tag that begins calls.")]
+            calls = [ToolCall(name="", error="There is no call after the tag that begins calls.")]
         return Parsed(content=answer.plain(content).strip(), reasoning=reasoning, calls=tuple(calls))
 
 
