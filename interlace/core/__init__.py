@@ -1,1 +1,1 @@
-"""The shared vocabulary: types, configuration, errors. Imports nothing above it, and neither torch nor ray."""
+"""Shared types, configuration and errors. Imports no other folder of the package, and neither torch nor ray."""

@@ -1,4 +1,4 @@
-"""The base of every configuration: frozen, typed, one default for each field, unknown keys refused by name."""
+"""Base class of all configurations: frozen and typed, with one default per field. Unknown keys raise an error."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from interlace.core.errors import UserError, close_names, nearest
 
 _ALTERNATIVE = re.compile(r"(literal|tuple|function-\w+)\[.*|constrained-\w+|bool|int|float|str")
-"""Pydantic's name of one of the types of a field. It appears in the place of a mistake like a key."""
+"""Pydantic's name of one of the types of a field. It appears among the keys in the location of a mistake."""
 _WANTED = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number, such as 10"),
     **dict.fromkeys(("float_parsing", "float_type"), "it must be a number, such as 0.5 or 1e-4"),
@@ -34,13 +34,13 @@ _WANTED = {
 }
 """Plain words for pydantic's messages, by the kind of mistake; braces name entries of the mistake's context."""
 _LISTED = 8
-"""Keys of a section that a message lists at most."""
+"""Maximum number of keys of a section that a message lists."""
 
 
 class Config(BaseModel):
     """A frozen record of settings, stored with the part that it configures. Derived values are properties."""
 
-    # Infinity and NaN pass bounds such as gt=0, and config.yaml cannot store them.
+    # Forbidden because infinity passes bounds such as gt=0, and config.yaml cannot store infinity and NaN.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     @model_validator(mode="before")

@@ -8,7 +8,7 @@ from operator import itemgetter
 
 
 def read_curve(points: Sequence[tuple[float, float]], place: float) -> float:
-    """Reads a curve given as rising (place, value): linear between its points and beyond the last, flat before."""
+    """Interpolates rising (place, value) points linearly: constant before the first point, linear after the last."""
     if place <= points[0][0] or len(points) == 1:
         return points[0][1]
     index = min(bisect_left(points, place, key=itemgetter(0)), len(points) - 1)
@@ -30,7 +30,7 @@ class DecodeCosts:
     def segment_s(self, num_running: float, start_tokens: float, end_tokens: float) -> float:
         """Returns the seconds in which each of `num_running` sequences grows from one length to another.
 
-        If they exceed the KV cache together, they run one part after another.
+        If together they exceed the KV cache, they run in several parts, one after another.
         """
         held = num_running * (start_tokens + end_tokens) / 2
         overfull = max(1.0, num_running * end_tokens / self.kv_tokens)

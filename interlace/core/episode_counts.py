@@ -10,14 +10,14 @@ class EpisodeCounts:
 
     num_turns: int
     num_branches: int
-    """Leaves of its tree of segments."""
+    """Leaves in the tree of segments of the sample."""
     history_tokens: int
-    """Tokens that stood before each later turn and were there in the turn before it, added up over turns."""
+    """Tokens in the context and response of the turn before each later turn, summed over turns."""
     reused_tokens: int
-    """Tokens among these that the later turn kept as they were."""
+    """History tokens with which the context of the later turn begins, summed over turns."""
     tool_calls: Mapping[str, int] = field(default_factory=dict)
-    """Calls by tool; those that could not be read have an empty name."""
+    """Calls by tool. Calls that could not be read have an empty name."""
     tool_errors: Mapping[str, int] = field(default_factory=dict)
-    """Failed calls among them."""
+    """Failed calls by tool."""
     tool_s: tuple[float, ...] = ()
     """Seconds of each call."""

@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterable
 
 MOST_LISTED = 12
-"""Names that a message lists at most; of more, it proposes some."""
+"""Maximum number of names that a message lists. Of longer lists it proposes the closest names."""
 
 
 class InterlaceError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base class of all errors that this package raises intentionally."""
 
 
 class UserError(InterlaceError):
@@ -75,8 +75,8 @@ def nearest(given: str, options: Iterable[str]) -> str:
 def close_names(given: str, options: Iterable[str], *, most: int = 8) -> list[str]:
     """Returns the options that a user may have meant, the closest first.
 
-    An option is close if it differs in case alone, by few letters, or if one name begins with the other or is a part
-    of it, as `verl` is of `verl-colocated` and `lr` of `optimizer_lr`.
+    An option is close if it differs in case only or by few letters, or if one name is the beginning or a part of the
+    other: `verl` of `verl-colocated`, `lr` of `optimizer_lr`.
     """
     names = list(options)
     if given in names:

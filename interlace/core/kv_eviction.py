@@ -1,19 +1,19 @@
-"""Order in which keys and values, kept for samples whose tools run, go where cells are needed. Pure."""
+"""Eviction order of the KV caches of samples whose tools run. Pure functions of the measured times."""
 
 import math
 from collections import deque
 from collections.abc import Sequence
 
 QUANTILE = 0.99
-"""Share of the measured waits that end within the patience."""
+"""Quantile of the measured waits that is the patience."""
 MEMORY = 512
-"""Waits that are remembered."""
+"""Number of the latest waits that are kept."""
 FEW = 16
-"""Waits below which their quantile says nothing."""
+"""Number of waits below which the patience is infinite."""
 
 
 class ReturnTimes:
-    """Seconds that samples took to come back with their next turn: the time of their tools, as an engine sees it."""
+    """Measured times from the end of a turn to the sample's next turn: the time of tools, as an engine observes it."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=MEMORY)
@@ -21,14 +21,14 @@ class ReturnTimes:
         self._num_unread = 0
 
     def observe(self, seconds: float) -> None:
-        """Takes in one wait that ended."""
+        """Records the time of one wait."""
         self._seconds.append(seconds)
         self._num_unread += 1
 
     @property
     def patience_s(self) -> float:
-        """Seconds after which a sample counts as one that does not come back soon; infinite while few have ended."""
-        # Sorted now and then, not at every look.
+        """Seconds of waiting after which a sample is late. Infinite until FEW waits were measured."""
+        # Sorted after every eighth of new waits only.
         if len(self._seconds) >= FEW and self._num_unread > len(self._seconds) // 8:
             self._num_unread = 0
             ordered = sorted(self._seconds)
@@ -37,11 +37,10 @@ class ReturnTimes:
 
 
 def first_to_go(waits: Sequence[tuple[float, int]], *, patience_s: float) -> int:
-    """Chooses among what is kept: (seconds that it has waited, its tokens) of each. Returns the place of the choice.
+    """Returns the index of the KV cache to evict. waits: (seconds of waiting, number of tokens) of each cache.
 
-    What waits for longer than nearly all tools take goes first, the longest wait of all before others. Else the
-    fewest tokens, which are computed again the fastest; of several, the one that has waited longest. The earlier place
-    breaks ties.
+    If a sample has waited longer than `patience_s`, the longest wait is evicted. Otherwise the cache with the fewest
+    tokens is evicted, because it is recomputed fastest, then the longest wait. The smaller index breaks ties.
     """
     late = [(-waited_s, place) for place, (waited_s, _) in enumerate(waits) if waited_s > patience_s]
     if late:

@@ -1,4 +1,4 @@
-"""Messages of a conversation, the calls in them, and tools."""
+"""Messages of a conversation, calls of tools in them, and descriptions of tools."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class Message:
     role: str
     content: str
     reasoning: str | None = None
-    """Thoughts before the content, if the model's format marks them."""
+    """Text of the thoughts before the content, if the model's format marks them."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls of an assistant's message."""
     tool_call_id: str | None = None

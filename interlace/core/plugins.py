@@ -1,7 +1,7 @@
-"""Parts by name: a built-in is a module of a folder, a part of the user is `package.module:Name`.
+"""Lookup of parts by name: a built-in part is a module of a folder, a user's part is `package.module:Name`.
 
-`find_class` serves the folders whose parts are classes: a module is a part if it defines a concrete subclass of the
-folder's base class. `find_part` serves the folders whose modules are the parts themselves.
+`find_class` is for folders whose parts are classes: a module is a part if it defines a concrete subclass of the
+folder's base class. `find_part` is for folders whose modules are the parts.
 """
 
 import importlib
@@ -21,7 +21,7 @@ OWN = " Your own is written package.module:Name."
 
 
 def builtin_names(package: ModuleType, *, hidden: tuple[str, ...] = ("base",)) -> list[str]:
-    """Lists the modules of a package's folder, sorted, without private ones and those in `hidden`."""
+    """Lists the modules of a package's folder, sorted, without private modules and without `hidden`."""
     found = (module.name for module in pkgutil.iter_modules(package.__path__))
     return sorted(name for name in found if not name.startswith("_") and name not in hidden)
 
@@ -38,7 +38,7 @@ def builtin_module(kind: str, package: ModuleType, name: str, *, hidden: tuple[s
 
 
 def find_part(kind: str, package: ModuleType, spec: str, methods: Sequence[str]) -> object:
-    """Finds a part that is called by its functions: a built-in module, or a class or object of the user.
+    """Finds a part whose functions are called: a built-in module, or a class or object of the user.
 
     A class is called without arguments. methods: the functions that the part must have. Raises UserError.
     """
@@ -52,7 +52,7 @@ def find_part(kind: str, package: ModuleType, spec: str, methods: Sequence[str])
 
 
 def find_class(kind: str, package: ModuleType, spec: str, base: type[T]) -> type[T]:
-    """Finds the class that a built-in's name, or the user's `package.module:Name`, stands for. Raises UserError."""
+    """Finds a class by the name of a built-in, or by the user's `package.module:Name`. Raises UserError."""
     if ":" in spec:
         return concrete_subclass(f"{kind} {spec!r}", load_object(kind, spec), base)
     found = _class_in(package, spec, base) if spec in builtin_names(package) else None
@@ -72,7 +72,7 @@ def _class_in(package: ModuleType, name: str, base: type[T]) -> type[T] | None:
 
 
 def _classes_of(module: ModuleType) -> Iterator[type]:
-    """Yields the public classes that a module itself defines."""
+    """Yields the public classes that a module defines, without imported ones."""
     for name, value in vars(module).items():
         if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_"):
             yield value
@@ -89,7 +89,7 @@ def unknown_name(kind: str, name: str, names: Sequence[str]) -> UserError:
 def load_object(kind: str, spec: str) -> object:
     """Loads the object that `package.module:Name` names. The current folder is importable, as with `python -m`.
 
-    Raises UserError if the module or the name in it does not exist, or the module itself raises.
+    Raises UserError if the module or the name in it does not exist, or if importing the module raises.
     """
     module_name, _, attribute = spec.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
@@ -116,12 +116,12 @@ def load_object(kind: str, spec: str) -> object:
 
 
 def _is_own(name: str, value: object, module: ModuleType) -> bool:
-    """Returns whether the module itself defines the value of a public name."""
+    """Returns whether the name is public and the module defines its value, rather than imports it."""
     return not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
 
 
 def _line(error: BaseException) -> str:
-    """Returns the place that raised an error: `file.py, line 3,`."""
+    """Returns the file and line that raised an error: `file.py, line 3,`."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{last.filename}, line {last.lineno},"
 

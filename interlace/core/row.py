@@ -1,4 +1,4 @@
-"""Runtime's view of the items that pass through it."""
+"""Interface of the items that the runtime distributes to workers."""
 
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeGuard
@@ -7,7 +7,7 @@ from interlace.core.types import SampleKey
 
 
 class FlowRow(Protocol):
-    """Runtime's view of an item that passes through it: a sample, or a request for one."""
+    """Item that the runtime distributes to workers: a sample, or a request for a sample."""
 
     @property
     def key(self) -> SampleKey:
@@ -16,23 +16,23 @@ class FlowRow(Protocol):
 
     @property
     def uid(self) -> str:
-        """Name of its prompt, which rows of one group share."""
+        """Name of the prompt. All rows of a group have the same."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """Tokens behind its prompt."""
+        """Tokens after the prompt."""
         ...
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of its prompt, computed once for all rows of one `uid` on a rank."""
+        """Tokens of the prompt. A rank computes them once for all rows with the same `uid`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowName:
-    """A row without its content, for a worker that has it already: it is dealt, and shown in the trace, as the row."""
+    """Row without its content, for a worker that has the content. It is distributed and traced like the row."""
 
     key: SampleKey
     uid: str
@@ -41,10 +41,10 @@ class RowName:
 
     @classmethod
     def of(cls, row: FlowRow) -> Self:
-        """Names a row."""
+        """Makes the name of a row."""
         return cls(key=row.key, uid=row.uid, num_tokens=row.num_tokens, num_prompt_tokens=row.num_prompt_tokens)
 
 
 def is_row(item: object) -> TypeGuard[FlowRow]:
-    """Returns whether an argument of an operation is a row; anything else counts as one unit of work."""
+    """Returns whether an argument of an operation is a row. Any other argument counts as one unit of work."""
     return hasattr(item, "num_prompt_tokens")

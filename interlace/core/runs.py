@@ -1,4 +1,4 @@
-"""Sequences of long equal runs, which cost nothing to keep: versions of tokens, the tokens of a simulated response."""
+"""Run-length encoded sequences: the versions of tokens, the tokens of a simulated response."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -12,28 +12,28 @@ N = TypeVar("N", int, float)
 
 
 class Runs(Sequence[N], Generic[N]):
-    """An immutable sequence, kept as (value, count) pairs. numpy reads it without copying where there is one run."""
+    """Immutable sequence that is stored as (value, count) pairs. If it has one run, numpy reads it without a copy."""
 
     __slots__ = ("_length", "_pieces")
 
     def __init__(self, pieces: Sequence[tuple[N, int]]) -> None:
-        """pieces: in order; those of length 0 are left out."""
+        """pieces: (value, count) pairs in order. Pairs with count 0 are ignored."""
         self._pieces: tuple[tuple[N, int], ...] = tuple([piece for piece in pieces if piece[1]])
         self._length: int = sum([count for _, count in self._pieces])
 
     @classmethod
     def repeated(cls, value: N, count: int) -> "Runs[N]":
-        """Returns one run."""
+        """Returns a sequence of one value, repeated `count` times."""
         found: Runs[N] = cls.__new__(cls)
         found._pieces, found._length = ((value, count),) if count else (), count
         return found
 
     @classmethod
     def of(cls, values: Sequence[N]) -> "Runs[N]":
-        """Returns the same sequence, as runs."""
+        """Returns a sequence as runs."""
         if isinstance(values, cls):
             return values
-        # One run is the rule, and counting a tuple's equal numbers takes a tenth of the time of grouping them.
+        # One run is the usual case, and counting equal numbers takes a tenth of the time of grouping them.
         if len(values) and values.count(values[0]) == len(values):
             return cls.repeated(values[0], len(values))
         return cls([(value, len(list(run))) for value, run in groupby(values)])
@@ -72,7 +72,7 @@ class Runs(Sequence[N], Generic[N]):
         raise IndexError(f"{index} of a sequence of {self._length}")
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
-        """[length], read-only."""
+        """Returns the values as a read-only array, [length]."""
         if len(self._pieces) == 1 and not copy:
             value, count = self._pieces[0]
             return endless(value, np.dtype(dtype))[:count]
@@ -82,5 +82,5 @@ class Runs(Sequence[N], Generic[N]):
 
 @lru_cache(maxsize=64)
 def endless(value: int | float, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Returns one value, repeated for any length that is asked for; it takes the memory of one."""
+    """Returns an array of one repeated value, from which any length can be cut. It has the memory of one value."""
     return np.broadcast_to(np.asarray(value, dtype), 2**40)

@@ -1,14 +1,14 @@
-"""Names of the parts of a worker's state that come onto its devices and go by themselves."""
+"""Names of the parts of a worker's state that are moved to and from its devices independently."""
 
 GRADIENTS, OPTIMIZER, KV, WEIGHTS = "gradients", "optimizer", "kv_cache", "weights"
 STATE = "state"
-"""The one part of a worker that has no parts."""
+"""Name of the whole state of a worker that has no parts."""
 
 
 def peak_bytes(state: int, moments: int, working: int) -> int:
-    """Returns the bytes that a device must have for a worker: all of its state, or what is there while it computes.
+    """Returns the memory that a worker needs on a device, in bytes: its whole state, or its peak during computation.
 
-    moments: the part of the state that an update alone needs, and that goes to the host where it has to. working: what
-    computing takes beside the state.
+    moments: bytes of the state that only an update needs, and that can be offloaded to the host. working: bytes that a
+    computation needs in addition to the state.
     """
     return max(state, state - moments + working)

@@ -1,6 +1,6 @@
-"""Data between an algorithm's loss and a train engine. Tensors are named, torch is not imported.
+"""Data between the loss of an algorithm and a train engine. Tensor types are named without importing torch.
 
-Shapes: T = response tokens of one packed micro-batch, samples one after another; N = samples in it.
+Shapes: T = response tokens of one packed micro-batch, sample after sample; N = samples in it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"]
-"""token_mean: sum / trained tokens of the global minibatch (DAPO). seq_mean_token_mean: mean over sequences of their
-token means (GRPO). seq_mean_token_sum: mean over sequences of token sums. constant: sum / (sequences x a constant
-length) (Dr. GRPO). Denominators are always those of the global minibatch."""
+"""token_mean: sum / trained tokens (DAPO). seq_mean_token_mean: mean over sequences of their token means (GRPO).
+seq_mean_token_sum: mean over sequences of their token sums. constant: sum / (sequences x a constant length) (Dr. GRPO).
+All denominators count the global minibatch."""
 
 
 class UpdateConfig(Config):
-    """How a minibatch's losses per token become one update, or none."""
+    """Reduction of the losses per token of a minibatch to one update, and conditions that drop the update."""
 
     aggregation: Aggregation = "token_mean"
     aggregation_length: int | None = Field(default=None, ge=1)
-    """The constant of `constant`, in tokens; None takes max_new_tokens."""
+    """Constant length of the aggregation `constant`, in tokens. If None, max_new_tokens."""
     skip_minibatch_ratio: float | None = Field(default=None, gt=1)
     """A minibatch whose mean importance ratio is outside [1/x, x] is dropped and counted."""
     skip_minibatch_kl: float | None = Field(default=None, gt=0)
-    """So is one whose policy is further than this from the proximal one (where that is not recomputed, from the one
-    that sampled), in nats a token."""
+    """A minibatch is dropped and counted if the KL divergence of its policy from the proximal policy exceeds this, in
+    nats per token. If proximal log-probs are not recomputed, the policy that sampled is used."""
     skip_rest_of_step: bool = False
-    """True drops a step's remaining minibatches together with one that is dropped as too far out."""
+    """Drop the remaining minibatches of a step together with one that is dropped by these limits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,37 +42,37 @@ class LossInputs:
     """One packed micro-batch."""
 
     logprobs_T: Tensor
-    """[T] of the policy being trained, with gradient, under the distribution that was sampled from."""
+    """[T] log-probs of the trained policy with gradient, under the distribution that was sampled from."""
     entropy_T: Tensor
-    """[T] entropy of the policy in nats; carries gradient only where asked for."""
+    """[T] entropy of the policy, in nats. It has a gradient only if the algorithm requests it."""
     behaviour_logprobs_T: Tensor
-    """[T] under which the tokens were sampled."""
+    """[T] log-probs under which the tokens were sampled."""
     proximal_logprobs_T: Tensor
-    """[T] of the policy at the start of the step; the behaviour ones unless recomputed."""
+    """[T] log-probs of the policy at the start of the step. Equal to the behaviour log-probs unless recomputed."""
     advantages_T: Tensor
-    """[T]."""
+    """[T] advantages."""
     ref_logprobs_T: Tensor | None
-    """[T] of the reference policy."""
+    """[T] log-probs of the reference policy."""
     mask_T: Tensor
-    """[T] bool: tokens to train (an episode's tool and user tokens are False)."""
+    """[T] bool, True on tokens to train. Tool and user tokens of an episode are False."""
     sample_T: Tensor
-    """[T] int, 0 ... N-1: which sample a token belongs to."""
+    """[T] int, 0 ... N-1: index of the sample of each token."""
     num_samples: int
     turn_T: Tensor | None = None
-    """[T] int, 0 ...: which turn a token belongs to, over all samples; None: not said."""
+    """[T] int, 0 ...: index of the turn of each token, counted over all samples. None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossOutputs:
-    """Per token and unreduced: the train engine applies mask and aggregation."""
+    """Unreduced results per token. The train engine applies the mask and the aggregation."""
 
     loss_T: Tensor
-    """[T]."""
+    """[T] loss."""
     metrics_T: Mapping[str, Tensor]
-    """Name -> [T] detached; reported as the mean over a minibatch's trained tokens, of a step over its minibatches."""
+    """[T] detached, by name. Reported as the mean over the trained tokens of a minibatch, then over minibatches."""
 
 
 LossFn: TypeAlias = Callable[[LossInputs], LossOutputs]
 
 MAX_LOG_RATIO = 20.0
-"""Log ratios are cut here before exp, so that a far-out token gives a large number and not an infinite one."""
+"""Bound to which log ratios are clamped before exp, so that the ratio of an unlikely token stays finite."""

@@ -1,4 +1,4 @@
-"""The tree that a sample's segments form below its prompt."""
+"""The tree of a sample's segments, whose root is the prompt."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from interlace.core.types import PROMPT, BoolArray, Sample, Segment
 
 
 def branches(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
-    """Lists the paths from a root to each leaf, as places of segments, depth first: neighbours have most in common.
+    """Lists the path from a root to each leaf, as indices of segments, depth first: neighbouring paths share most.
 
-    Raises ValueError where a parent is no earlier segment.
+    Raises ValueError if the parent of a segment is not an earlier segment.
     """
     children: list[list[int]] = [[] for _ in segments]
     roots = []
@@ -32,7 +32,7 @@ def branches(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
 
 
 def depths(sample: Sample) -> list[int]:
-    """Counts the tokens that stand before each segment in its branches. Raises as `branches` does."""
+    """Counts the tokens before each segment in its branches. Raises ValueError like `branches`."""
     found: list[int] = []
     for place, segment in enumerate(sample.segments):
         if segment.parent is None:
@@ -46,7 +46,7 @@ def depths(sample: Sample) -> list[int]:
 
 
 def predicted(sample: Sample) -> BoolArray | None:
-    """[L] False on a token that begins a context, which nothing predicts; None where all tokens follow one."""
+    """Returns [L], False on each token that begins a context and so has no predictor; None if no token does."""
     before = depths(sample)
     if all(before):
         return None
@@ -61,7 +61,7 @@ def predicted(sample: Sample) -> BoolArray | None:
 def _earlier(parent: int, place: int) -> int:
     if not 0 <= parent < place:
         raise ValueError(
-            f"segment {place} has parent {parent}: a parent is an earlier segment, PROMPT, or None where a context of "
-            "its own begins"
+            f"segment {place} has parent {parent}: a parent is an earlier segment, PROMPT, or None if a new context "
+            "begins"
         )
     return parent

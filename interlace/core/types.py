@@ -1,10 +1,10 @@
-"""Data that crosses a function, a channel or a process.
+"""Types of the data that functions, channels and processes exchange.
 
-Glossary. *prompt*: one question, with a stable `uid`. *group*: one admission of a prompt, with `gid`, its number in
-order of admission; it holds `samples_per_prompt` *samples*. *version*: one publication of weights; 0 is the initial
-policy. *segment*: tokens that entered a sample together: a response, a tool's answer. *branch*: segments from a
-context's beginning to a leaf, as one forward pass sees them. Shapes: L = tokens of one sample behind its prompt,
-segment after segment; within a Segment, its own tokens.
+Glossary. *prompt*: one question, with a stable `uid`. *group*: one admission of a prompt, numbered by `gid` in order of
+admission; it contains `samples_per_prompt` *samples*. *version*: one publication of weights; version 0 is the initial
+policy. *segment*: tokens that were added to a sample together, such as a response or a tool's answer. *branch*: the
+segments from the beginning of a context to a leaf, which one forward pass reads. Shapes: L = tokens of a sample after
+its prompt, segment after segment; in a Segment, the tokens of the segment.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,28 +27,28 @@ IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
 Inputs: TypeAlias = Mapping[str, NDArray[np.generic]]
-"""Named arrays beside tokens, such as images or a robot's state; the first axis counts observations, [N, ...]."""
+"""Named arrays that accompany tokens, such as images or a robot's state: [N, ...] for N observations."""
 JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | Mapping[str, JSON]"
 Metrics = dict[str, float]
-"""Flat metric name -> value, as written to metrics.jsonl."""
+"""Values by metric name, as written to metrics.jsonl."""
 
 GREEDY_INDEX = -1
-"""Sample index of a group's greedy response: it belongs to no sample and is not trained on."""
+"""Sample index of the greedy response of a group, which is not a sample and is not trained on."""
 NO_GROUP = -1
-"""In place of a `gid` where there is no group: what an evaluation asks."""
+"""`gid` of requests outside any group, such as requests of an evaluation."""
 NO_BASELINE = "its greedy baseline: "
-"""Beginning of the reason for a sample that failed because its group's greedy response did."""
+"""Prefix of the failure reason of a sample whose group's greedy response failed."""
 
 
 class SampleKey(NamedTuple):
-    """Names one admitted sample for the whole run."""
+    """Identifies one admitted sample in the whole run."""
 
     gid: int
     index: int  # type: ignore[assignment]  # tuple.index() is never called on a key
 
 
 class FinishReason(StrEnum):
-    """Why a response ended."""
+    """Reason why a response ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -56,7 +56,7 @@ class FinishReason(StrEnum):
 
 
 class TerminalEvent(StrEnum):
-    """How an admitted sample ended; each ends in exactly one."""
+    """End of an admitted sample. Each sample has exactly one."""
 
     TRAINED = "trained"
     FILTERED = "filtered"
@@ -70,19 +70,19 @@ class Prompt:
     """One question of the data set."""
 
     uid: str
-    """Stable over runs: the data set's name and the row."""
+    """Name of the data set and row, equal in all runs."""
     token_ids: IntArray
-    """[prompt length], chat template applied where the tokenizer has one."""
+    """[prompt length], with the chat template applied if the tokenizer has one."""
     text: str
     answer: str
     messages: "Messages" = ()
-    """Conversation that the chat template was applied to; empty where the prompt is plain text."""
+    """Conversation that the chat template was applied to. Empty if the prompt is plain text."""
     metadata: Mapping[str, JSON] = field(default_factory=dict)
-    """Further columns of the row, for a reward function."""
+    """Further columns of the row, for reward functions."""
     attempt: int = 0
-    """Epoch or retry; part of the sampling noise's key, so that a second pass draws new samples."""
+    """Number of the epoch or retry. It is part of the key of the sampling noise, so each attempt draws new samples."""
     source: str = ""
-    """Name of its source in a mixture, or of its held-out set; empty if the task has one source."""
+    """Name of the prompt's source in a mixture, or of its held-out set. Empty if the task has one source."""
 
 
 class PromptSource(Protocol):
@@ -96,37 +96,37 @@ class PromptSource(Protocol):
     def __next__(self) -> Prompt: ...
 
     def hand_back(self, prompts: Iterable[Prompt]) -> None:
-        """Serves prompts that were given out once more, before new ones."""
+        """Takes back prompts that were drawn. They are drawn again before new prompts."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Request:
-    """One sequence for a rollout engine, fresh or resumed. Lists are as long as what was generated so far."""
+    """One sequence for a rollout engine, new or resumed. The lists `generated_*` have one entry per generated token."""
 
     uid: str
     owner: SampleKey
-    """The sample that it is for. Its `gid` tells two admissions of one prompt apart: the second may start while the
-    first is being aborted. NO_GROUP where no sample of the flow asks (an evaluation)."""
+    """Sample that the request belongs to. Its `gid` differs between two admissions of one prompt, because the second
+    may start while the first is aborted. The `gid` is NO_GROUP for requests outside the flow (an evaluation)."""
     attempt: int = 0
     turn: int = 0
-    """Number of the request among its owner's: an episode makes several, one after another or side by side."""
+    """Number of the request among the requests of its sample. An episode makes several, in sequence or concurrently."""
     prompt_ids: Sequence[int]
     params: SamplingParams
     may_continue: bool = False
-    """True where its owner may ask again behind what it gets: an engine keeps what it computed, while that pays."""
+    """True if a later request may extend this context and response. The engine then retains the KV cache."""
     streams: bool = False
-    """True where its tokens are handed out as they are drawn, as drafts."""
+    """True if the engine returns tokens as drafts while it generates."""
     inputs: Inputs | None = None
-    """Arrays whose embeddings take the places of the prompt's placeholder tokens, in order; None: it has none."""
+    """Arrays whose embeddings replace the placeholder tokens of the prompt, in order. None if there are none."""
     query_ids: Sequence[int] = ()
-    """[L] tokens behind the prompt that stand in for the response: all its tokens are drawn in one forward pass, each
-    from the output at the query of its place. Empty: each token is drawn behind those before it."""
+    """[L] placeholder tokens after the prompt, for parallel decoding: one forward pass draws all response tokens, each
+    from the output at its placeholder. If empty, tokens are drawn autoregressively."""
     generated_ids: Sequence[int] = ()
     generated_logprobs: Sequence[float] = ()
     generated_versions: Sequence[int] = ()
     generated_raw_logprobs: Sequence[float] = ()
-    """Raw log-probs, where the parameters ask for them."""
+    """Raw log-probs, if the parameters request them."""
     id: str = field(init=False)
     """Unique among the live requests of an engine."""
 
@@ -135,47 +135,47 @@ class Request:
 
     @property
     def key(self) -> SampleKey:
-        """Its owner: a request is a row of the sample that it is for."""
+        """Key of the sample: the runtime treats a request as a row of its sample."""
         return self.owner
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were generated of it before."""
+        """Tokens that were generated before."""
         return len(self.generated_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the context it was made with."""
+        """Tokens of the context."""
         return len(self.prompt_ids)
 
     @property
     def noise_key(self) -> str:
-        """With seed and position the key of the sampling noise."""
+        """Key of the sampling noise, together with the seed and the position."""
         first = f"{self.uid}#{self.attempt}#{self.owner.index}"
         return f"{first}/{self.turn}" if self.turn else first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Completion:
-    """Result of a request to an engine: all its tokens, those generated before a resumption included. L each."""
+    """Result of a request to an engine, including tokens that were generated before a resumption. L each."""
 
     request: Request
     token_ids: Sequence[int]
     logprobs: Sequence[float]
-    """[L] of the distribution that was sampled from (after temperature, top-p, penalties ...), in nats."""
+    """[L] log-probs of the distribution that was sampled from (after temperature, top-p, penalties ...), in nats."""
     versions: Sequence[int]
     """[L] version of the weights that produced each token."""
     finish_reason: FinishReason
     raw_logprobs: Sequence[float] = ()
-    """[L] of the model itself, where the parameters ask for them; else empty."""
+    """[L] log-probs of the model without changes to its distribution. Empty unless the parameters request them."""
     num_cached_tokens: int = 0
-    """Tokens of the context whose keys and values were there already; 0 where the engine does not say."""
+    """Tokens of the context that were already in the KV cache. 0 if the engine does not report it."""
     failure: str = ""
     """Reason why the engine could not finish the request, such as parameters that leave no distribution."""
 
     @property
     def resumed(self) -> Request:
-        """Returns the request as it would be submitted again, with all that was generated so far."""
+        """Returns the request to submit in order to continue, with all tokens that were generated so far."""
         return replace(
             self.request,
             generated_ids=self.token_ids,
@@ -187,23 +187,23 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Response:
-    """A completion with its text."""
+    """A completion and its text."""
 
     completion: Completion
     text: str
     refusal: str = ""
-    """Reason why the engine did not take the request; it has no tokens then."""
+    """Reason why the engine refused the request, which then has no tokens. Else empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draft:
-    """A response so far, of a request that streams."""
+    """Incomplete response of a request that streams."""
 
     request_id: str
     token_ids: Sequence[int]
-    """All its tokens, those generated before a resumption included."""
+    """All tokens so far, including tokens that were generated before a resumption."""
     text: str
-    """The tokens, decoded as a Response's; its end may be a part of a character."""
+    """The tokens, decoded like the text of a Response. It may end with an incomplete character."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -212,27 +212,27 @@ class Progress:
 
     responses: tuple[Response, ...] = ()
     drafts: tuple[Draft, ...] = ()
-    """Responses so far of requests that stream and have more tokens than at the last query."""
+    """Drafts of requests that stream and have new tokens since the last query."""
     num_running: int = 0
     num_waiting: int = 0
     num_new_tokens: int = 0
     kv_use: float = 0.0
-    """Largest share of the KV cache that running sequences held, 0 to 1; 0 where the engine does not say."""
+    """Largest share of the KV cache that running sequences used, 0 to 1. 0 if the engine does not report it."""
     num_preemptions: int = 0
-    """Sequences that gave their KV cells back, to be computed again."""
+    """Sequences that were preempted: they released their KV cache and must recompute it."""
     lost: str = ""
     """Reason why the engine cannot serve any more; empty while it can."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RewardResult:
-    """A score, or why there is none."""
+    """The score of a sample, or the reason why scoring failed."""
 
     reward: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named components, each shown as its own metric: below `reward/`, unless its name has a folder of its own."""
+    """Components by name. Each is a metric `reward/NAME`, or NAME if the name contains a slash."""
     failure: str | None = None
-    """The exception or 'timed out after N s' where scoring failed; the sample then ends as `failed`."""
+    """The exception or 'timed out after N s' if scoring failed. The sample then ends as `failed`."""
 
 
 EMPTY_INT: IntArray = np.zeros(0, np.int32)
@@ -240,83 +240,81 @@ EMPTY_FLOAT: FloatArray = np.zeros(0, np.float32)
 NO_VERSIONS: Runs[int] = Runs(())
 
 RESPONSE = "response"
-"""The kind of a segment that the policy wrote."""
+"""Kind of a segment that the policy generated."""
 FINAL = "final"
-"""The kind of a segment whose only token stands behind a context that a limit kept from being answered."""
+"""Kind of a segment with one token, which follows a context that was not answered because of a limit."""
 PROMPT = -1
 """Parent of a segment that continues the prompt."""
 
 
-# Without slots: a dictionary is pickled by C code, the slots of a dataclass by Python code.
+# Without slots: C code pickles a dictionary, but Python code pickles the slots of a dataclass.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
-    """Tokens that entered a sample together, behind what they continue: a response, a turn, a tool's answer."""
+    """Tokens that were added to a sample together: a response, a turn, the answer of a tool."""
 
     parent: int | None = PROMPT
-    """Place of the segment that it continues, which is an earlier one of the sample; PROMPT; or None where it begins a
-    context of its own, which does not see the prompt (a robot's step whose context does not grow)."""
+    """Index of the earlier segment that this one continues, or PROMPT. None if its context has no prompt."""
     token_ids: IntArray
-    """[L]; the stop token included."""
+    """[L] tokens, including the stop token."""
     sampled: BoolArray | None = None
-    """[L] True on tokens that the policy drew, which are trained; None: it drew all. Text that was put in is False."""
+    """[L] True on tokens that the policy sampled, which are trained; False on inserted text. None if all are True."""
     logprobs: FloatArray = field(default_factory=lambda: EMPTY_FLOAT)
-    """[L] behaviour log-probs, in nats, 0 on tokens that were not sampled; empty where they are not known."""
+    """[L] behaviour log-probs, in nats; 0 on tokens that were not sampled. Empty if unknown."""
     versions: Runs[int] = NO_VERSIONS
-    """[L] version that produced each token: few, one behind the other. A token that was not sampled has that of the
-    turn before it."""
+    """[L] version that produced each token. A token that was not sampled has the version of the turn before it."""
     inputs: Inputs | None = None
-    """Arrays whose embeddings take the places of the placeholder tokens among `token_ids`, in order."""
+    """Arrays whose embeddings replace the placeholder tokens among `token_ids`, in order."""
     query_ids: IntArray | None = None
-    """[L] tokens that stood in the context in place of `token_ids`, which were drawn all at once; None: each was drawn
-    behind those before it. Nothing continues such a segment."""
+    """[L] placeholder tokens from which `token_ids` were decoded in parallel; None if decoding was autoregressive. No
+    segment continues a segment with placeholders."""
     reward: float | None = None
-    """The part of the sample's reward that its episode gave this turn; None where it gave none."""
+    """Reward of this turn by the episode, a part of the sample's reward. None if the episode gave none."""
     kind: str = RESPONSE
-    """Kind of the segment, for readers of transcripts: `response`, `tool`, `user`, ..."""
+    """Kind of the segment, for transcripts: `response`, `tool`, `user`, ..."""
 
 
-# Without slots: a channel copies a row at every put, and a dictionary is copied in a fifth of the time.
+# Without slots: a channel copies a row at every put, and copying a dictionary takes a fifth of the time.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
-    """One row of the flow's channel. Columns after `prompt` are written by the stages, each exactly once."""
+    """One row of the flow's channel. The stages write the columns after `prompt`, each exactly once."""
 
     key: SampleKey
     prompt: Prompt
     segments: tuple[Segment, ...] = ()
-    """A small tree below the prompt, in the order in which the segments came to be; one response is one segment."""
+    """Tree of segments below the prompt, in the order of their creation. A single response is one segment."""
     finish_reason: FinishReason | None = None
     text: str = ""
     """The response, decoded."""
     counts: "EpisodeCounts | None" = None
-    """Turns and tools, where an episode made it."""
+    """Counts of turns and tools, if an episode made the sample."""
     outcome: RewardResult | None = None
-    """The reward that its episode gave, where it gives one; the scorer is not asked then."""
+    """Reward by the episode, if it gave one. The scorer then skips the sample."""
     scored: RewardResult | None = None
-    """Result of scoring, where the reward is known only beside its group's."""
+    """Result of scoring, if the reward also depends on the other samples of the group."""
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     ref_logprobs: FloatArray | None = None
-    """[L] of the reference policy."""
+    """[L] log-probs of the reference policy."""
     proximal_logprobs: FloatArray | None = None
-    """[L] of the policy at the start of the step, where the algorithm asks for them; else the behaviour ones serve."""
+    """[L] log-probs of the policy at the start of the step. If None, the behaviour log-probs are used."""
     process_rewards: FloatArray | None = None
-    """[L] of a process reward model."""
+    """[L] rewards by a process reward model."""
     values: FloatArray | None = None
-    """[L] of the critic, before each token."""
+    """[L] values by the critic, before each token."""
     advantages: FloatArray | None = None
-    """[L]."""
+    """[L] advantages."""
     returns: FloatArray | None = None
     """[L] targets of the critic."""
 
-    # Put together at each call, not kept: a channel's copies of the row, and its pickles, would carry them along.
+    # Computed at each call: stored values would be copied with the row by channels, and pickled with it.
     @property
     def token_ids(self) -> IntArray:
-        """[L] tokens of all segments; those of the only segment uncopied."""
+        """[L] tokens of all segments. Not a copy if the sample has one segment."""
         return _joined([segment.token_ids for segment in self.segments], EMPTY_INT)
 
     @property
     def logprobs(self) -> FloatArray:
-        """[L] behaviour log-probs; those of the only segment uncopied; empty where they are not known."""
+        """[L] behaviour log-probs, empty if unknown. Not a copy if the sample has one segment."""
         return _joined([segment.logprobs for segment in self.segments], EMPTY_FLOAT)
 
     @property
@@ -328,7 +326,7 @@ class Sample:
 
     @property
     def loss_mask(self) -> BoolArray | None:
-        """[L] True on tokens to train, which are those that the policy drew; None trains all."""
+        """[L] True on tokens to train, which are the tokens that the policy sampled. None if all are trained."""
         masks = [segment.sampled for segment in self.segments]
         if len(masks) < 2:
             return masks[0] if masks else None
@@ -339,23 +337,23 @@ class Sample:
 
     @property
     def sampled_ids(self) -> IntArray:
-        """[tokens that the policy drew] of all segments."""
+        """Tokens that the policy sampled, over all segments."""
         mask = self.loss_mask
         return self.token_ids if mask is None else self.token_ids[mask]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens behind the prompt: what the policy wrote, and what was put in between."""
+        """Tokens after the prompt: sampled and inserted tokens."""
         segments = self.segments
-        if len(segments) == 1:  # the rule, and asked several times a sample
+        if len(segments) == 1:  # the usual case; this is called several times per sample
             return len(segments[0].token_ids)
         return sum([len(segment.token_ids) for segment in segments])
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the policy drew."""
+        """Number of tokens that the policy sampled."""
         segments = self.segments
-        if len(segments) == 1 and segments[0].sampled is None:  # the rule, as in num_tokens
+        if len(segments) == 1 and segments[0].sampled is None:  # the usual case, as in num_tokens
             return len(segments[0].token_ids)
         mask = self.loss_mask
         return self.num_tokens if mask is None else int(np.count_nonzero(mask))
@@ -372,7 +370,7 @@ class Sample:
 
     @property
     def num_total_tokens(self) -> int:
-        """Tokens of the prompt and behind it."""
+        """Tokens of the prompt and after it."""
         return len(self.prompt.token_ids) + self.num_tokens
 
 
@@ -387,16 +385,16 @@ def _joined(parts: Sequence[NDArray[Entry]], empty: NDArray[Entry]) -> NDArray[E
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampleGroup:
-    """The samples of one admission of a prompt that are still alive, in order of index."""
+    """The samples of one admission of a prompt that have not ended, in order of index."""
 
     gid: int
     step: int
-    """The step it was admitted for."""
+    """Step that the group was admitted for."""
     samples: tuple[Sample, ...]
     baseline_reward: float | None = None
-    """Reward of the greedy response to the same prompt, where the algorithm asks for it."""
+    """Reward of the greedy response to the prompt, if the algorithm uses one."""
 
     @property
     def num_total_tokens(self) -> int:
-        """Prompt and response tokens of all its samples."""
+        """Prompt and response tokens of all samples."""
         return sum(sample.num_total_tokens for sample in self.samples)

@@ -1,4 +1,4 @@
-"""YAML that people write: values that YAML 1.1 reads in an unexpected way are read as intended, or refused."""
+"""Reading and writing of YAML. Values that YAML 1.1 reads in an unexpected way are read as intended, or refused."""
 
 import re
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ import yaml
 from interlace.core.errors import UserError, nearest
 
 _MAX_NODES = 10_000
-"""Values of a text after each alias is replaced by its anchor's value, if the text has aliases."""
+"""Maximum number of values of a text after each alias is replaced by the value of its anchor."""
 
 
 class _Loader(yaml.SafeLoader):
     """Reads 1e-4 as a number, which YAML 1.1 reads as text. Refuses duplicate keys, keys that are not text, values
-    that Python cannot hold, and aliases that expand to too many values."""
+    that Python cannot represent, and aliases that expand to too many values."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Returns the number of values of a node, with its aliases expanded. counts: of nodes seen before, by id."""
+    """Returns the number of values of a node, with its aliases expanded. counts: counts of earlier nodes, by id."""
     if (seen := counts.get(id(node))) is not None:
         return seen
     counts[id(node)] = _MAX_NODES + 1  # found again inside itself: the value is endless
@@ -85,7 +85,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def to_yaml(data: Any, *, flow: bool | None = False, width: int = 80) -> str:
-    """Writes text for parse_yaml(); keys keep their order. flow: brackets for all collections; None: for inner ones."""
+    """Writes text for parse_yaml(), with keys in order. flow: brackets for all collections; if None, for inner ones."""
     return yaml.dump(data, None, _Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=width)
 
 

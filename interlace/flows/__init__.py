@@ -1,1 +1,1 @@
-"""The loops, readable as the paper's pseudocode."""
+"""The training loops, written like the pseudocode of a paper."""

@@ -1,4 +1,4 @@
-"""Checks of what an algorithm of the user's own may answer, and training would trip over."""
+"""Checks of the arrays that a user's algorithm returns, before training reads them."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from interlace.core.types import Sample, SampleGroup
 
 
 def check_advantages(result: object, group: SampleGroup, needs: Needs) -> None:
-    """Raises UserError for advantages of another type or shape than training reads."""
+    """Raises UserError if the type or the shape of the advantages is not the one that training reads."""
     if not isinstance(result, Advantages):
         raise UserError(f"the algorithm's advantages() returned a {type(result).__name__}, not Advantages.")
     check_shapes("advantages", "advantages", result.advantages, group.samples)
@@ -24,12 +24,12 @@ def check_advantages(result: object, group: SampleGroup, needs: Needs) -> None:
 
 
 def check_shapes(method: str, what: str, arrays: object, samples: Sequence[Sample]) -> None:
-    """Raises UserError unless there is one array a sample, with one number a token."""
+    """Raises UserError unless `arrays` has one array per sample, with one number per token."""
     lengths = [sample.num_tokens for sample in samples]
     if (shapes := _shapes(arrays)) != [(length,) for length in lengths]:
         raise UserError(
             f"the algorithm's {method}() returned {what} of shapes {shapes} for {len(lengths)} samples whose responses "
-            f"have {lengths} tokens. It gives one array a sample, with one number a token."
+            f"have {lengths} tokens. Return one array per sample, with one number per token."
         )
 
 

@@ -1,4 +1,4 @@
-"""A greedy response beside each group, whose reward is the group's baseline."""
+"""Greedy baselines: the reward of one greedy response per group."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,14 @@ from interlace.stages.admission import Admission
 
 
 class GreedyBaseline:
-    """Baselines, generated and scored as groups are admitted; a group's samples wait for its baseline."""
+    """Generates and scores one greedy response for each admitted group.
+
+    Consumes: waves of admitted samples (`admitted`).
+    Produces: the mark BASELINE on each sample of a group, and the baseline's reward (`take`). If the baseline fails,
+        the samples of its group end as `failed`.
+    Waits for: the engine pool, then the reward role, in one task per group.
+    Released by: the response and its score. It holds no row back.
+    """
 
     def __init__(
         self,
@@ -31,25 +38,25 @@ class GreedyBaseline:
         sampling: SamplingParams,
         on_failed: OnFailed,
     ) -> None:
-        """on_failed: called with each sample that ends because its baseline could not be scored."""
+        """on_failed: called with each sample that ends because its group's baseline was not scored."""
         self._on_failed = on_failed
         self._cluster, self._pool, self._reward, self._admission = cluster, pool, reward, admission
         self._params = sampling.model_copy(update={"temperature": 0.0})
         self._rewards: dict[int, float] = {}
 
     def admitted(self, wave: Sequence[Sample]) -> None:
-        """Starts a baseline for each group of a wave. Baselines of dropped groups are not used any more."""
+        """Starts a baseline for each group of a wave, and discards the baselines of dropped groups."""
         self._rewards = {gid: reward for gid, reward in self._rewards.items() if self._admission.ticket(gid)}
         for sample in wave:
             if sample.key.index == 0:
                 self._cluster.spawn(self._measure(sample), name=f"baseline {sample.key.gid}")
 
     def attach(self, stream: Stream) -> Stream:
-        """Returns the stream behind the baselines."""
+        """Returns the stream of samples whose groups have a baseline."""
         return stream.plus(BASELINE)
 
     def take(self, gid: int) -> float:
-        """Returns the baseline of a group whose samples have passed. Asked for once."""
+        """Returns and removes the baseline of a group."""
         return self._rewards.pop(gid)
 
     async def _measure(self, sample: Sample) -> None:

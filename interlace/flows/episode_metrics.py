@@ -1,4 +1,4 @@
-"""The numbers of a step's episodes: turns, tools, and how much of their history was kept."""
+"""Metrics of the episodes of a step: turns, tools, and the share of their history that was reused."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.types import Metrics
 
 UNREADABLE = "unreadable"
-"""In place of the name of a tool, for calls that could not be read or name no tool."""
+"""Tool name in the metrics for calls that could not be read or that name no known tool."""
 
 
 def episode_metrics(counts: Sequence[EpisodeCounts]) -> Metrics:
-    """Returns what `counts`, one a scored sample, add up to; nothing where no episode made the samples."""
+    """Returns the metrics of `counts`, which has one entry per scored sample. Empty if no episode made the samples."""
     if not counts:
         return {}
     size = len(counts)
@@ -35,5 +35,5 @@ def episode_metrics(counts: Sequence[EpisodeCounts]) -> Metrics:
 
 
 def _quantile(ordered: Sequence[float], share: int) -> float:
-    """Returns the smallest number that `share` per cent of the others do not exceed."""
+    """Returns the smallest value that at least `share` per cent of the values do not exceed."""
     return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]

@@ -1,4 +1,4 @@
-"""Policy optimization for language models: the whole loop, written once, as the on-policy algorithm.
+"""Policy optimization: the whole training loop, written once, as the on-policy algorithm.
 
          prompts           samples                                          groups          batches
     gate -------> rollout ---------> reward > select > reference > critic > advantages ---------> actor, critic
@@ -6,8 +6,10 @@
      |               +----------------------------- weights ----------------------------- publish <----+
      +-------------------------------------------- slots ----------------------------------+
 
-Every stage starts at once. Two things hold it back: the gate (how far generation may run ahead of training) and its
-devices. Which way of running this is, synchronous or stale, in turns or as a pipeline, is the schedule's business.
+The lines before `async for` connect the stages to one channel of samples. Then all stages run concurrently. Two things
+limit each of them: the gate (how far generation may run ahead of training) and its devices. The schedule sets both, and
+with them the mode: synchronous or with stale samples, on shared devices in turns or as a pipeline. The docstrings of
+`PolicyRun` (run.py) and of the roles (roles.py) describe each line.
 """
 
 from asyncio import gather
@@ -16,12 +18,12 @@ from interlace.flows.run import PolicyRun
 
 
 async def policy_optimization(run: PolicyRun) -> None:
-    """Trains until the run's last step, or the end of its data."""
+    """Trains until the last step of the run, or the end of its data."""
     samples = run.rollout.generate(run.prompts)  # prompts pass the gate; samples leave as they finish
-    samples = run.select(run.reward.score(samples))  # a group that is filtered out is replaced
-    samples = run.critic.values(run.reference.logprobs(samples))  # what the algorithm does not need passes through
-    groups = run.advantages(samples)  # a group leaves when its last sample arrived
-    async for batch in run.batches(groups):  # fills while it is trained on
+    samples = run.select(run.reward.score(samples))  # a filtered group is replaced
+    samples = run.critic.values(run.reference.logprobs(samples))  # no-ops unless the algorithm needs them
+    groups = run.advantages(samples)  # a group leaves when its last sample has arrived
+    async for batch in run.batches(groups):  # the batch fills while it is trained on
         await gather(run.actor.update(batch), run.critic.update(batch))
-        await run.replay.learn(batch)  # where the recipe keeps trajectories to learn from again
-        await run.publish(batch)  # maybe a new version: the gate admits more
+        await run.replay.learn(batch)  # a no-op unless the recipe has a replay buffer
+        await run.publish(batch)  # may make a new version; then the gate admits more

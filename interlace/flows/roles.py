@@ -1,4 +1,9 @@
-"""The roles of a policy run beside its actor: each turns one stream of samples into the next."""
+"""The roles of a policy run: rollout, reward, reference and critic. Each maps a stream of samples to the next.
+
+The methods are the lines of `flows/policy.py`. A method that returns a stream attaches its stage and returns at once.
+The docstrings have the four lines of a stage: Consumes, Produces, Waits for, Released by. The actor needs no class
+here, because it is a `TrainStage`.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -26,7 +31,7 @@ from interlace.stages.map import Compute, Failure, G
 
 
 class RolloutSettings(Protocol):
-    """Settings of generation."""
+    """Settings of the rollout role."""
 
     @property
     def sampling(self) -> SamplingParams: ...
@@ -36,7 +41,7 @@ class RolloutSettings(Protocol):
 
 
 class RolloutRole:
-    """Generation."""
+    """The role that generates samples: the engine pool, and the stage that runs an episode per sample."""
 
     def __init__(
         self,
@@ -47,7 +52,7 @@ class RolloutRole:
         episode: Episode,
         on_failed: OnFailed,
     ) -> None:
-        """on_failed: called with each sample whose episode raised, and the reason."""
+        """on_failed: called with each sample whose episode raised, and with the reason."""
         params = settings.sampling
         self.pool = stages.engine_pool(engines, params, on_suspended=admission.changed.fire)
         self.stage = stages.generate_stage(
@@ -56,13 +61,20 @@ class RolloutRole:
         self._admission = admission
 
     def generate(self, prompts: PromptSource) -> Stream:
-        """Responses to the prompts that pass the gate."""
+        """Generates samples for the prompts that pass the gate: `Admission`, `GenerateStage` and `EnginePool`.
+
+        Consumes: prompts, in the order of the source.
+        Produces: samples with `segments`, `finish_reason` and `text`, as they finish. If the episode raises, the sample
+            ends as `failed`.
+        Waits for: room in the gate, then the engines and the tools of the episode.
+        Released by: a publication or a dropped group, which returns slots of the gate; then each response.
+        """
         del prompts  # the admission draws from them
         return self.stage.stream
 
 
 class RewardRole:
-    """Scoring, where the episode brings no reward of its own."""
+    """The role that scores samples whose episode returned no reward."""
 
     def __init__(
         self,
@@ -73,7 +85,7 @@ class RewardRole:
         *,
         on_failed: OnFailed,
     ) -> None:
-        """on_failed: called with each sample that could not be scored, and the reason."""
+        """on_failed: called with each sample that could not be scored, and with the reason."""
         self._admission, self._shaping = admission, shaping
         self.num_scored, self._on_failed = 0, on_failed
         self._stage = (
@@ -108,7 +120,14 @@ class RewardRole:
                 channel.end(sample.key, TerminalEvent.FAILED)
 
     def score(self, samples: Stream) -> Stream:
-        """Adds `reward`, the episode's own where it brings one; a sample without any ends as `failed`."""
+        """Adds `reward` and `reward_parts`: the episode's reward if it returned one, else the scorer's.
+
+        Consumes: generated samples.
+        Produces: samples with a reward. A sample without a reward ends as `failed`.
+        Waits for: a granule of samples, then the devices or processes of the scorer. A reward that depends on the whole
+            group, and a run without a scorer, wait for the last sample of the group.
+        Released by: samples, a closed gate with no live sample upstream, a stall.
+        """
         if self._stage is None:
             own = GroupStage("reward", self._admission, min_samples=1, on_group=self._take_outcomes)
             own.attach(samples)
@@ -132,7 +151,7 @@ def _unexpected(key: SampleKey, reason: str) -> None:
 
 
 class ReferenceRole:
-    """Log-probs of the reference policy, where they are needed."""
+    """The role that computes log-probs of the reference policy. Without replicas it passes samples through."""
 
     def __init__(self, stages: StageFactory, replicas: Sequence[G], operation: Compute[G, FloatArray]) -> None:
         def columns(logprobs: FloatArray) -> Columns:
@@ -152,12 +171,21 @@ class ReferenceRole:
         )
 
     def logprobs(self, samples: Stream) -> Stream:
-        """Adds `ref_logprobs`."""
+        """Adds `ref_logprobs`, if the algorithm needs them.
+
+        Consumes: selected samples.
+        Produces: samples with the reference policy's log-probs of their tokens.
+        Waits for: a granule of samples, then the devices of the reference.
+        Released by: samples, a closed gate with no live sample upstream, a stall.
+        """
         return self._stage.attach(samples) if self._stage else samples
 
 
 class CriticRole:
-    """A trained model that judges each token, where one is needed: a critic, or a process reward model."""
+    """The role of a trained model that rates each token: a critic or a process reward model.
+
+    Without a group it passes samples through and `update` does nothing.
+    """
 
     def __init__(self, stages: StageFactory, group: CriticGroup | None, needs: Needs, *, whole_batch: bool) -> None:
         column = "process_rewards" if needs.process_reward else "values"
@@ -175,20 +203,32 @@ class CriticRole:
                 to_columns=columns,
                 on_failed=_unexpected,
             )
-            # Several minibatches wait for the whole batch: values of what comes late would be of updated weights.
+            # With several minibatches, wait for the whole batch: late samples would get values of updated weights.
             whole_batch = whole_batch or stages.sizes.minibatches > 1
             self._train = stages.train_stage("critic", group, whole_batch=whole_batch)
 
     def values(self, samples: Stream) -> Stream:
-        """Adds `values`, or `process_rewards`."""
+        """Adds `values`, or `process_rewards`, if the algorithm needs them.
+
+        Consumes: samples, with `ref_logprobs` if the algorithm has a reference.
+        Produces: samples with one value or one process reward per token.
+        Waits for: a granule of samples, then the devices of the critic.
+        Released by: samples, a closed gate with no live sample upstream, a stall.
+        """
         return self._values.attach(samples) if self._values else samples
 
     @property
     def num_updates(self) -> int:
-        """Steps of its optimizer that were begun."""
+        """Optimizer steps of the critic that were started."""
         return self._train.num_updates if self._train else 0
 
     async def update(self, batch: Batch) -> None:
-        """Trains it on the batch."""
+        """Trains the critic on a batch, concurrently with the actor; see `TrainStage`.
+
+        Consumes: the open batch.
+        Produces: optimizer updates, and metrics in `batch.metrics`.
+        Waits for: a granule of groups, or the whole batch, then the devices of the critic.
+        Released by: groups added to the batch, the close of the batch, a stall.
+        """
         if self._train:
             await self._train.update(batch)

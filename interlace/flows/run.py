@@ -1,4 +1,4 @@
-"""Interface of the policy flow: the roles of one run, joined by a channel."""
+"""Interface of the policy flow: the roles of one run, joined by one channel of samples."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,28 +43,28 @@ from interlace.stages.group import GroupStage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoleGroups:
-    """The workers of a run. None or empty where the algorithm has no need of the role."""
+    """The worker groups of a run. A role that the algorithm does not need is None or empty."""
 
     rollout: Sequence[RolloutGroup]
     actor: ActorGroup
     reward: RewardGroup | None = None
-    """None where the episode brings its own reward."""
+    """None if the episode returns the reward."""
     reference: Sequence[ReferenceGroup] = ()
-    """The actor's own group where the actor trains an adapter: the base under it is the reference."""
+    """The actor's group if the actor trains an adapter: the base model under the adapter is the reference."""
     env: Sequence[EnvGroup] = ()
     critic: CriticGroup | None = None
-    """Or the process reward model: no algorithm has both."""
+    """The critic or the process reward model. No algorithm has both."""
     others: Mapping[str, Sequence[WorkerGroup[Any]]] = field(default_factory=dict)
-    """Instances of the roles that a flow of its own uses, by role."""
+    """Instances of further roles that a user's flow uses, by role."""
 
     @classmethod
     def of(cls, started: Mapping[str, Sequence[WorkerGroup[Any]]]) -> "RoleGroups":
-        """Sorts what was started, the instances of each role, into the flow's places."""
+        """Sorts the started instances of each role into the fields."""
 
         def one(role: str) -> WorkerGroup[Any] | None:
             return next(iter(started.get(role, ())), None)
 
-        # The one place where a group gets the type of its role: what was launched for the role has its operations.
+        # Only here a group gets the type of its role: the workers launched for a role have the operations of its type.
         return cls(
             rollout=cast(Sequence[RolloutGroup], started["rollout"]),
             actor=cast(ActorGroup, started["actor"][0]),
@@ -83,7 +83,7 @@ class Ended:
     sample: Sample
     event: TerminalEvent
     reason: str = ""
-    """Why it failed."""
+    """Reason if the sample failed, else empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,45 +91,52 @@ class StepResult:
     """Result of one step."""
 
     step: int
-    """Steps done, this one included: the first is 1."""
+    """Number of the step, from 1."""
     version: int
-    """Current when the step ended, after its publication."""
+    """Version of the weights when the step ended, after its publication."""
     metrics: Metrics
     ended: Sequence[Ended]
-    """Samples that ended since the last step, whatever their event."""
+    """Samples that ended since the last step, with any event."""
 
 
 class StepObserver(Protocol):
     """Observer of each step boundary, after the publication and before the gate opens."""
 
     async def on_step(self, result: StepResult) -> bool:
-        """Takes in a step's result; returning False ends the run here."""
+        """Receives the result of a step. Returning False ends the run after this step."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopSettings:
-    """Settings of drawing and rewarding samples. The loop's sizes are the stages'."""
+    """Settings of sampling and rewards. The sizes of the loop are `LoopSizes` of the stages."""
 
     sampling: SamplingParams
     shaping: ShapingConfig = ShapingConfig()
-    """Shaping of rewards: the parts that need a whole group are added here; the rest where samples are scored."""
+    """Shaping of rewards. The flow adds the parts that need a whole group; scorers add the rest."""
     limits: SessionLimits = NO_LIMITS
     """Limits of each episode."""
     counts: Callable[[], Metrics] = Metrics
-    """Returns what was counted around the samples since its last call: by simulators."""
+    """Returns the counts of simulators since the last call."""
 
 
 SINGLE_TURN = SingleTurn()
 
 
 def shares_base(groups: RoleGroups) -> bool:
-    """Says whether the reference is the base of the actor's adapter."""
+    """Returns whether the reference is the base model of the actor's adapter."""
     return any(group is groups.actor for group in groups.reference)
 
 
 class PolicyRun:
-    """The roles of a policy optimization, each a point where the flow's stream passes."""
+    """The roles of a policy optimization. The lines of `flows/policy.py` call these stages:
+
+    * `rollout.generate`: `Admission`, then `GenerateStage` over `EnginePool`.
+    * `reward.score`, `reference.logprobs`, `critic.values`: a `MapStage` each.
+    * `select`, `advantages`: a `GroupStage` each. `batches`: a `GroupStage` that feeds `Batches`.
+    * `actor.update`, `critic.update`: a `TrainStage` each. `replay.learn`: `ReplayRole`, on kept trajectories.
+    * `publish`: `Publisher`, then `Admission` again.
+    """
 
     def __init__(
         self,
@@ -141,7 +148,7 @@ class PolicyRun:
         prompts: PromptSource,
         episode: Episode = SINGLE_TURN,
     ) -> None:
-        """stages: made for the sizes of the loop. episode: how a sample comes to be."""
+        """stages: factory with the sizes of the loop. episode: generates each sample."""
         self.prompts = prompts
         self._cluster, self._settings, self._algorithm = cluster, settings, algorithm
         self._observer: StepObserver | None = None
@@ -182,7 +189,7 @@ class PolicyRun:
         self._watch_stalls = stages.watch_stalls
 
     def _greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
-        if not isinstance(episode, SingleTurn) or reward is None:  # a recipe that asks for it was refused before
+        if not isinstance(episode, SingleTurn) or reward is None:  # the check of the recipe refuses this earlier
             raise ValueError(
                 "a greedy baseline is a single response, scored by the reward role; here are "
                 f"{type(episode).__name__} and {'a reward role' if reward else 'no reward role'}"
@@ -203,17 +210,17 @@ class PolicyRun:
 
     @property
     def num_groups(self) -> int:
-        """Groups admitted so far, over all of a run's processes: the next one's number."""
+        """Number of groups admitted so far, including before a resume. It is the number of the next group."""
         return self.admission.gate.admitted
 
     async def start(self, observer: StepObserver | None = None) -> None:
-        """Starts the engines, before the flow: an evaluation can come first. observer: called at step boundaries."""
+        """Starts the engines. An evaluation may precede the flow. observer: called at step boundaries."""
         self._observer = observer
         self.rollout.pool.start()
         await self.publisher.install()
 
     async def install_weights(self) -> None:
-        """Brings the actor's weights to all engines without a new version: at the end, between two publications."""
+        """Sends the actor's weights to all engines without a new version, if a run ends between two publications."""
         await self.publisher.install()
 
     async def complete(self, requests: Sequence[Request]) -> list[Response]:
@@ -222,19 +229,25 @@ class PolicyRun:
         return await self.rollout.pool.complete(requests, who="evaluation")
 
     async def play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams) -> list[Sample]:
-        """Plays the run's episodes outside the flow, one for each prompt and index; see Player."""
+        """Runs episodes outside the flow, one for each prompt and index; see Player."""
         self._meter.evaluating()
         return await self._player.play(asked, params)
 
     def unconsumed_prompts(self) -> list[Prompt]:
-        """Prompts that were drawn and not trained on, in their order: part of a checkpoint."""
+        """Returns the prompts that were drawn and not trained on, in order, for a checkpoint."""
         return self.admission.unconsumed_prompts()
 
     def select(self, samples: Stream) -> Stream:
-        """Drops groups that the algorithm has no use for."""
+        """Drops groups from which the algorithm learns nothing, before further models read their samples.
+
+        Consumes: scored samples.
+        Produces: samples of kept groups. Other groups end as `filtered`, and `Admission` replaces them.
+        Waits for: the last sample of each group.
+        Released by: that sample, or its tombstone.
+        """
         needs = self._algorithm.needs
         if not (self._algorithm.selects or needs.reference or needs.critic or needs.process_reward):
-            return samples  # nothing is saved by dropping, and the advantages wait for the whole group anyway
+            return samples  # dropping would save no computation, and the advantages wait for the whole group anyway
 
         def decide(group: SampleGroup) -> None:
             if not self._algorithm.keeps(group):
@@ -247,7 +260,13 @@ class PolicyRun:
         return samples.plus(SELECTED)
 
     def advantages(self, samples: Stream) -> Stream:
-        """Advantages of each group, as soon as its last sample is here."""
+        """Adds `advantages`, and `returns` if the algorithm has a critic.
+
+        Consumes: samples with all columns that the algorithm reads.
+        Produces: samples with advantages. A group with too few surviving samples ends as `filtered`.
+        Waits for: the last sample of each group, and its greedy baseline if the algorithm uses one.
+        Released by: that sample or its tombstone, and the baseline.
+        """
 
         def compute(group: SampleGroup) -> None:
             if self._baseline:
@@ -266,10 +285,16 @@ class PolicyRun:
         return samples.plus(ADVANTAGES_DONE)
 
     async def batches(self, groups: Stream) -> AsyncIterator[Batch]:
-        """Yields one batch a step."""
+        """Opens the gate and yields one batch per step, which fills while the loop's body trains on it.
+
+        Consumes: samples with advantages, as whole groups.
+        Produces: batches.
+        Waits for: groups that the batcher releases.
+        Released by: a complete or dropped group, a publication, the end of the data.
+        """
         GroupStage("batches", self.admission, min_samples=1, on_group=self._batches.complete).attach(groups)
         self._cluster.spawn(self._batches.watch(), name="batcher")
-        self._watch_stalls()  # not before: a stage that is not attached has nothing to let go
+        self._watch_stalls()  # last, because only an attached stage can release rows
         self.admission.pump()
         self._meter.start()
         async for batch in self._batches.iterate(self._sizes.done_steps, self._sizes.num_steps):
@@ -281,7 +306,13 @@ class PolicyRun:
                 break
 
     async def publish(self, batch: Batch) -> None:
-        """Ends the step: samples are trained, a new version may be made, the observer is called, the gate opens."""
+        """Ends the step: may publish a version, calls the observer with the metrics, and admits new groups.
+
+        Consumes: a batch that was trained on.
+        Produces: a new version every `sync_every` steps. The samples of the batch end as `trained`.
+        Waits for: the weights of the actor, the engines' swaps if the schedule blocks for them, and the observer.
+        Released by: the workers and the observer. `Admission` then fills the room of the gate.
+        """
         for group in batch.groups:
             for sample in group.samples:
                 self._channel.end(sample.key, TerminalEvent.TRAINED)
@@ -300,18 +331,18 @@ class PolicyRun:
 
     @property
     def num_updates(self) -> int:
-        """Steps of the optimizers that were begun, in this process."""
+        """Optimizer steps of all roles that were started in this process."""
         return self.actor.num_updates + self.critic.num_updates + self.replay.num_updates
 
     @property
     def scoring(self) -> str:
-        """Account of scoring so far in this process, for people."""
+        """Summary of scoring in this process so far, as text for users."""
         scored, failed = self.reward.num_scored, self._num_not_scored
         first = f", the first of them by {brief(self._first_failure)}" if failed else ""
         return f"{scored} samples scored, {failed} failed{first}"
 
     def _not_scored(self, key: SampleKey, reason: str) -> None:
-        """Notes why. A first step's worth of samples that all fail ends the run: others would take their places."""
+        """Records the reason. If all samples of the first step fail, ends the run instead of replacing them forever."""
         self._failures[key] = reason
         self._num_not_scored += 1
         self._first_failure = self._first_failure or reason
@@ -341,7 +372,7 @@ class PolicyRun:
         return 2 if self._algorithm.is_group_relative else 1
 
     def ledger(self) -> Ledger:
-        """Returns the ledger of device-seconds from the start until now."""
+        """Returns the ledger of device-seconds since the start of the run."""
         return self._meter.finish()
 
     @property
@@ -350,7 +381,7 @@ class PolicyRun:
         return self._ended
 
     def finish(self) -> Sequence[Ended]:
-        """Ends as `surplus`, after the flow, what was admitted and not needed. Returns it, with what ended since."""
+        """Ends all live samples as `surplus`, after the flow. Returns all samples that ended since the last step."""
         self.admission.end()
         self._channel.close()
         return self._ended

@@ -1,4 +1,4 @@
-"""The numbers of one step, under the names people know."""
+"""Metrics of one step, under the names that are common in the field."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from interlace.stages.batches import Batch
 
 SCORED = (TerminalEvent.TRAINED, TerminalEvent.FILTERED)
 PHASES = ("rollout", "reward", "reference", "values", "train", "weight_sync", "switch")
-"""Phases that every step's metrics have; a phase that only an operation of a further role declares comes after them."""
+"""Phases in the metrics of every step. Phases that operations of further roles declare follow these."""
 
 
 class StepMeter:
-    """Meter from one step boundary to the next."""
+    """Measures the time and the samples between two step boundaries."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -33,7 +33,7 @@ class StepMeter:
         self._ledger = Ledger()
 
     def start(self) -> None:
-        """Notes that a step begins here."""
+        """Starts a step."""
         self._start_s = self._book_boundary()
 
     def measure(
@@ -45,8 +45,8 @@ class StepMeter:
 
         num_in_flight: samples that were admitted and have not ended.
 
-        Rewards and lengths are those of all scored samples, also of filtered groups: what is trained on alone would
-        show neither how the policy does nor what a filter costs.
+        Rewards and lengths include all scored samples, also of filtered groups. The trained samples alone would show
+        neither the quality of the policy nor the cost of a filter.
         """
         timeline = self._cluster.timeline
         records = timeline.take()
@@ -87,16 +87,16 @@ class StepMeter:
         }
 
     def evaluating(self) -> None:
-        """Engines answer prompts that no step trains on."""
+        """Records that engines serve an evaluation, so that the ledger counts the time between steps as such."""
         self._evaluated = True
 
     def finish(self) -> Ledger:
-        """Returns the ledger of the run until now: startup, steps, and what lay between them."""
+        """Returns the ledger of the run so far: startup, steps, and the time between steps."""
         self._book_boundary()
         return self._ledger
 
     def _book_boundary(self) -> float:
-        """Adds what lay between two steps to the ledger, and returns when it ended, in seconds."""
+        """Adds the time between two steps to the ledger. Returns the end of that time, in seconds."""
         books, records = self._ledger_builder, self._cluster.timeline.take()
         ledger = books.between(records, evaluated=self._evaluated) if self._num_steps else books.startup(records)
         self._ledger, self._evaluated = self._ledger.plus(ledger), False
@@ -121,7 +121,7 @@ def _rewards(samples: Sequence[Sample]) -> Metrics:
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     if not rewards:
         return {}
-    # In which order samples ended is the clock's affair: a plain sum's last bit would be too.
+    # The order in which samples end depends on the clock, and so would the last bit of a plain sum.
     mean = fsum(rewards) / len(rewards)
     spread = (fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5
     parts: Metrics = {}
@@ -157,5 +157,5 @@ def _lengths(samples: Sequence[Sample], lengths: Sequence[int]) -> Metrics:
 
 
 def _mixed_share(trained: Sequence[Sample]) -> float:
-    """Returns the share of trained samples whose tokens came from more than one version of the weights."""
+    """Returns the share of trained samples whose tokens are from more than one version of the weights."""
     return sum([len(set(sample.versions.values)) > 1 for sample in trained]) / max(1, len(trained))

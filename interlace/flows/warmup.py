@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on prompt/answer pairs: what a policy needs before reinforcement has anything to reinforce."""
+"""Supervised fine-tuning on prompt/answer pairs before reinforcement, so that a new policy earns some rewards."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,35 +12,35 @@ from interlace.core.types import BoolArray, Sample
 from interlace.rollouts.role_groups import ActorGroup
 
 FAILURES = 8
-"""Failed updates in a row, at the end of a warm-up, that make it useless."""
+"""Number of failed updates in a row at the end of a warm-up for which it raises an error."""
 LIKELIEST = float(np.log(0.5))
-"""A token with a higher log-prob than this is the model's most likely one."""
+"""Log-prob above which a token is certainly the most likely one of the model."""
 
 
 class ExampleSource(Protocol):
-    """Source of examples."""
+    """Source of the demonstrations that a warm-up trains on."""
 
     def batch(self, step: int) -> Sequence[Sample]:
-        """Returns the examples of a step, as samples with their answer as the response."""
+        """Returns the examples of a step as samples, each with its answer as the response."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HabitCheck:
-    """Measurement that ends a warm-up."""
+    """Check of the demonstrated habit, which ends a warm-up."""
 
     samples: Sequence[Sample]
     """Held-out demonstrations of the habit."""
     checked: Sequence[BoolArray]
-    """[L] of each, True on the tokens that the prompt determines."""
+    """For each sample [L], True on the tokens that the prompt determines."""
     accuracy: float
-    """Share of samples at which the warm-up ends."""
+    """Share of correct samples at which the warm-up ends."""
     every: int
-    """Steps between two measurements."""
+    """Steps between two checks."""
     max_steps: int
 
     def is_due(self, done: int, first: int) -> bool:
-        """Returns True after the first `first` steps, after every `every` steps from then on, and at the limit."""
+        """Returns whether a check follows `done` steps: `first` steps, then every `every` steps, and the last step."""
         return done >= first and ((done - first) % self.every == 0 or done == self.max_steps)
 
 
@@ -55,8 +55,8 @@ async def supervised_warmup(
 ) -> float | None:
     """Trains on the examples and writes the model to `folder`.
 
-    num_steps: optimizer steps, or the steps before the first measurement of `check`, which ends the warm-up.
-    on_step: called with the number of steps done. Returns the measured accuracy; None without a check. Raises
+    num_steps: optimizer steps. With `check`, the steps before the first check; the check then ends the warm-up.
+    on_step: called with the number of steps done. Returns the measured accuracy, or None without a check. Raises
     InterlaceError if the updates fail, or if the accuracy is not reached within the check's limit.
     """
     reached: float | None = None
@@ -82,7 +82,7 @@ async def supervised_warmup(
 
 
 async def measure_habit(trainer: ActorGroup, check: HabitCheck) -> float:
-    """Returns the share of samples in which every checked token is the model's most likely one."""
+    """Returns the share of samples in which each checked token is the most likely one of the model."""
     logprobs = await trainer.logprobs(check.samples)
     right = [bool((found[mask] > LIKELIEST).all()) for found, mask in zip(logprobs, check.checked, strict=True)]
     return sum(right) / len(right)

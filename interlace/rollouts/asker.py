@@ -1,4 +1,4 @@
-"""Ways of a session to the engines."""
+"""Clients that send the requests of a session to the engines."""
 
 import asyncio
 import math
@@ -14,20 +14,21 @@ from interlace.runtime.cluster import Cluster
 
 
 class Asker(Protocol):
-    """Way of a session to the engines."""
+    """Client that sends the requests of a session to the engines."""
 
     def __call__(
         self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
     ) -> Awaitable[Response]:
-        """Returns the response to a request. who, what: for the wait-for graph. on_draft: of one that streams.
+        """Returns the response to a request. The wait-for graph shows the two names meanwhile.
 
-        patience_s: seconds for new weights; EnginesBusyError after them.
+        on_draft: called with each draft of a request that streams. patience_s: seconds to wait while engines take new
+        weights; EnginesBusyError afterwards.
         """
         ...
 
 
 class FromPool:
-    """Way of a sample that was admitted to the pool: its requests are the sample's."""
+    """Client for a sample that was admitted to the pool."""
 
     def __init__(self, cluster: Cluster, pool: EnginePool) -> None:
         self._cluster, self._pool = cluster, pool
@@ -35,12 +36,12 @@ class FromPool:
     async def __call__(
         self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
     ) -> Response:
-        """Submits a request and waits; one that is awaited no more is withdrawn."""
+        """Submits a request and waits for the response. If the wait is cancelled, the request is withdrawn."""
         if patience_s < math.inf and (version := self._pool.drains_for) is not None:
             try:
                 await asyncio.wait_for(self._pool.swapped(version, who=who), patience_s)
             except TimeoutError:
-                why = f"engines end what they began before they take version {version} of the weights; try again."
+                why = f"engines finish their sequences before they take version {version} of the weights; try again."
                 raise EnginesBusyError(why) from None
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._pool.ask(request, partial(settle, future), on_draft)

@@ -24,12 +24,12 @@ from interlace.robots.envs.fleet import EnvEpisode, EnvFleet
 from interlace.robots.models.actions import ActionTokens
 
 FILMED = "filmed"
-"""Column of a prompt that asks an episode to draw what goes on in it."""
+"""Column of a prompt that requests a video of its episode."""
 
 Context: TypeAlias = Sequence[int] | Sequence[Message | Mapping[str, JSON]]
-"""Everything that a turn goes on behind: token ids, or messages (a mapping is one in OpenAI's form)."""
+"""The whole context of a turn: token ids or messages. A mapping is a message in OpenAI's form."""
 Tools: TypeAlias = Sequence[ToolSpec | Mapping[str, JSON]]
-"""Tools that the model is shown; a mapping is one in OpenAI's form."""
+"""Tools that the prompt describes to the model. A mapping is a tool in OpenAI's form."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,41 +37,41 @@ class Turn:
     """One model call of an episode, as the session recorded it."""
 
     number: int
-    """Which of its episode's calls it was, from 0."""
+    """Number of the call in its episode, from 0."""
     prompt_ids: IntArray
-    """[P] tokens that the model was given, the whole context."""
+    """[P] tokens of the whole context."""
     token_ids: IntArray
-    """[L] tokens that it drew, the stop token included."""
+    """[L] tokens that the model sampled, including the stop token."""
     logprobs: FloatArray
     """[L] behaviour log-probs, in nats."""
     versions: Runs[int]
-    """[L] version that drew each token."""
+    """[L] version of the weights that sampled each token."""
     finish_reason: FinishReason
     text: str
-    """The drawn tokens, decoded."""
+    """The sampled tokens, decoded."""
     message: Message
-    """The drawn tokens as a message: content, reasoning and tool calls, read by the model's renderer; where the run
-    has none, the text as content."""
+    """The sampled tokens as a message: content, reasoning and tool calls, as the model's renderer reads them. If the
+    run has no renderer, the content is the text."""
     inputs: Inputs | None = None
-    """Arrays that stood in the places of the context's placeholder tokens."""
+    """Arrays whose embeddings replaced the placeholder tokens of the context."""
     num_cached_tokens: int = 0
-    """Tokens of the context whose keys and values were there already; 0 where the engine does not say."""
+    """Tokens of the context that were already in the KV cache. 0 if the engine does not report it."""
     query_ids: IntArray | None = None
-    """[L] tokens that the drawn ones were drawn from, all at once; None: one after another."""
+    """[L] placeholder tokens from which the response was decoded in parallel; None if decoding was autoregressive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TurnDraft:
-    """A turn so far, while it is drawn."""
+    """Incomplete turn, while the model samples it."""
 
     prompt_ids: IntArray
-    """[P] tokens that the model was given, the whole context."""
+    """[P] tokens of the whole context."""
     token_ids: Sequence[int]
-    """Tokens that were drawn so far."""
+    """Tokens that were sampled so far."""
     text: str
-    """These, decoded; its end may be a part of a character."""
+    """The tokens so far, decoded. It may end with an incomplete character."""
     read: Callable[[], Message]
-    """Reader of the reasoning and the content that no further token can change; calls are read when the turn ends."""
+    """Returns the reasoning and the content that no further token can change. Calls are read when the turn ends."""
 
 
 OnTurnDraft: TypeAlias = Callable[[TurnDraft], None]
@@ -82,12 +82,12 @@ class TurnOptions:
     """Further options of a turn."""
 
     on_draft: OnTurnDraft | None = None
-    """Called with the turn so far, each time more of it was sampled."""
+    """Called with the incomplete turn each time new tokens were sampled."""
     patience_s: float = math.inf
-    """Seconds that the turn waits while engines finish their sequences before they take new weights. After them
-    EnginesBusyError is raised, and no turn was made."""
+    """Seconds that the turn waits while engines finish their sequences before they take new weights. Afterwards
+    EnginesBusyError is raised, and the turn does not count."""
     chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
-    """Variables that the chat template reads, in addition to the recipe's (`renderer.chat_template_kwargs`)."""
+    """Variables for the chat template, in addition to the recipe's (`renderer.chat_template_kwargs`)."""
 
 
 DEFAULT_OPTIONS = TurnOptions()
@@ -95,12 +95,12 @@ DEFAULT_OPTIONS = TurnOptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FinalContext:
-    """Context that a limit kept the policy from answering: its value stands for what would have come."""
+    """Last context of a truncated episode, which the policy did not answer. Its value bootstraps the return."""
 
     token_ids: Sequence[int]
     inputs: Inputs | None = None
     query_ids: Sequence[int] = ()
-    """[1] query that the answer would have begun with; empty where tokens are drawn one after another."""
+    """[1] first placeholder token of the missing answer. Empty if decoding is autoregressive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -108,17 +108,17 @@ class Outcome:
     """Outcome of an episode."""
 
     reward: float | None = None
-    """The episode's own; None leaves it to the recipe's reward."""
+    """Reward that the episode computed. If None, the recipe's reward scores the sample."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named components of the reward, each shown as its own metric."""
+    """Components of the reward by name. Each is a metric."""
     text: str | None = None
-    """Text that is scored and shown; None: the text of the last turn."""
+    """Text that is scored and shown. If None, the text of the last turn."""
     finish_reason: FinishReason | None = None
-    """Why it ended; None: as its last turn did."""
+    """Reason why the episode ended. If None, the reason of its last turn."""
     valid: Mapping[int, BoolArray] = field(default_factory=dict)
-    """By number of a turn: [L] True on the drawn tokens that had an effect; the others are not trained."""
+    """By number of the turn: [L] True on the sampled tokens that had an effect. Other tokens are not trained."""
     final: FinalContext | None = None
-    """Set where a limit that is no part of the task ended the episode."""
+    """Last context if the episode was truncated: a limit that is not part of the task ended it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,27 +126,27 @@ class ToolUse:
     """One call of a tool."""
 
     name: str
-    """Empty where the call could not be read."""
+    """Name of the tool. Empty if the call could not be read."""
     seconds: float
     failed: bool
 
 
 class Session(Protocol):
-    """Access of an episode to its run. All that goes through a session is recorded."""
+    """Access of an episode to the model and the environments of its run. The session records all turns and rewards."""
 
     @property
     def params(self) -> SamplingParams:
-        """The run's sampling parameters, the model's stop tokens included."""
+        """The run's sampling parameters, including the model's stop tokens."""
         ...
 
     @property
     def actions(self) -> ActionTokens | None:
-        """How the policy's tokens stand for actions; None where it is no robot's."""
+        """Map of the policy's tokens to actions. None if the policy does not control a robot."""
         ...
 
     @property
     def seed(self) -> int:
-        """A number of this sample's own, for what the episode draws: the same whenever the sample is made again."""
+        """Seed for random choices of the episode. It is equal each time the same sample is generated."""
         ...
 
     async def generate(
@@ -160,67 +160,68 @@ class Session(Protocol):
         query_ids: Sequence[int] = (),
         options: TurnOptions = DEFAULT_OPTIONS,
     ) -> Turn:
-        """Lets the policy go on behind the whole context; waits while weights change or engines are full.
+        """Samples a turn of the policy after a context. Waits while weights change or engines are full.
 
-        context: token ids, or messages. Messages that begin with those of an earlier turn, its answer included, go on
-        behind that turn's tokens where the chat template allows it. tools: that the messages are written with.
-        inputs, query_ids: see Request. params: None: the run's. number: the turn's, which keys its sampling noise;
-        None: the next. Calls side by side whose order depends on the clock name theirs, so that two runs draw the same.
+        context: token ids or messages, always the whole context. If messages begin with the messages and the answer of
+        an earlier turn, that turn's tokens are reused when the chat template allows it. tools: tools that the messages
+        are rendered with. inputs, query_ids: see Request. params: if None, the run's. number: number of the turn, a
+        part of the key of its sampling noise; if None, the next number. Concurrent calls should pass numbers, so that
+        their noise does not depend on their order.
         """
         ...
 
     async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
-        """Returns the number of tokens of a context; no turn is made."""
+        """Returns the number of tokens of a context without sampling a turn."""
         ...
 
     def reward(self, turn: Turn, value: float) -> None:
-        """Rewards a turn. The sample's reward is the sum of its turns' and of what the episode returns."""
+        """Rewards a turn. The reward of the sample is the sum of these and of the reward that the episode returns."""
         ...
 
     def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
-        """Counts a call of a tool, for the run's metrics. name: empty for a call that could not be read."""
+        """Counts a call of a tool for the run's metrics. name: empty if the call could not be read."""
         ...
 
     def simulator(self, start: Start, own: EnvFleet | None = None) -> AbstractAsyncContextManager[EnvEpisode]:
         """Leases one of the run's environments, reset to a start: `async with session.simulator(start) as env:`.
 
-        own: environments of the episode's own, to lease one of these instead. Raises UserError where the run has none.
+        own: environments of the episode, from which it leases instead. Raises UserError if the run has no environments.
         """
         ...
 
     def waiting(self, what: str) -> AbstractAsyncContextManager[None]:
-        """Names what the episode waits for inside, for the wait-for graph: `async with session.waiting("search"):`."""
+        """Names a wait of the episode in the wait-for graph: `async with session.waiting("search"):`."""
         ...
 
 
 class Episode(Protocol):
-    """Way in which one sample comes to be. One object serves all samples of a run, many at once."""
+    """Program that generates one sample by calls of the model. One object runs all samples of a run concurrently."""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
-        """Makes the turns of one sample. Returns its reward, or None for the recipe's.
+        """Samples the turns of one sample. Returns its reward, or None if the recipe's reward scores it.
 
-        An exception fails this sample alone, with the exception as its reason.
+        An exception fails only this sample, and is recorded as the reason.
         """
         ...
 
 
 @runtime_checkable
 class Filming(Protocol):
-    """Episode that draws what goes on in it, where a prompt asks for that."""
+    """Episode that records a video if its prompt requests one."""
 
     def films(self) -> Sequence[Film]:
-        """Returns the films that were taken since the last call, in the order of their names."""
+        """Returns the films that were recorded since the last call, sorted by name."""
         ...
 
     def why_no_films(self) -> str:
-        """Returns why there are none though they were asked for; empty where there is no reason."""
+        """Returns the reason why requested films could not be recorded, or an empty text."""
         ...
 
 
 @runtime_checkable
 class Closing(Protocol):
-    """Episode that holds what must be given back."""
+    """Episode that holds resources which must be released."""
 
     def close(self) -> None:
-        """Gives it back; no episode runs any more."""
+        """Releases the resources after the last episode."""
         ...

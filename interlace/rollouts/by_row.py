@@ -1,4 +1,4 @@
-"""Episodes that each row of the data chooses."""
+"""Mixtures of episodes: a column of the data selects the episode of each row."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,7 +11,7 @@ from interlace.rollouts.config import EpisodeConfig, create_kind
 
 
 def create_episode(config: EpisodeConfig) -> Episode:
-    """Makes the object that runs a recipe's episodes. Raises UserError for what cannot work."""
+    """Creates the object that runs the episodes of a recipe. Raises UserError for settings that cannot work."""
     main = create_kind(config).create()
     if config.column is None:
         return main
@@ -20,7 +20,10 @@ def create_episode(config: EpisodeConfig) -> Episode:
 
 
 def config_of(config: EpisodeConfig, row: Mapping[str, JSON], where: str) -> EpisodeConfig:
-    """Returns the settings of a row's episode. row: its metadata. UserError, at `where`, if it names none of them."""
+    """Returns the settings of the episode of a row. row: metadata of the row. where: place of the row, for the message.
+
+    Raises UserError if the row names an unknown episode.
+    """
     label = _label(config.column, row)
     if not label:
         return config
@@ -33,14 +36,14 @@ def config_of(config: EpisodeConfig, row: Mapping[str, JSON], where: str) -> Epi
 
 
 def check_rows(config: EpisodeConfig, prompts: Iterable[Prompt]) -> None:
-    """Refuses (UserError) a row that names an episode that is not there."""
+    """Raises UserError if a row names an unknown episode."""
     if config.column is not None:
         for prompt in prompts:
             config_of(config, prompt.metadata, f"prompt {prompt.uid}")
 
 
 def simulators_of(config: EpisodeConfig) -> EnvConfig | None:
-    """Returns the simulators of a recipe's episodes; None where they have none. UserError where two differ."""
+    """Returns the environments of a recipe's episodes, or None. Raises UserError if two episodes differ in theirs."""
     found = [env for each in (config, *config.others.values()) if (env := getattr(each, "env", None)) is not None]
     if any(env != found[0] for env in found[1:]):
         raise UserError(
@@ -51,26 +54,26 @@ def simulators_of(config: EpisodeConfig) -> EnvConfig | None:
 
 
 class ByRow:
-    """Runs the episode that a row's column names; the main one where the column is empty or missing."""
+    """Runs the episode that the column of a row names, or the main episode if the column is empty or missing."""
 
     def __init__(self, column: str, main: Episode, others: Mapping[str, Episode]) -> None:
         self._column, self._main, self._others = column, main, others
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
-        """Runs the row's episode."""
+        """Runs the episode that the row names."""
         label = _label(self._column, prompt.metadata)
         return await (self._others[label] if label else self._main).run(prompt, session)
 
     def films(self) -> list[Film]:
-        """Returns the films of all of them since the last call, by name."""
+        """Returns the films of all episodes since the last call, sorted by name."""
         return sorted((film for one in self._filming for film in one.films()), key=lambda film: film.name)
 
     def why_no_films(self) -> str:
-        """Returns why one of them cannot draw; empty where all can, or none draws."""
+        """Returns the reason why an episode cannot record films. Empty if no episode has one."""
         return next((reason for one in self._filming if (reason := one.why_no_films())), "")
 
     def close(self) -> None:
-        """Gives back what they hold."""
+        """Releases the resources of all episodes."""
         for one in (self._main, *self._others.values()):
             if isinstance(one, Closing):
                 one.close()

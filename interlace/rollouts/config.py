@@ -25,26 +25,26 @@ FOLDERS = ("interlace.rollouts.episodes", "interlace.agents.episodes", "interlac
 
 
 class EpisodeConfig(Config):
-    """Settings of every episode. Written as the name alone, or `{name: ..., setting: value, ...}`."""
+    """Settings of every episode, written as `{name: ..., setting: value, ...}` or as the name only."""
 
     name: str = SINGLE
-    """A built-in, or your own as package.module:Name."""
+    """Name of a built-in, or your own as package.module:Name."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """Limit, in seconds, of the time that an episode's code and tools take; then its sample fails. The time that it
-    waits for turns does not count."""
+    """Time limit of an episode's code and tools, in seconds, without the waits for turns. Afterwards its sample
+    fails."""
     max_turns: int = Field(default=64, ge=1)
-    """Most turns of an episode; a request for one more fails its sample. The episode `tools` ends with its last turn
-    instead."""
+    """Maximum number of turns of an episode. A request for another turn fails its sample. The episode `tools` ends
+    after its last turn instead."""
     workers: int = Field(default=0, ge=0)
-    """Processes that run episodes, each many at once, so that their code does not delay the run: on this machine, or
-    with Ray on any node. 0: episodes run in the controller. A process that ends is replaced, and its samples begin
+    """Number of processes that run episodes, so that their code does not delay the run. If 0, episodes run in the
+    controller. With Ray the processes may be on any node. A process that ends is replaced, and its samples start
     again."""
     column: str | None = None
-    """Column of the data that names one of `others` for its row; a row without a value has this episode."""
+    """Column of the data that names the episode of a row among `others`. A row without a value has this episode."""
     others: "dict[str, Annotated[SerializeAsAny[EpisodeConfig], BeforeValidator(parse_episode)]]" = Field(
         default_factory=dict
     )
-    """Further episodes, by the value of `column` that selects them. Each has the time and turns written for it here."""
+    """Further episodes, by the value of `column` that selects them, each with separate settings."""
 
     @model_validator(mode="after")
     def _others_are_named(self) -> Self:
@@ -67,7 +67,7 @@ class OwnEpisodeConfig(EpisodeConfig):
     """Settings of an episode that the user wrote."""
 
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Arguments of its class or function."""
+    """Arguments of the class or function."""
 
 
 class EpisodeKind(ABC):
@@ -83,13 +83,13 @@ class EpisodeKind(ABC):
         self.config = config
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
-        """Raises UserError for settings that cannot work, as far as this is known before the run starts."""
+        """Raises UserError for settings that cannot work, if this can be checked before the run starts."""
 
     def check_policy(self, actions: ActionTokens | None) -> None:  # noqa: B027 - most take any policy
-        """Raises UserError for a policy that cannot serve. actions: see Session."""
+        """Raises UserError for a policy that the episode cannot use. actions: see Session."""
 
     def notes(self) -> tuple[str, ...]:
-        """Returns sentences on its episodes that a run prints once, at its start."""
+        """Returns sentences about the episodes that a run prints once, at its start."""
         return ()
 
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -98,11 +98,11 @@ class EpisodeKind(ABC):
 
     @abstractmethod
     def create(self) -> Episode:
-        """Makes the object that runs the episodes of one process."""
+        """Creates the object that runs the episodes of one process."""
 
 
 class _OwnEpisode(EpisodeKind):
-    """Episode that the user wrote: a class with `run`, made with `options`, or an object with `run`."""
+    """Episode that the user wrote: a class with `run`, created with `options`, or an object with `run`."""
 
     Config = OwnEpisodeConfig
     config: OwnEpisodeConfig

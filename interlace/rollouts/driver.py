@@ -1,4 +1,4 @@
-"""Drives one rollout engine: feeds it, brings its samples home, swaps its weights, yields its devices."""
+"""Drives one rollout engine: submits requests, returns responses, swaps weights and yields devices."""
 
 import asyncio
 import heapq
@@ -24,7 +24,13 @@ ROUNDING_S = 1e-6
 
 
 class EngineDriver:
-    """One rollout instance. run(): devices, then requests, until nothing is left or others need the devices."""
+    """Loop of one rollout engine (`run`).
+
+    Consumes: jobs (`submit`), new weights (`update_weights`), cancellations.
+    Produces: responses and drafts for the host, which is the engine pool.
+    Waits for: work, then devices. It holds the devices until no work is left or another role requests them.
+    Released by: a job, new weights, the device lock.
+    """
 
     def __init__(
         self,
@@ -39,9 +45,9 @@ class EngineDriver:
         self.version = -1
         self.load = Load(num_requests=0, live_tokens=0.0)
         self.kv_use = 0.0
-        """Share of its KV cache that its last call held."""
+        """Share of the KV cache that the last call used."""
         self.metrics: Metrics = {}
-        """Counts of the engine between its last two swaps of weights."""
+        """Metrics of the engine between its last two swaps of weights."""
         self._clock = clock
         self._meter = GenerationMeter(group, timeline)
         self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
@@ -54,28 +60,28 @@ class EngineDriver:
         self._aborts: list[str] = []
         self._ended: list[SampleKey] = []
         self.counts: Counter[str] = Counter()
-        """Sequences since the start that new weights interrupted, and that were migrated to other engines."""
+        """Numbers of sequences, since the start, that new weights interrupted or that were migrated."""
         self._pending: WeightRef | None = None
         self._sequence = 0
         self._held_since = 0.0
         self._serving = self._yield_asked = False
         self.is_away = False
-        """True while the engine has left: it takes no jobs, and its weights grow old."""
+        """True while the engine is outside the pool: it takes no jobs, and its weights are not updated."""
         self._onto: list[EngineDriver] | None = None
-        """Engines that its running jobs are to move to; None where they stay."""
+        """Engines to which the running jobs will move; None if they stay."""
         self._num_awaited = 0
-        """Engines whose running jobs are about to come here, to go on under the weights that serve."""
+        """Number of engines whose running jobs will move here and continue under this engine's current weights."""
         self._drops_cache = schedule.kv_on_switch == "recompute"
         group.driven_by(self)
 
     @property
     def starts_new(self) -> bool:
-        """False while an update is pending: a sequence that began now would be older than its admission allows for."""
+        """False while an update is pending: a new sequence would have an older version than its deadline assumes."""
         return self._pending is None
 
     @property
     def pending_version(self) -> int | None:
-        """Version of the weights that it will swap to; None where there is none."""
+        """Version of the weights that the engine will swap to, or None."""
         return self._pending.version if self._pending else None
 
     def submit(self, job: Job) -> None:
@@ -88,8 +94,8 @@ class EngineDriver:
         self._poke()
 
     def cancel(self, request_id: str) -> None:
-        """Ends a job without a delivery. Nothing if it is not here."""
-        queued = self._queued.pop(request_id, None)  # its entry of the heap is passed over when it comes up
+        """Ends a job without a delivery. Does nothing if the engine has no such job."""
+        queued = self._queued.pop(request_id, None)  # _next() skips its entry of the heap
         if queued:
             self._left(queued)
             self._meter.drop(len(queued.request.generated_ids))
@@ -100,31 +106,31 @@ class EngineDriver:
             self._poke()
 
     def release(self, owner: SampleKey) -> None:
-        """Tells the engine, with its next call, that a sample takes no further turn there."""
+        """Releases the KV cache of a sample, with the next call: it has no further turn on this engine."""
         self._ended.append(owner)
 
     def update_weights(self, ref: WeightRef) -> None:
-        """Swaps as soon as `on_update` allows; a newer version replaces one that still waits."""
+        """Swaps to new weights as soon as `on_update` allows. A newer version replaces a pending one."""
         self._pending = ref
         self._poke()
 
     @property
     def num_running(self) -> int:
-        """Jobs that its engine has."""
+        """Jobs that were submitted to the engine."""
         return len(self._running)
 
     @property
     def num_queued(self) -> int:
-        """Jobs that its engine has not got yet."""
+        """Jobs that were not submitted to the engine yet."""
         return len(self._queued)
 
     @property
     def room(self) -> float:
-        """Sequences that it has room for beside what it has."""
+        """Number of further sequences that the engine has room for."""
         return self._limit.value - len(self._running) - len(self._queued)
 
     def give(self, taker: "EngineDriver") -> list[Job]:
-        """Takes out queued jobs that have not started, the first first, while `taker` has room and less to do."""
+        """Removes and returns queued jobs that have not started, while `taker` has room and a smaller load."""
         started, given = [], list[Job]()
         tokens = taker.load.live_tokens
         while (job := self._next()) and len(given) < taker.room:
@@ -143,11 +149,11 @@ class EngineDriver:
 
     @property
     def is_evacuating(self) -> bool:
-        """Says whether its running jobs are about to go on elsewhere."""
+        """Returns whether the running jobs will move to other engines."""
         return self._onto is not None
 
     def evacuate(self, onto: "list[EngineDriver]") -> None:
-        """Takes all running jobs out as partials, to go on at these engines; they drain no further until then."""
+        """Moves all running jobs to the given engines as partials. These engines do not swap weights until then."""
         if not self._running or self._onto is not None:
             return
         self._onto = onto
@@ -163,7 +169,7 @@ class EngineDriver:
             driver._poke()
 
     def leave(self, others: "list[EngineDriver]", *, drains: bool = False) -> None:
-        """Gives all jobs to the other engines and takes no more, until join(). drains: running jobs end here."""
+        """Moves all jobs to the other engines and takes no more until join(). drains: running jobs finish here."""
         self.is_away = True
         queued = [job for _, _, _, job in sorted(self._queue) if self._queued.pop(job.request.id, None) is job]
         self._queue.clear()
@@ -175,16 +181,16 @@ class EngineDriver:
             self.evacuate(others)
 
     def lose_weights(self) -> None:
-        """Notes that the engine serves no version that the run knows, until its next swap."""
+        """Marks the weights of the engine as unknown until its next swap."""
         self.version = -1
 
     def join(self) -> None:
-        """Takes jobs again, once the newest weights are here."""
+        """Takes jobs again, after the newest weights have arrived."""
         self.is_away = False
         self._poke()
 
     async def run(self) -> None:
-        """Runs the engine for ever."""
+        """Runs the engine until the task is cancelled."""
         while True:
             while not self._has_work():
                 await self._wake.wait(who=self.group.name, what="requests or weights")
@@ -195,12 +201,12 @@ class EngineDriver:
     def _has_work(self) -> bool:
         if self.is_away:
             return bool(self._running or self._aborts or self.is_evacuating)
-        if self._pending and self._num_awaited:  # no device is held meanwhile
+        if self._pending and self._num_awaited:  # otherwise it would hold its devices while it waits for these jobs
             return bool(self._running or self._aborts or self.is_evacuating or self._is_more_ready())
         return bool(self._pending or self.is_evacuating or self._queued or self._running or self._aborts)
 
     def _finds_work(self) -> bool:
-        """Looks for what waits for other engines. Nothing where it may start none, or is to give its devices up."""
+        """Takes over requests queued for other engines, unless the engine must drain, leave or yield its devices."""
         if self._host.num_unswapped and self.starts_new and not self.is_away and not self._yield_asked:
             self._host.fill(self)
         return self._has_work()
@@ -219,7 +225,7 @@ class EngineDriver:
             ended, self._ended = tuple(self._ended), []
             self._serving = True
             submissions: tuple[Request, ...] = ()
-            if admitted:  # mostly a call only goes on with what runs
+            if admitted:  # most calls only continue the running sequences
                 self._meter.submit([(job.request, job.num_history) for job in admitted])
                 submissions = tuple([job.request for job in admitted])
             progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts, ended)
@@ -231,14 +237,14 @@ class EngineDriver:
                 return
 
     def _book(self, progress: Progress, span: Span) -> None:
-        """Takes in the outcome of a call."""
+        """Processes the results of a call."""
         self.kv_use = progress.kv_use
         served = self._meter.end(span, progress, self.num_queued)
         if self._host.curve:
             self._host.curve.observe(served)
         for draft in progress.drafts:
             if listener := self._host.listeners.get(draft.request_id):
-                asyncio.get_running_loop().call_soon(listener, draft)  # what it raises is not the engine's
+                asyncio.get_running_loop().call_soon(listener, draft)  # separate, so its errors do not stop the engine
         for response in progress.responses:
             self._deliver(response)
         if self._limit.adapts:
@@ -270,13 +276,13 @@ class EngineDriver:
         return following is not None and self._may_begin(following)
 
     def _may_begin(self, job: Job) -> bool:
-        """Says whether a job may begin: while an update is pending, jobs begun under these or older weights may end."""
+        """Returns whether a job may begin. While an update is pending, only jobs begun under these or older weights."""
         versions = job.request.generated_versions
         return self.starts_new or (len(versions) > 0 and versions[-1] <= self.version)
 
     def _deliver(self, response: Response) -> None:
         job = self._running.pop(response.completion.request.id, None)
-        if job is None:  # cancelled while it ran, or on its way
+        if job is None:  # cancelled before the response arrived
             self._meter.drop(len(response.completion.token_ids))
             return
         self._left(job)
@@ -287,7 +293,7 @@ class EngineDriver:
         self.load.live_tokens -= job.expected_tokens
 
     async def _swap_if_due(self) -> None:
-        # Again where the next one was published meanwhile.
+        # A loop, because another version may be published during a swap.
         while self._pending and not (self._on_update == "drain" and not self._pending.adapters and self._must_drain()):
             ref, self._pending = self._pending, None
             if self._on_update == "abort_resume" and self._running:
@@ -296,8 +302,8 @@ class EngineDriver:
 
     async def _swap(self, ref: WeightRef) -> None:
         self.group.version = ref.version
-        # Under drain and abort_resume no sequence runs now; what waits for later turns is not of these weights. But an
-        # engine holds adapters side by side, so that under drain each sequence ends under its own, and nothing waits.
+        # Under drain and abort_resume no sequence runs now, and the caches kept for later turns are of older weights.
+        # An engine can serve several adapters, so under drain each sequence finishes with its adapter without a wait.
         mode: UpdateMode = "keep" if self._on_update == "keep" else "recompute"
         if self._on_update == "drain" and ref.adapters:
             mode = "own"
@@ -314,13 +320,13 @@ class EngineDriver:
         return bool(self._running) or self._num_awaited > 0 or self._is_more_ready()
 
     def _next(self) -> Job | None:
-        """Returns the queued job whose turn it is."""
+        """Returns the first queued job, or None."""
         while self._queue and self._queued.get(self._queue[0][3].request.id) is not self._queue[0][3]:
             heapq.heappop(self._queue)
         return self._queue[0][3] if self._queue else None
 
     async def _abort_all(self, onto: "list[EngineDriver] | None" = None) -> int:
-        """Takes every running sequence out, to be dispatched again (to these engines). Returns how many."""
+        """Removes all running sequences and dispatches them again (to `onto`). Returns their number."""
         call = self.group.abort()
         partials = await call
         self._meter.take_out(call.spans[0], partials)
@@ -332,7 +338,7 @@ class EngineDriver:
                 self._meter.drop(len(done.token_ids))
                 continue
             self._left(job)
-            if done.finish_reason != FinishReason.ABORTED:  # it ended before the abort reached a server
+            if done.finish_reason != FinishReason.ABORTED:  # it finished before the abort reached the server
                 self._host.on_response(job, response)
                 continue
             jobs.append(replace(job, request=done.resumed))
@@ -345,12 +351,12 @@ class EngineDriver:
         return ("recompute",) if self._drops_cache else ()
 
     def unloaded(self, parts: Sequence[str]) -> None:
-        """Takes note that parts of the engine's state have left the devices."""
+        """Records that parts of the engine's state were offloaded from the devices."""
         if self._drops_cache and tuple(parts) != (WEIGHTS,):
             self._meter.recompute()
 
     def ask_to_yield(self) -> None:
-        """Gives the devices up once `min_hold` is over."""
+        """Yields the devices after `min_hold`."""
         self._yield_asked = True
         left = self._held_since + self._min_hold - self._clock.now()
         if left > ROUNDING_S:

@@ -1,4 +1,4 @@
-"""A request on its way through the engines, and the reports of a driver to the pool of all engines."""
+"""Jobs of the engine drivers, and the interface through which a driver reports to the pool."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ OnDraft: TypeAlias = Callable[[Draft], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Job:
-    """A request and what to do with its response."""
+    """A request and the receiver of its response."""
 
     request: Request
     order: float
-    """Smaller goes first among jobs that have not started; those that have tokens already go before all others."""
+    """Priority among jobs that have not started: the smallest is first. Jobs that have tokens precede all others."""
     expected_tokens: float
     deliver: Deliver
     max_new_tokens: int | None
-    """Limit that the caller asked for, where a budget may have lowered the request's; None outside the flow."""
+    """Limit that the caller requested; a budget may lower the request's limit below it. None outside the flow."""
     num_before: int = 0
-    """Tokens that it had when its budget began."""
+    """Generated tokens of the request when its budget was set."""
     num_history: int = 0
-    """Tokens of its context that earlier turns of its sample had."""
+    """Tokens of the context that belong to earlier turns of the sample."""
 
     @property
     def started(self) -> bool:
-        """True if the job is a partial that goes on."""
+        """True if the job is a partial, which already has generated tokens."""
         return bool(self.request.generated_ids)
 
 
@@ -41,29 +41,29 @@ class EngineHost(Protocol):
     """Receiver of a driver's reports: the pool of all engines."""
 
     curve: DecodeCurve | None
-    """Learns from each call; None where calls are of no interest."""
+    """Decode speed, fitted to each call. None if the dispatch policy does not use it."""
     listeners: dict[str, OnDraft]
     """Receivers of drafts, by request."""
     num_unswapped: int
-    """Engines that have new weights and serve older ones yet."""
+    """Number of engines with pending weights."""
     standing: Signal
-    """Fired where an engine swapped, or left: whatever waits for a version looks again."""
+    """Fires when an engine has swapped or left, for those that wait for a version."""
 
     def fill(self, driver: "EngineDriver") -> None:
-        """Gives an engine that may start sequences the requests that wait for other engines to swap."""
+        """Gives an engine requests that are queued for engines with pending weights."""
         ...
 
     def on_response(self, job: Job, response: Response) -> None:
-        """Takes in the response of a job that ended."""
+        """Receives the response of a job that ended."""
         ...
 
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
-        """Takes in jobs that were taken out unfinished, to be dispatched again. onto: only to these, if given."""
+        """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""
         ...
 
     def on_swapped(self) -> None:
-        """Notes that new weights serve."""
+        """Records that an engine serves its pending weights."""
         ...
 
     on_lost: "Callable[[EngineDriver, str], None]"
-    """Notes that an engine cannot serve any more, and why: its jobs go to others, and it may return."""
+    """Records that an engine can no longer serve, and why. Its jobs move to other engines, and it may return."""

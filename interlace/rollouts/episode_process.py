@@ -1,6 +1,6 @@
-"""The process that runs episodes, many at once: their turns are asked of the run, all else happens here.
+"""The process that runs many episodes concurrently. It requests their turns from the run by messages.
 
-Episodes are code that a user chose to run, and no code that a model wrote, so that pickles may come back from them.
+Episodes are code of the user, never code that a model wrote, so the run may unpickle their messages.
 """
 
 import asyncio
@@ -43,45 +43,45 @@ from interlace.runtime.process.child import LoopServer, become_child, framed
 from interlace.runtime.waits import WaitRegistry
 
 NO_EPISODE = 0xFFFFFFFF
-"""Number of the message that a process begins with: None, or the UserError for which it cannot work."""
+"""Number of the first message of a process, which contains None or the UserError that prevents its start."""
 BLOCKED_AFTER_S = 30.0
-"""How long one episode may keep all others of its process from going on; its own time limit, where that is less."""
+"""Maximum time, in seconds, that an episode may block the event loop of its process, unless its time limit is less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EpisodeStart:
-    """An episode to run."""
+    """Message to the process: starts an episode."""
 
     key: SampleKey
     prompt: Prompt
     params: SamplingParams | None = None
-    """Parameters of its session; None: the run's."""
+    """Sampling parameters of the session. If None, the run's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EpisodeCancel:
-    """Word that an episode is wanted no more; it is answered by an EpisodeEnd all the same."""
+    """Message to the process: cancels an episode, which still sends an EpisodeEnd."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TurnAsk:
-    """A turn that an episode asks for."""
+    """Message to the run: requests a turn of an episode."""
 
     turn: int
     prompt_ids: Sequence[int]
     params: SamplingParams | None
-    """None: the session's."""
+    """Sampling parameters. If None, the session's."""
     inputs: Inputs | None = None
     query_ids: Sequence[int] = ()
     streams: bool = False
-    """These three: see Request."""
+    """These three fields: see Request."""
     patience_s: float = math.inf
-    """See Session.generate()."""
+    """Limit of the wait for new weights; see TurnOptions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TurnAnswer:
-    """Turn that was asked for, or why there is none."""
+    """Message to the process: a requested turn, or the reason why it failed."""
 
     turn: int
     token_ids: IntArray
@@ -91,14 +91,14 @@ class TurnAnswer:
     text: str = ""
     num_cached_tokens: int = 0
     refusal: str = ""
-    """Message of a UserError."""
+    """Message of a UserError. Empty if the turn succeeded."""
     is_busy: bool = False
-    """True where the error is an EnginesBusyError."""
+    """True if the error is an EnginesBusyError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TurnSoFar:
-    """Tokens so far of a turn that streams."""
+    """Message to the process: the tokens so far of a turn that streams."""
 
     turn: int
     token_ids: Sequence[int]
@@ -107,38 +107,38 @@ class TurnSoFar:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TurnWithdraw:
-    """Word that a turn is awaited no more."""
+    """Message to the run: withdraws a requested turn."""
 
     turn: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WaitNote:
-    """Beginning of a wait that the episode named, or its end."""
+    """Message to the run: start or end of a wait that the episode named."""
 
     number: int
     what: str | None
-    """None: it ended."""
+    """Name of the wait at its start. None at its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EpisodeEnd:
-    """End of an episode."""
+    """Message to the run: the end of an episode."""
 
     outcome: Outcome | None = None
     failure: str = ""
-    """Why it has no outcome."""
+    """Reason why the episode has no outcome."""
     rewards: Mapping[int, float] = field(default_factory=dict)
-    """By turn."""
+    """Rewards by turn."""
     tool_uses: Sequence[ToolUse] = ()
     lost: bool = False
-    """True where the sample may begin again: what the episode ran in broke."""
+    """True if the sample may start again, because a simulator of the episode failed."""
     blocked: bool = False
-    """True where the process is of no more use: the episode keeps all others from going on."""
+    """True if the episode blocks the event loop, so that the process must be replaced."""
     films: Sequence[Film] = ()
-    """Films that were taken in the process since the last end."""
+    """Films that were recorded in the process since the last EpisodeEnd."""
     why_no_films: str = ""
-    """Why none could be taken there; empty where there is no reason."""
+    """Reason why films could not be recorded, or an empty text."""
 
 
 FromEpisode: TypeAlias = TurnAsk | TurnWithdraw | EnvAsk | WaitNote | EpisodeEnd
@@ -147,7 +147,7 @@ MakeEpisode: TypeAlias = Callable[[], tuple[Episode, SessionLimits]]
 
 
 def serve_episodes(connection: socket.socket, make: MakeEpisode, params: SamplingParams) -> None:
-    """Runs in the process until the run closes the connection or ends. make: called once; it must be picklable."""
+    """Serves the run in the process, until the run ends or closes the connection. make: picklable, called once."""
     become_child()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
@@ -160,7 +160,7 @@ def serve_episodes(connection: socket.socket, make: MakeEpisode, params: Samplin
 
 
 class _Around:
-    """Surroundings of the sessions of this process."""
+    """Clock and wait registry of the sessions in this process."""
 
     def __init__(self, server: "_EpisodeServer", number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.clock = LoopClock(loop)
@@ -168,8 +168,8 @@ class _Around:
         self._server, self._number, self._numbers = server, number, count()
 
     @asynccontextmanager
-    async def waiting(self, who: str, what: str) -> AsyncIterator[None]:  # noqa: ARG002 - the run knows who
-        """Tells the run what is waited for inside."""
+    async def waiting(self, who: str, what: str) -> AsyncIterator[None]:  # noqa: ARG002 - the run adds the name
+        """Reports the wait of the block to the run."""
         number = next(self._numbers)
         self._server.send(self._number, WaitNote(number=number, what=what))
         try:
@@ -179,7 +179,7 @@ class _Around:
 
 
 class _Running:
-    """One episode, and the way of its session to the engines."""
+    """One running episode, and the client of its session, which sends requests to the run."""
 
     def __init__(self, server: "_EpisodeServer", number: int, params: SamplingParams) -> None:
         self._server, self._number, self.params = server, number, params
@@ -192,12 +192,12 @@ class _Running:
         self,
         request: Request,
         *,
-        who: str,  # noqa: ARG002 - the run knows
-        what: str,  # noqa: ARG002 - likewise
+        who: str,  # noqa: ARG002 - the run adds the name
+        what: str,  # noqa: ARG002 - as above
         on_draft: OnDraft | None = None,
         patience_s: float = math.inf,
     ) -> Response:
-        """Asks the run for a turn."""
+        """Requests a turn from the run."""
         answer: asyncio.Future[TurnAnswer] = asyncio.get_running_loop().create_future()
         self._answers[request.turn] = answer
         params = None if request.params is self.params else request.params
@@ -234,12 +234,12 @@ class _Running:
         return Response(completion=done, text=found.text)
 
     def got_more(self, found: TurnSoFar) -> None:
-        """Takes in a turn so far, if it is awaited."""
+        """Passes an incomplete turn to its listener, if the turn is awaited."""
         if listener := self._listeners.get(found.turn):
             listener(found)
 
     def answered(self, answer: TurnAnswer) -> None:
-        """Takes in a turn, if it is awaited."""
+        """Sets the result of a turn, if the turn is awaited."""
         waiting = self._answers.get(answer.turn)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
@@ -250,7 +250,7 @@ def _pass_on(request_id: str, on_draft: OnDraft, found: TurnSoFar) -> None:
 
 
 class _EpisodeServer(LoopServer):
-    """Runs episodes on one event loop, which a thread watches."""
+    """Runs episodes on one event loop. A thread monitors the loop for blocking episodes."""
 
     def __init__(
         self, connection: socket.socket, episode: Episode, limits: SessionLimits, params: SamplingParams
@@ -261,7 +261,7 @@ class _EpisodeServer(LoopServer):
         self._running: dict[int, _Running] = {}
 
     def send(self, number: int, message: FromEpisode) -> None:
-        """Sends a word about an episode to the run; whole, from whatever thread."""
+        """Sends a message about an episode to the run. Thread-safe."""
         content = framed(number, message)
         with self._writing:
             self._connection.sendall(content)
@@ -273,7 +273,7 @@ class _EpisodeServer(LoopServer):
             return
         running_one = self._running.get(number)
         if running_one is None:
-            return  # it ended while this was on its way
+            return  # the episode ended before the message arrived
         if isinstance(message, TurnAnswer):
             running_one.answered(message)
         elif isinstance(message, TurnSoFar):
@@ -295,7 +295,7 @@ class _EpisodeServer(LoopServer):
             end = EpisodeEnd(failure="it was cancelled")
         except EpisodeLostError as error:
             end = EpisodeEnd(failure=str(error), lost=True)
-        except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
+        except Exception as error:  # noqa: BLE001 - any error of a user's episode ends only its sample
             end = EpisodeEnd(failure=failure(error))
         session.close()
         del self._running[number]
@@ -310,4 +310,4 @@ class _EpisodeServer(LoopServer):
                 hint = "await there, or leave it to a thread (asyncio.to_thread)"
                 self.send(number, EpisodeEnd(failure=f"TimeoutError: {reason}: {hint}", blocked=True))
                 return
-        os._exit(1)  # a task of the episode's own blocks: the run runs its episodes again, in the end each alone
+        os._exit(1)  # an unknown task blocks the loop: the run restarts the lost episodes, the last time each alone

@@ -1,4 +1,4 @@
-"""Processes that run episodes, so that a user's Python never blocks the run; one that dies or hangs is replaced."""
+"""Processes that run episodes, so that code of users never blocks the run. Processes that die or hang are replaced."""
 
 import asyncio
 import contextlib
@@ -36,66 +36,66 @@ from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import Child, Children, Place
 
 LEAVE_S = 5.0
-"""How long a cancelled episode may take to end before its process counts as stuck."""
+"""Maximum time, in seconds, of a cancelled episode to end before its process is replaced."""
 RETRY_S = 0.1
-"""After a process could not be started."""
+"""Delay, in seconds, after a process could not be started."""
 SHARE = 64
-"""Episodes that a process gets at most while others are still starting."""
+"""Maximum number of episodes of a process while other processes are still starting."""
 
 
 def patience_s(timeout_s: float) -> float:
-    """Returns the time limit that a run keeps for an episode whose process keeps timeout_s by itself."""
+    """Returns the run's time limit for an episode, which is longer than the limit `timeout_s` in its process."""
     return timeout_s + min(timeout_s, BLOCKED_AFTER_S) + LEAVE_S
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Job:
-    """An episode in a process, or on its way to one."""
+    """An episode that runs in a process or waits for one."""
 
     number: int
     start: bytes
-    """Framed."""
+    """The framed EpisodeStart message."""
     messages: "asyncio.Queue[FromEpisode | Exception]" = field(default_factory=asyncio.Queue)
-    """Messages from it; an exception ends it."""
+    """Messages of the episode. An exception ends it."""
     alone: bool = False
     child: Child | None = None
     leave_by_s: float = 0.0
-    """When a cancelled one has to have ended; 0: it is not cancelled."""
+    """Deadline for the end of a cancelled episode. 0 if it is not cancelled."""
 
 
 class _Processes(Children):
-    """The processes, each with many episodes. Jobs are handed over by thread-safe queues."""
+    """The processes, each with many episodes. A thread serves them and gets jobs by thread-safe queues."""
 
     def __init__(self, make: MakeEpisode, params: SamplingParams, num_workers: int, place: Place | None) -> None:
         super().__init__("episodes", ("interlace.rollouts.episode_process",), place)
         self._make, self._params, self._num_workers = make, params, num_workers
         self._loop = asyncio.get_running_loop()
         self._asked: deque[tuple[_Job, ToEpisode | None]] = deque()
-        """None: the job itself."""
+        """Messages to episodes. None starts the episode."""
         self._jobs: dict[Child, dict[int, _Job]] = {}
         self._waiting: deque[_Job] = deque()
         self._lonely: deque[_Job] = deque()
-        """Episodes that wait to run alone."""
+        """Waiting episodes that must run alone in a process."""
         self.num_lost = 0
-        """Processes that died or were replaced."""
+        """Number of processes that died or were replaced."""
         self._is_eager = True
-        """Flag: processes start before there are episodes; not where they could not be started."""
+        """True if processes start before the first episode. False after a process could not be started."""
         self._thread.start()
         self._wake()
 
     def begin(self, job: _Job) -> None:
-        """Runs an episode as soon as a process has room."""
+        """Starts an episode as soon as a process has room."""
         self._asked.append((job, None))
         self._wake()
 
     def tell(self, job: _Job, message: ToEpisode) -> None:
-        """Sends a word to an episode; lost where its process is gone."""
+        """Sends a message to an episode. The message is dropped if the process has ended."""
         self._asked.append((job, message))
         self._wake()
 
     @property
     def num_ready(self) -> int:
-        """Processes that have started."""
+        """Number of processes that have started."""
         return sum(child.is_ready for child in [*self._children])
 
     def _patience_s(self) -> float | None:
@@ -140,7 +140,7 @@ class _Processes(Children):
             self._give(empty, self._lonely.popleft())
         if self._lonely and all(child.is_ready for child in self._children):
             self._start_more(1)
-        # Until all have started, those that have get no more than a share each.
+        # Until all processes have started, each started one gets at most SHARE episodes.
         share = (
             SHARE
             if len(ready) < self._num_workers
@@ -215,17 +215,17 @@ class _Processes(Children):
 
 
 class WorkerEpisodes:
-    """Episode that runs in other processes: here are its turns, its time and its end, so that all is as without them.
+    """Runs the episodes of a run in other processes. Turns, time limits and results are handled in the controller.
 
-    An exception, a time limit and a blocked event loop end the one sample. A process that dies takes its episodes with
-    it: EpisodeLostError, after which the sample begins again. The last time that it may it runs alone in a process, and
-    is to blame for what happens.
+    An exception, a time limit or a blocked event loop ends only its sample. If a process dies, all its episodes raise
+    EpisodeLostError, and their samples start again. In its last attempt an episode runs alone in a process, so that a
+    further loss is its fault and fails the sample.
     """
 
     def __init__(
         self, make: MakeEpisode, params: SamplingParams, num_workers: int, *, place: Place | None = None
     ) -> None:
-        """Made on a running event loop. make: picklable. params: the run's. place: see Children."""
+        """Requires a running event loop. make: picklable. params: the run's. place: see Children."""
         self._params = params
         self._processes = _Processes(make, params, num_workers, place)
         self._num_begun = 0
@@ -238,21 +238,21 @@ class WorkerEpisodes:
 
     @property
     def num_ready(self) -> int:
-        """Processes that have started and are there."""
+        """Number of processes that have started."""
         return self._processes.num_ready
 
     @property
     def num_lost(self) -> int:
-        """Processes that died or were replaced."""
+        """Number of processes that died or were replaced."""
         return self._processes.num_lost
 
     def films(self) -> list[Film]:
-        """Returns the films that were taken since the last call, by name."""
+        """Returns the films that were recorded since the last call, sorted by name."""
         found, self._films = sorted(self._films, key=lambda film: film.name), []
         return found
 
     def why_no_films(self) -> str:
-        """Returns why nothing can be drawn; empty where something can."""
+        """Returns the reason why films could not be recorded, or an empty text."""
         return self._why_no_films
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
@@ -279,7 +279,7 @@ class WorkerEpisodes:
 
 
 class _Exchange:
-    """Words between one episode and its session here."""
+    """Exchange of messages between one episode in its process and its session in the controller."""
 
     def __init__(self, processes: _Processes, job: _Job, session: EpisodeSession) -> None:
         self._processes, self._job, self._session = processes, job, session
@@ -300,7 +300,7 @@ class _Exchange:
             await stack.aclose()
 
     async def until_end(self) -> EpisodeEnd:
-        """Does what the episode asks for until it ends."""
+        """Serves the requests of the episode until it ends."""
         while True:
             message = await self._job.messages.get()
             if isinstance(message, Exception):
@@ -341,7 +341,7 @@ class _Exchange:
             )
             self._processes.tell(self._job, nothing)
             return
-        except Exception as error:  # noqa: BLE001 - what ends the episode here ends it there too
+        except Exception as error:  # noqa: BLE001 - any error of the session ends the episode
             self._job.messages.put_nowait(error)
             return
         self._done[ask.turn] = turn
@@ -367,7 +367,7 @@ class _Exchange:
         await stack.enter_async_context(self._session.waiting(note.what))
 
     def outcome(self, end: EpisodeEnd) -> Outcome:
-        """Returns what came of the episode, with its rewards noted here. Raises what it failed with."""
+        """Returns the outcome of the episode, and records its rewards and tool calls. Raises its failure."""
         if end.lost:
             raise EpisodeLostError(end.failure)
         if end.outcome is None:

@@ -1,4 +1,4 @@
-"""Gathers the last sequences of a step, or of engines that drain, on fewer engines: the tail policy `migrate`."""
+"""The tail policy `migrate`: moves the last sequences of a step, or of draining engines, to fewer engines."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from interlace.schedule.tail import Migrate
 
 
 class Gathering:
-    """The long tail of a step, on as few engines as hold it."""
+    """Moves the last sequences to the fewest engines that can hold them."""
 
     def __init__(
         self,
@@ -20,9 +20,9 @@ class Gathering:
         samples_per_step: int,
         drains: bool,
     ) -> None:
-        """samples_per_step: what a share of a step's samples is reckoned from.
+        """samples_per_step: samples of a step, of which `remaining_share` is a share.
 
-        drains: whether engines end what they began before they swap.
+        drains: whether engines finish their running sequences before they swap weights.
         """
         self._settings, self._drivers, self._drains = settings, drivers, drains
         self._lock = cluster.lock
@@ -31,10 +31,10 @@ class Gathering:
         self._shared_devices = _shared_devices(cluster, drivers)
 
     def look(self, kept: list[EngineDriver], num_left: int, *, drains: bool) -> list[EngineDriver]:
-        """Gathers what is left, where it is few enough. Returns the engines that get requests of samples from now on.
+        """Moves sequences if few enough are left. Returns the engines that get requests of samples from now on.
 
-        kept: those that got them so far. num_left: samples that are not finished. drains: whether an engine has new
-        weights and serves older ones yet.
+        kept: engines that got requests so far. num_left: unfinished samples. drains: whether an engine has pending
+        weights.
         """
         kept = self._gather_survivors(kept, num_left)
         if self._drains and drains:
@@ -42,10 +42,10 @@ class Gathering:
         return kept
 
     def _gather_survivors(self, kept: list[EngineDriver], num_left: int) -> list[EngineDriver]:
-        """Moves what is left of a step to the fewest engines that hold it, those with most to do.
+        """Moves the unfinished sequences of a step to the fewest engines that can hold them, the ones with most work.
 
-        Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits. Where
-        sequences end under the version that they began with, not while engines serve several.
+        Sequences run slower together. If other roles share the engines' devices, nothing moves before one of them waits
+        for these. If sequences must finish under their first version, nothing moves while engines serve several.
         """
         if kept is not self._drivers or not self._are_few(num_left):
             return kept
@@ -58,10 +58,10 @@ class Gathering:
         return self._gathered(self._drivers, num_left)
 
     def _gather_draining(self) -> None:
-        """Moves the last sequences that engines wait for before they swap to the fewest of these engines.
+        """Moves the last sequences of draining engines to the fewest of these engines.
 
-        Among engines of one version only, so a sequence goes on under the weights that it has. The others swap and
-        begin what is queued for them.
+        Sequences move among engines of one version only, so each continues under its weights. The emptied engines swap
+        and start their queued requests.
         """
         draining = [driver for driver in self._drivers if driver.num_running and not driver.starts_new]
         if any(driver.is_evacuating for driver in draining):
@@ -74,7 +74,7 @@ class Gathering:
         return 0 < num_left <= self._most
 
     def _gathered(self, drivers: list[EngineDriver], num_left: int) -> list[EngineDriver]:
-        """Gathers `num_left` sequences, if these are few, on the fewest of the engines. Returns those that go on."""
+        """Moves `num_left` sequences, if they are few, to the fewest of the engines. Returns the engines in use."""
         if not self._are_few(num_left):
             return drivers
         by_work = sorted(drivers, key=lambda driver: -driver.num_running)
@@ -89,9 +89,9 @@ class Gathering:
 
 
 def _shared_devices(cluster: Cluster, drivers: Sequence[EngineDriver]) -> frozenset[int]:
-    """Returns all devices of the engines, if another role may run on one of them; else none.
+    """Returns all devices of the engines if another role may run on one of them, else none.
 
-    Simulators' places count in runs that have some: a schedule for robots serves others too, on fewer devices.
+    The devices of simulators count only if the run has simulators, because runs without them can use the same schedule.
     """
     started = {group.name.partition("/")[0] for group in cluster.groups}
     roles = [role.name for role in ROLES if role.name != "rollout" and (not role.counts_envs or role.name in started)]

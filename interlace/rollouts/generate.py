@@ -1,4 +1,4 @@
-"""The generation stage: admitted rows become episodes, and their turns become columns of the sample."""
+"""The generation stage: runs an episode for each admitted row and writes its turns as columns of the sample."""
 
 import asyncio
 import math
@@ -19,13 +19,13 @@ from interlace.runtime.cluster import Cluster
 
 
 class GenerateStage:
-    """Stage that runs an episode for each admitted row.
+    """Runs an episode for each admitted row.
 
-    Consumes waves of admitted rows (`generate`). Produces the columns GENERATED, and `outcome` where the episode brings
-    a reward of its own; a row whose episode raises ends as `failed`, and one whose episode is lost begins again, up to
-    LOSSES times.
-    Waits for the pool, and for what episodes wait for.
-    Unblocked by the pool alone: it holds no row back.
+    Consumes: waves of admitted rows (`generate`).
+    Produces: the columns GENERATED, and `outcome` if the episode returns a reward. A row whose episode raises ends as
+        `failed`. A row whose episode is lost starts again, up to LOSSES times.
+    Waits for: responses of the pool, and the tools and environments of episodes.
+    Released by: the responses. The stage holds no row back.
     """
 
     def __init__(
@@ -40,21 +40,21 @@ class GenerateStage:
         on_generated: Callable[[SampleKey], None],
         on_failed: OnFailed,
     ) -> None:
-        """on_generated: called with each sample that is generated. on_failed: with each that is not, and why."""
+        """on_generated: called with each sample that ends here. on_failed: called with failed ones and the reason."""
         self._cluster, self._pool, self._params, self._channel = cluster, pool, params, channel
         self._limits = limits
         self._episode, self._is_single = episode, isinstance(episode, SingleTurn)
         self._on_generated, self._on_failed = on_generated, on_failed
         self._running: dict[SampleKey, asyncio.Task[None]] = {}
-        """Episodes; empty where each is one request."""
+        """Running episodes by sample. Empty if each episode is one request."""
 
     @property
     def stream(self) -> Stream:
-        """The stream behind generation."""
+        """Stream of the generated samples."""
         return Stream(channel=self._channel).plus(*GENERATED)
 
     def generate(self, samples: Sequence[Sample]) -> None:
-        """Begins a wave of admitted samples."""
+        """Starts the episodes of a wave of admitted samples."""
         self._pool.admit([sample.key for sample in samples], as_episodes=not self._is_single)
         if self._is_single:
             self._pool.submit(self._requests(samples), self._answered)
@@ -65,13 +65,13 @@ class GenerateStage:
             )
 
     def cancel(self, key: SampleKey) -> None:
-        """Ends a sample that ended for another reason; its episode gets a CancelledError."""
+        """Stops the generation of a sample that ended elsewhere. Its episode gets a CancelledError."""
         self._pool.cancel(key)
         if task := self._running.pop(key, None):
             task.cancel()
 
     def _requests(self, samples: Sequence[Sample]) -> list[Request]:
-        """Makes one request a sample; requests of a prompt share its list of ids."""
+        """Makes one request per sample. Requests of one prompt share its list of ids."""
         requests: list[Request] = []
         prompt, ids = None, []
         for sample in samples:
@@ -106,10 +106,10 @@ class GenerateStage:
                 await self._run(again, session.num_begun)
                 return
             columns, reason = {}, f"{error}, {session.num_begun} times"
-        except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
+        except Exception as error:  # noqa: BLE001 - any error of a user's episode ends only its sample
             columns, reason = {}, failure(error)
         if self._running.pop(sample.key, None) is None:
-            return  # it ended meanwhile, and the episode took its time to notice
+            return  # cancelled, and the episode ended late
         if columns:
             self._write(sample.key, columns)
         else:
@@ -123,7 +123,7 @@ class GenerateStage:
 
 
 async def played(episode: Episode, session: EpisodeSession, prompt: Prompt) -> Columns:
-    """Runs one episode and returns the columns of its sample. Raises what the episode raises, TimeoutError included."""
+    """Runs one episode and returns the columns of its sample. Raises the episode's errors, and TimeoutError."""
     session.begin()
     try:
         outcome = outcome_of(await session.limited(episode.run(prompt, session)))
@@ -133,12 +133,12 @@ async def played(episode: Episode, session: EpisodeSession, prompt: Prompt) -> C
 
 
 def failure(error: Exception) -> str:
-    """Says why an episode failed, for its sample's end."""
+    """Returns the failure reason of a sample whose episode raised."""
     return str(error) if isinstance(error, EpisodeFailedError) else f"{type(error).__name__}: {error}"
 
 
 def outcome_of(returned: object) -> Outcome:
-    """Returns an episode's result as an Outcome. TypeError where the result is no number, Outcome or None."""
+    """Converts the result of an episode to an Outcome. TypeError unless it is a number, an Outcome or None."""
     if returned is None:
         return Outcome()
     outcome = returned if isinstance(returned, Outcome) else Outcome(reward=_number(returned))

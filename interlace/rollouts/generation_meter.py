@@ -1,4 +1,4 @@
-"""Meter of an engine's work, seen from its driver: the goodput ledger asks how much of it was done before."""
+"""Meter of an engine's work, from its driver's view. The goodput ledger reads the repeated part of the work from it."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from interlace.runtime.typed_group import TypedGroup
 
 
 class GenerationMeter:
-    """Counter of tokens into one engine and out of it."""
+    """Counts the tokens that enter and leave one engine."""
 
     def __init__(self, group: TypedGroup, timeline: Timeline) -> None:
         self._group, self._timeline = group, timeline
         self._cached_tokens = 0
         self._repeated_tokens = self._prompt_tokens = 0
         self._histories: dict[str, int] = {}
-        """Tokens of each running turn's context that its sample's earlier turns had: found, or computed again."""
+        """For each running turn, the context tokens from earlier turns, which the engine reuses or recomputes."""
 
     def submit(self, requests: Sequence[tuple[Request, int]]) -> None:
-        """Notes that a call begins, and takes these in, each with the tokens of its context that earlier turns had."""
+        """Records the requests of a new call, each with the number of context tokens from earlier turns."""
         for request, num_history in requests:
             num_tokens = len(request.prompt_ids) + len(request.generated_ids)
             self._cached_tokens += num_tokens
@@ -30,16 +30,16 @@ class GenerationMeter:
                     self._histories[request.id] = num_history
 
     def recompute(self) -> None:
-        """Notes that the engine drops the cache of its running sequences, and computes it again."""
+        """Records that the engine recomputes the KV cache of its running sequences."""
         self._repeated_tokens += self._cached_tokens
 
     def take_out(self, span: Span, responses: Sequence[Response]) -> None:
-        """Sequences left the engine with a call of it. span: as in end()."""
+        """Records sequences that left the engine with a call. span: see end()."""
         finished = []
         for response in responses:
             done = response.completion
             self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
-            # Only now does the engine say what it found, so that what it did not counts among this call's.
+            # The engine reports reused tokens only now, so recomputed tokens count for this call.
             self._repeated_tokens += max(0, self._histories.pop(done.request.id, 0) - done.num_cached_tokens)
             owner = done.request.owner
             if owner.gid >= 0 and owner.index >= 0 and done.finish_reason != FinishReason.ABORTED:
@@ -47,13 +47,13 @@ class GenerationMeter:
         span.finished = finished
 
     def drop(self, num_tokens: int) -> None:
-        """Tokens of a sample that ended before it was finished."""
+        """Records the tokens of a sample that ended before it was finished."""
         self._timeline.drop_tokens(num_tokens)
 
     def end(self, span: Span, progress: Progress, num_queued: int) -> EngineCall:
-        """Notes that the call ended. Returns what it computed.
+        """Records the end of a call. Returns the work of the call.
 
-        span: of rank 0. num_queued: requests that the engine has not got yet.
+        span: span of rank 0. num_queued: requests that were not submitted to the engine yet.
         """
         num_held_tokens = self._cached_tokens + progress.num_new_tokens / 2
         self._cached_tokens += progress.num_new_tokens

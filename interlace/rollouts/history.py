@@ -1,4 +1,4 @@
-"""Conversations of one sample: which earlier turn a list of messages goes on behind, and so which tokens."""
+"""Conversations of one sample: finds the earlier turn that a list of messages continues, and reuses its tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from interlace.rollouts.rendering.base import Renderer
 @dataclass(frozen=True, slots=True)
 class _Past:
     messages: tuple[Message, ...]
-    """Messages of the conversation, the model's answer last."""
+    """Messages of the conversation, ending with the model's answer."""
     tools: tuple[ToolSpec, ...]
     renderer: Renderer
     token_ids: list[int]
-    """Tokens of these, as the model was given and drew them."""
+    """Tokens of the messages, as the model read and sampled them."""
 
 
 class History:
-    """Tokens of each turn of a sample, kept so that no later turn writes them again from text."""
+    """Stores the tokens of each turn of a sample, so that later turns reuse them instead of tokenizing text again."""
 
     def __init__(self) -> None:
         self._turns: list[_Past] = []
@@ -26,8 +26,8 @@ class History:
     def context(self, renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Returns the tokens of a conversation.
 
-        They begin with the tokens of the longest earlier turn that the conversation begins with and that the same
-        renderer wrote. Without such a turn the whole conversation is written.
+        They begin with the tokens of the longest earlier turn with which the conversation begins and that has the same
+        renderer and tools. Without such a turn the whole conversation is rendered.
         """
         for past in sorted(self._turns, key=lambda past: -len(past.messages)):
             if past.renderer is renderer and past.tools == tuple(tools) and _begins(messages, past.messages):
@@ -45,7 +45,7 @@ class History:
         answer: Message,
         token_ids: list[int],
     ) -> None:
-        """Keeps a turn. token_ids: the whole context and the answer's tokens."""
+        """Stores a turn. token_ids: tokens of the whole context and the answer."""
         self._turns.append(_Past((*messages, answer), tuple(tools), renderer, token_ids))
 
 

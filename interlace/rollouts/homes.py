@@ -1,4 +1,4 @@
-"""The engines that keep the contexts of samples whose tools run, and how much of these the next turns find."""
+"""KV-cache affinity of samples with several turns, and the share of earlier turns' tokens that engines reuse."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from interlace.schedule.routing import KeptContext
 class _Home:
     driver: EngineDriver
     num_tokens: int
-    """Tokens of the last turn's context and answer that were computed."""
+    """Computed tokens of the last turn's context and answer."""
     version: int
-    """Version that the engine served then."""
+    """Version that the engine served at the end of the last turn."""
     last: Completion
-    """Last turn."""
+    """Completion of the last turn."""
 
 
 class Homes:
-    """The engine of each sample's last turn."""
+    """Tracks the engine of each sample's last turn, which holds the sample's KV cache."""
 
     def __init__(self, *, keeps_old: bool) -> None:
-        """keeps_old: whether engines keep what older weights computed."""
+        """keeps_old: whether engines retain KV caches of older weights."""
         self._keeps_old = keeps_old
         self._homes: dict[SampleKey, _Home] = {}
         self._num_history = self._num_reused = 0
-        """Tokens of contexts since the last reading: those of earlier turns, and those of them that were there."""
+        """Context tokens from earlier turns since the last call of metrics(), and the reused ones among them."""
 
     def kept(self, jobs: Sequence[Job], drivers: Sequence[EngineDriver]) -> list[KeptContext | None]:
-        """Returns what is kept for each job, by the place of its engine among `drivers`."""
+        """Returns the retained context of each job, with the index of its engine in `drivers`."""
         if not self._homes:
             return [None] * len(jobs)
         places = {driver: place for place, driver in enumerate(drivers)}
@@ -46,13 +46,13 @@ class Homes:
         return KeptContext(engine=places[home.driver], num_tokens=home.num_tokens)
 
     def goes_to(self, job: Job, driver: EngineDriver) -> None:
-        """Notes where a job goes: what another engine kept for its sample is needed no more."""
+        """Records the engine of a job, and releases the context that another engine retained for the sample."""
         home = self._homes.get(job.request.owner)
         if home is not None and home.driver is not driver:
             home.driver.release(job.request.owner)
 
     def answered(self, done: Completion, driver: EngineDriver) -> None:
-        """Notes that an engine ended a turn of a sample that may go on."""
+        """Records that an engine finished a turn of a sample that may have further turns."""
         request = done.request
         before = self._homes.get(request.owner)
         if before is not None:
@@ -63,7 +63,7 @@ class Homes:
         self._homes[request.owner] = _Home(driver=driver, num_tokens=num_tokens, version=driver.version, last=done)
 
     def history(self, request: Request) -> int:
-        """Counts the tokens with which a request's context and that of its owner's last turn begin."""
+        """Counts the common tokens at the beginning of a request's context and of its sample's last turn."""
         home = self._homes.get(request.owner)
         if home is None:
             return 0
@@ -73,13 +73,13 @@ class Homes:
         return next(place for place, (one, other) in enumerate(zip([*context, -1], [*computed, -2])) if one != other)
 
     def end(self, owner: SampleKey) -> None:
-        """Notes that a sample ended."""
+        """Records that a sample ended, and releases its context."""
         home = self._homes.pop(owner, None)
         if home is not None:
             home.driver.release(owner)
 
     def metrics(self) -> Metrics:
-        """Returns the share of earlier turns' tokens that later turns found, since the last call; or nothing."""
+        """Returns the reused share of earlier turns' tokens since the last call. Empty if no turn followed another."""
         if not self._num_history:
             return {}
         share = self._num_reused / self._num_history

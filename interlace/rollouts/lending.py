@@ -1,4 +1,4 @@
-"""Lending: devices that training shares with rollout generate, until a batch is nearly there."""
+"""Loans of the training devices to rollout, until a batch is nearly complete."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,22 +6,25 @@ from interlace.rollouts.driver import EngineDriver
 
 
 class Lending:
-    """Engines on devices that training shares: they are called back before training has to ask for its devices.
+    """Ends the use of training devices by engines before training requests the devices.
 
-    Only where other engines are left to go on with what runs there.
+    Consumes: the complete share of the open batch (`look`), and the ends of steps (`renew`).
+    Produces: engines on training devices that leave the pool, and join it again after the step.
+    Waits for: nothing. Without other engines that can continue the sequences, loans do not end early.
+    Released by: the end of the step, which renews the loans.
     """
 
     def __init__(self, drivers: Sequence[EngineDriver], trained_on: Iterable[int], until: float | None) -> None:
-        """trained_on: devices of the trained roles. until: share of a batch that ends the loan; None: never early."""
+        """trained_on: devices of the trained roles. until: share of a batch that ends loans, or None for never."""
         shared = set(trained_on)
         self._lent = [each for each in drivers if shared.intersection(each.group.device_indices)]
         self._own = [each for each in drivers if each not in self._lent]
         self._until = until
         self._called: list[EngineDriver] = []
-        """Engines that were called back from a loan."""
+        """Engines whose loan ended."""
 
     def look(self, share: float) -> None:
-        """Ends the loan where so large a share of the open batch is complete."""
+        """Ends the loans if the complete share of the open batch is at least `until`."""
         if self._until is None or share < self._until or self._called:
             return
         others = [each for each in self._own if not each.is_away]

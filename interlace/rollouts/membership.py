@@ -1,4 +1,4 @@
-"""Engines that join a running pool, leave it, or are lost and return."""
+"""Membership of the engine pool: engines join, leave, are lost and return during a run."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,51 +16,53 @@ if TYPE_CHECKING:
     from interlace.rollouts.pool import EnginePool
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
-"""Seconds between two tries to bring an engine back: of the first try, and at most."""
+"""Initial and maximum delay between two attempts to recover an engine, in seconds."""
 LOOK_EVERY_S = 0.02
-"""Seconds between two looks at an engine that gives its jobs away."""
+"""Interval, in seconds, of checks whether a leaving engine has no more jobs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineState:
-    """State of one engine for people."""
+    """State of one engine, for reports to users."""
 
     name: str
     state: str
-    """serving, leaving, or lost."""
+    """State: serving, leaving or lost."""
     version: int
     num_running: int
     num_queued: int
     reason: str = ""
-    """Why it is lost."""
+    """Reason of the loss. Empty unless the engine is lost."""
 
 
 class Membership:
-    """The engines of a pool over time.
+    """Adds, removes and recovers the engines of a pool.
 
-    Consumes losses that drivers report, and requests to add or remove engines. Produces engines that serve the newest
-    weights. Waits for lost servers, each in its own task. Unblocked by a server that answers again.
+    Consumes: losses that drivers report, and requests to add or remove engines.
+    Produces: engines that serve the newest weights.
+    Waits for: lost servers, each in a separate task.
+    Released by: a server that responds again.
     """
 
     def __init__(self, cluster: Cluster, pool: "EnginePool") -> None:
         self._cluster, self._pool = cluster, pool
         self.may_change = False
-        """Flag: engines may join or return between two publications, so that a version must not change after it."""
+        """True if engines may join or return between two publications, so that published weights must not change."""
         self.watch_every_s: float | None = None
-        """Seconds between two looks at idle engines, which would report a loss with the next job alone. None: never."""
+        """Interval of health checks of idle engines, in seconds. If None, a loss is found with the next job only."""
         self.lost_s = 600.0
         """Seconds without any engine after which the run ends."""
         self.probe_ids: Sequence[int] = ()
-        """Fixed text by which the weights of servers are checked; empty if no engine is a server."""
+        """Tokens of a fixed text, by which the weights of servers are checked. Empty if no engine is a server."""
         self.on_note: Callable[[str], None] = lambda _: None
-        """Receiver of notes about engines, for people."""
+        """Receiver of notes about engines, which are shown to users."""
         self._parked: list[Job] = []
         """Jobs that no engine can take now."""
         self._lost: dict[EngineDriver, str] = {}
         """Engines that are lost, each with the reason."""
         self._loops: dict[EngineDriver, asyncio.Task[None]] = {}
         self.num_lost = 0
-        """Losses since the start."""
+        """Number of losses since the start."""
 
     def start(self, driver: EngineDriver) -> None:
         """Starts the loop of an engine."""
@@ -78,7 +80,7 @@ class Membership:
         self._parked += jobs
 
     def on_lost(self, driver: EngineDriver, reason: str) -> None:
-        """Moves the jobs of a lost engine to others with the tokens so far, and brings it back."""
+        """Moves the jobs of a lost engine, with their tokens, to other engines, and starts its recovery."""
         if driver in self._lost or driver not in self._pool.drivers:
             return
         self.num_lost += 1
@@ -100,7 +102,7 @@ class Membership:
         return driver
 
     async def remove(self, driver: EngineDriver, *, drains: bool) -> None:
-        """Removes an engine. drains: its running requests end there first; else others continue them.
+        """Removes an engine. drains: its running requests finish there first; else other engines continue them.
 
         Raises InterlaceError if it is the last engine.
         """
@@ -118,7 +120,7 @@ class Membership:
         self.on_note(f"{driver.group.name} has left")
 
     def states(self) -> list[EngineState]:
-        """Lists the engines."""
+        """Lists the states of all engines."""
         return [self._state(driver) for driver in self._pool.drivers]
 
     def _state(self, driver: EngineDriver) -> EngineState:
@@ -156,7 +158,7 @@ class Membership:
             self.on_note(f"{driver.group.name} is back")
 
     def _join(self, driver: EngineDriver) -> None:
-        """Lets an engine serve, after it has taken in the newest weights."""
+        """Lets an engine serve as soon as it has the newest weights."""
         if self._pool.newest is not None:
             self.bring_weights(driver, self._pool.newest)
         driver.join()
@@ -172,6 +174,6 @@ class Membership:
             await asyncio.sleep(every_s)
             for driver in [*self._pool.drivers]:
                 if driver.is_away or driver.num_running:
-                    continue  # a call that runs reports a loss itself
+                    continue  # a running call reports a loss
                 if reason := await driver.group.ask(RolloutGroup.health):
                     self.on_lost(driver, reason)

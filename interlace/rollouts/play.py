@@ -1,4 +1,4 @@
-"""Episodes from outside the flow: what an evaluation asks."""
+"""Episodes outside the flow, for evaluations."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ from interlace.runtime.cluster import Cluster
 
 
 class _Outside:
-    """Way of a session to the engines that no sample of the flow has part in."""
+    """Client of a session that belongs to no sample of the flow."""
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
@@ -26,22 +26,28 @@ class _Outside:
     async def __call__(
         self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
     ) -> Response:
-        del patience_s  # an evaluation is what weights wait for
+        del patience_s  # a publication waits for the evaluation, so none delays it
         asked = [replace(request, may_continue=False)]
         [response] = await self._pool.complete(asked, who=f"{who}, {what}", on_draft=on_draft)
         return response
 
 
 class Player:
-    """Plays episodes beside the flow."""
+    """Runs episodes outside the flow.
+
+    Consumes: pairs of a prompt and a sample index (`play`).
+    Produces: samples, which are not trained on.
+    Waits for: responses of the pool, without the gate and without a budget, and the tools of episodes.
+    Released by: the responses. All episodes of a call run concurrently.
+    """
 
     def __init__(self, cluster: Cluster, pool: EnginePool, episode: Episode, limits: SessionLimits) -> None:
         self._cluster, self._pool, self._episode, self._limits = cluster, pool, episode, limits
 
     async def play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams) -> list[Sample]:
-        """Plays an episode for each prompt and index, all at once; `outcome` has the reward that it gave, if any.
+        """Runs an episode for each prompt and index. `outcome` contains the episode's reward, if it returned one.
 
-        What an episode raises is the failure of its outcome; one that is lost begins again, as in the flow.
+        An exception of an episode becomes the failure of its outcome. A lost episode starts again, as in the flow.
         """
         return list(await asyncio.gather(*[self._play(prompt, index, params) for prompt, index in asked]))
 
@@ -57,7 +63,7 @@ class Player:
                 if session.may_begin_again:
                     continue
                 columns = Columns(outcome=RewardResult(failure=f"{error}, {session.num_begun} times"))
-            except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
+            except Exception as error:  # noqa: BLE001 - any error of a user's episode ends only its sample
                 columns = Columns(outcome=RewardResult(failure=f"{type(error).__name__}: {error}"))
             break
         return replace(sample, **columns)  # type: ignore[arg-type]  # a stage's columns are untyped

@@ -1,4 +1,4 @@
-"""The engine pool: requests in, responses out, over all rollout engines."""
+"""The engine pool, which dispatches requests to all rollout engines and returns their responses."""
 
 import asyncio
 import math
@@ -28,22 +28,22 @@ from interlace.schedule.tail import Migrate
 from interlace.weights.ref import WeightRef
 
 FIRST = -math.inf
-"""Order of requests from outside the flow: before samples that have not started, for a step boundary waits for them."""
+"""Order of requests from outside the flow: before new samples, because a step boundary waits for these requests."""
 
 
 def settle(future: "asyncio.Future[Response]", response: Response) -> None:
-    """Gives a response to who awaits it, if it is still awaited."""
+    """Sets the result of a future, unless it was cancelled."""
     if not future.done():
         future.set_result(response)
 
 
 class EnginePool:
-    """All rollout engines behind one dispatch policy.
+    """Serves requests on all rollout engines under one dispatch policy.
 
-    Consumes requests: of samples (`submit`, whose owners were admitted) and from outside the flow (`complete`).
-    Produces each request's response, once and whole, whatever was moved, suspended or updated meanwhile.
-    Waits for devices, in each engine's own loop; a sequence that used up `rollout_budget` waits for resume().
-    Unblocked by a publication, a group that is due, or a stall: each resumes what is suspended.
+    Consumes: requests of admitted samples (`submit`, `ask`) and requests from outside the flow (`complete`).
+    Produces: one complete response per request, regardless of migrations, suspensions and updates of weights.
+    Waits for: devices, in each engine's loop. A sequence that has used up `rollout_budget` is suspended.
+    Released by: devices. A publication, a group that is due, or a stall resumes suspended sequences (`resume`).
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class EnginePool:
         on_suspended: Callable[[], None],
         predictor: LengthPredictor | None = None,
     ) -> None:
-        """samples_per_step: what a share of a step's samples is reckoned from.
+        """samples_per_step: samples of a step, of which the tail policy moves a share.
 
-        expected_tokens: of a response, until one has ended. on_suspended: called where a sequence's budget is used up,
-        for the trainer may be waiting for it. predictor: predicts lengths for dispatch by length; None learns them.
+        expected_tokens: tokens of a response, until one has ended. on_suspended: called when a sequence is suspended,
+        because the trainer may wait for it. predictor: predicts response lengths; if None, the pool learns them.
         """
         self._cluster = cluster
         self._policy = create_dispatch(schedule.dispatch)
@@ -68,11 +68,11 @@ class EnginePool:
         self._mean_length = MeanLength(float(expected_tokens))
         self._drains = schedule.on_update == "drain"
         self.standing = Signal(cluster.waits)
-        """Fired where an engine swapped, or left."""
+        """Fires when an engine has swapped or left."""
         self.newest: WeightRef | None = None
         """Weights of the last publication."""
         self.num_unswapped = 0
-        """Engines that have new weights and serve older ones yet."""
+        """Number of engines with pending weights."""
         self._most_versions = 1
         """Most versions that engines served at the same time, since the start."""
         self._lengths: LengthPredictor = (
@@ -81,7 +81,7 @@ class EnginePool:
             else LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
         )
         self.curve = DecodeCurve() if self._policy.adapts else None
-        """How fast the engines decode; None where the dispatch policy does not ask."""
+        """Decode speed of the engines. None if the dispatch policy does not use it."""
         self._on_suspended = on_suspended
         services = (cluster.waits, cluster.clock, cluster.timeline, schedule, self)
         self.make_driver: Callable[[RolloutGroup], EngineDriver] = lambda group: EngineDriver(group, *services)
@@ -96,22 +96,20 @@ class EnginePool:
             )
         self.fill: Callable[[EngineDriver], None] = Levelling(self.drivers, self.on_partials).fill
         self._kept: list[EngineDriver] = self.drivers
-        """Engines that get requests of samples; fewer while the survivors of a step are gathered."""
+        """Engines that get requests of samples. Fewer than all while the tail of a step is gathered."""
         self._owners: dict[SampleKey, list[str]] = {}
-        """Samples that are not finished, each with the ids of its requests."""
+        """Unfinished samples, each with the ids of its requests."""
         self._driver_of: dict[str, EngineDriver] = {}
-        """Driver of each request that is out: there may be a thousand to look through."""
         self.listeners: dict[str, OnDraft] = {}
         """Receivers of the drafts of requests that stream."""
         self._suspended: dict[str, Job] = {}
         self._num_suspensions = 0
-        """Since the start."""
         self._homes = Homes(keeps_old=schedule.on_update == "keep")
         self._tool_waits = ToolWaits(cluster.timeline, self.drivers)
         self._wave: dict[str, tuple[Request, Deliver]] = {}
-        """Turns that were asked for since the event loop last came round."""
+        """Turns that were requested in the current iteration of the event loop."""
         self._spent: dict[SampleKey, int] = {}
-        """Tokens of an owner's requests since the last publication; nothing where there is no budget."""
+        """Tokens of a sample's requests since the last publication. Empty without a budget."""
 
     def start(self) -> None:
         """Starts the engines' loops."""
@@ -119,17 +117,17 @@ class EnginePool:
             self.membership.start(driver)
 
     def admit(self, owners: Sequence[SampleKey], *, as_episodes: bool = False) -> None:
-        """Lets a wave of samples submit; each until finish() or cancel(). as_episodes: code of their own runs now."""
+        """Allows a wave of samples to submit, until finish() or cancel(). as_episodes: the samples run episode code."""
         self._kept = self.drivers
         self._owners.update([(owner, []) for owner in owners])
         if as_episodes:
             self._tool_waits.begin(owners)
 
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
-        """Dispatches requests of admitted owners. deliver: called with each response; never after withdraw().
+        """Dispatches requests of admitted samples. deliver: called with each response, but not after withdraw().
 
-        `rollout_budget` bounds the tokens of an owner between two publications, over all its turns; requests that it
-        makes side by side each get what is left when they are dispatched.
+        `rollout_budget` limits the tokens of a sample between two publications, over all its turns. Concurrent requests
+        of a sample each get the budget that is left when they are dispatched.
         """
         for request in requests:
             self._owners[request.owner].append(request.id)
@@ -142,9 +140,9 @@ class EnginePool:
         self._deal(jobs, self._kept)
 
     def ask(self, request: Request, deliver: Deliver, on_draft: OnDraft | None = None) -> None:
-        """Submits one turn of an episode, in one wave with those that others ask for in this round of the event loop.
+        """Submits one turn of an episode, in one wave with all turns of this iteration of the event loop.
 
-        deliver: called as submit() does. on_draft: called with each draft before it, where the request streams.
+        deliver: see submit(). on_draft: called with each draft before the response, if the request streams.
         """
         if on_draft:
             self.listeners[request.id] = on_draft
@@ -161,9 +159,9 @@ class EnginePool:
     async def complete(
         self, requests: Sequence[Request], *, who: str, on_draft: OnDraft | None = None
     ) -> list[Response]:
-        """Serves requests from outside the flow; they pass no gate and have no budget. Responses in the order given.
+        """Serves requests from outside the flow, without gate and budget. Returns the responses in order.
 
-        who: named in the wait-for graph. on_draft: see ask(). UserError where an engine refuses one.
+        The wait-for graph shows the given name. on_draft: see ask(). UserError if an engine refuses a request.
         """
         if on_draft:
             self.listeners.update((request.id, on_draft) for request in requests)
@@ -179,7 +177,7 @@ class EnginePool:
             )
             for request, future in zip(requests, futures, strict=True)
         ]
-        self._deal(jobs, self.drivers)  # whatever tail is gathered meanwhile
+        self._deal(jobs, self.drivers)  # to all engines, even while a tail is gathered on fewer
         try:
             found = [await self._cluster.waits.wait_for(future, who=who, what="a response") for future in futures]
         finally:
@@ -191,7 +189,7 @@ class EnginePool:
         return found
 
     def update_weights(self, ref: WeightRef) -> None:
-        """Gives every engine new weights; each swaps when it may."""
+        """Gives new weights to every engine, which swaps as soon as `on_update` allows."""
         self.newest = ref
         for driver in self.drivers:
             self.membership.bring_weights(driver, ref)
@@ -199,18 +197,18 @@ class EnginePool:
 
     @property
     def drains_for(self) -> int | None:
-        """Version for which every engine ends what it began, and begins nothing; None where one takes requests."""
+        """Version that all engines drain for, so that none starts a request. None if an engine starts requests."""
         here = [driver for driver in self.drivers if not driver.is_away]
         pending = [driver.pending_version for driver in here if driver.pending_version is not None]
         return min(pending) if self._drains and pending and len(pending) == len(here) else None
 
     async def swapped(self, version: int, *, who: str = "publication") -> None:
-        """Waits until every engine that is here serves `version` or a newer one. who: for the wait-for graph."""
+        """Waits until every engine of the pool serves `version` or a newer one, under a name for the wait-for graph."""
         while any(driver.version < version and not driver.is_away for driver in self.drivers):
             await self.standing.wait(who=who, what=f"all engines to serve version {version}")
 
     def resume(self, gids: Sequence[int] | None = None) -> bool:
-        """Renews the budget of these groups' samples (None: all). False where none of them is suspended."""
+        """Renews the budget of samples of these groups, or of all if None. Returns whether it resumed any."""
         chosen = [name for name, job in self._suspended.items() if gids is None or job.request.owner.gid in gids]
         jobs = [self._suspended.pop(name) for name in chosen]
         if gids is None:
@@ -226,9 +224,9 @@ class EnginePool:
         return len(self._suspended)
 
     def engine_metrics(self) -> Metrics:
-        """Returns what the engines counted up to their last swap of weights, added up over engines.
+        """Returns the metrics of the engines up to their last swap of weights, summed over engines.
 
-        And how many sequences new weights interrupted, were migrated, or used up their budget, since the start.
+        Also returns the numbers of sequences, since the start, that were interrupted, migrated or suspended.
         """
         found = sum((driver.counts for driver in self.drivers), Counter({"suspended": self._num_suspensions}))
         counts = {f"num_{name}": float(found[name]) for name in ("interrupted", "migrated", "suspended")}
@@ -237,12 +235,12 @@ class EnginePool:
         return counts | {name: sum(driver.metrics.get(name, 0.0) for driver in self.drivers) for name in names}
 
     def finish(self, owner: SampleKey) -> None:
-        """Ends a sample that is generated: what is left may be few enough to be gathered."""
+        """Ends a generated sample. Few enough samples may be left for the tail policy."""
         self.cancel(owner)
         self._gather()
 
     def cancel(self, owner: SampleKey) -> None:
-        """Ends a sample, with all its requests. Nothing where it has ended."""
+        """Ends a sample and withdraws its requests. Does nothing if the sample has ended."""
         for request_id in self._owners.pop(owner, ()):
             self.withdraw(request_id)
         self._homes.end(owner)
@@ -251,7 +249,7 @@ class EnginePool:
             self._spent.pop(owner, None)
 
     def withdraw(self, request_id: str) -> None:
-        """Ends a request without a response. Nothing where it has one."""
+        """Ends a request without a response. Does nothing if it has a response."""
         suspended = self._suspended.pop(request_id, None)
         self.listeners.pop(request_id, None)
         self._wave.pop(request_id, None)
@@ -263,7 +261,7 @@ class EnginePool:
         self._tool_waits.settled(request_id, None)
 
     def on_response(self, job: Job, response: Response) -> None:
-        """Passes a response of an engine on, or suspends its request."""
+        """Delivers a response of an engine, or suspends its request if the budget is used up."""
         done = response.completion
         driver = self._driver_of.pop(done.request.id)
         if self.num_unswapped:
@@ -288,7 +286,7 @@ class EnginePool:
 
     @property
     def _budget(self) -> int | None:
-        """Tokens that a sample may grow by between two publications; None without a limit."""
+        """Tokens that a sample may generate between two publications. None without a limit."""
         return self._schedule.budget_tokens(self._mean_length.tokens)
 
     def _deliver(self, job: Job, response: Response) -> None:
@@ -296,11 +294,11 @@ class EnginePool:
         job.deliver(response)
 
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
-        """Dispatches again the jobs that an engine gave up unfinished. onto: the engines that may take them over."""
+        """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""
         self._deal(jobs, onto or self._kept)
 
     def on_swapped(self) -> None:
-        """Wakes the waiters for a version."""
+        """Wakes the tasks that wait for a version."""
         self.num_unswapped -= 1
         self.standing.fire()
 
@@ -325,7 +323,7 @@ class EnginePool:
         self._tool_waits.look()
 
     def _job(self, request: Request, deliver: Deliver, max_new_tokens: int) -> Job:
-        """Makes the job of a sample's request, with a budget of its own. max_new_tokens: without the budget."""
+        """Makes the job of a sample's request within the budget. max_new_tokens: limit without the budget."""
         expected = self._expected(request)
         if self._budget is not None:
             request = _limited(request, min(max_new_tokens, len(request.generated_ids) + self._budget))
@@ -340,7 +338,7 @@ class EnginePool:
         )
 
     def _within_rest(self, job: Job) -> Job | None:
-        """Limits a job to its owner's budget left by earlier turns; None where the job has to wait for another."""
+        """Limits a job to the budget that earlier turns left. Suspends it and returns None if no budget is left."""
         spent = self._spent.get(job.request.owner, 0)
         if self._budget is None or not spent:
             return job
@@ -359,12 +357,12 @@ class EnginePool:
         return len(request.prompt_ids) + self._lengths.expect(request)
 
     def _gather(self) -> None:
-        """Looks whether few enough sequences are left to be gathered on fewer engines."""
+        """Moves sequences to fewer engines, if the tail policy does so and few enough are left."""
         if self._gathering:
             self._kept = self._gathering.look(self._kept, len(self._owners), drains=self.num_unswapped > 0)
 
 
 def _limited(request: Request, max_new_tokens: int) -> Request:
     if request.query_ids:
-        return request  # its tokens are drawn in one pass, all or none
+        return request  # parallel decoding draws all tokens in one pass
     return replace(request, params=request.params.model_copy(update={"max_new_tokens": max_new_tokens}))

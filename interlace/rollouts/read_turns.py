@@ -1,4 +1,4 @@
-"""Responses of an engine, read as turns of an episode."""
+"""Conversion of engine responses to turns of an episode."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from interlace.rollouts.rendering.base import Renderer
 def pass_draft(
     request: Request, renderer: Renderer | None, tools: tuple[ToolSpec, ...], on_draft: OnTurnDraft, draft: Draft
 ) -> None:
-    """Gives a draft of a turn to its receiver."""
+    """Passes a draft of a turn to its receiver."""
 
     def read() -> Message:
         if renderer is None:
@@ -24,7 +24,7 @@ def pass_draft(
 
 
 def read_turn(number: int, response: Response, renderer: Renderer | None, tools: tuple[ToolSpec, ...]) -> Turn:
-    """Makes a turn of a response. renderer: None if the run has none; the message is the text then."""
+    """Converts a response to a turn. renderer: if None, the content of the message is the text."""
     done = response.completion
     if renderer is None:
         message = Message(role="assistant", content=response.text)

@@ -1,6 +1,6 @@
-"""The operations of each role, as flows and stages call them: the worker's own, each giving a Handle of its result.
+"""Typed worker groups: the operations of each role's workers, as flows and stages call them. Each returns a Handle.
 
-Which worker a protocol is of, its docstring says; a test holds names, arguments and results of both together.
+The docstring of each protocol names its worker class. A test compares names, arguments and results of both.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class RolloutGroup(TypedGroup, Protocol):
-    """An engine: workers/rollout.py, RolloutWorker."""
+    """A rollout engine: workers/rollout.py, RolloutWorker."""
 
     def serve(
         self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
     ) -> Handle[Progress]:
-        """Takes requests in and out, then decodes until a sequence finishes or interrupt() comes."""
+        """Adds and aborts requests, then decodes until a sequence finishes or interrupt() is called."""
         ...
 
     def interrupt(self) -> Handle[None]:
-        """Lets a serve() that runs return after its current decode step."""
+        """Makes a running serve() return after its current decode step."""
         ...
 
     def abort(self) -> Handle[tuple[Response, ...]]:
-        """Ends everything and returns what there is, to be resubmitted."""
+        """Aborts all sequences and returns them as partial responses, to be resubmitted."""
         ...
 
     def update_weights(self, ref: WeightRef, mode: UpdateMode) -> Handle[None]:
@@ -42,27 +42,27 @@ class RolloutGroup(TypedGroup, Protocol):
         ...
 
     def weight_place(self) -> Handle[Place]:
-        """Tells where the engine reads weights."""
+        """Returns the location from which the engine reads weights."""
         ...
 
     def stop_token_ids(self) -> Handle[tuple[int, ...]]:
-        """Names tokens that end the model's responses."""
+        """Returns the tokens that end the model's responses."""
         ...
 
     def engine_metrics(self) -> Handle[Metrics]:
-        """Reads the engine's counters since the last call."""
+        """Returns the engine's metrics since the last call."""
         ...
 
     def health(self) -> Handle[str]:
-        """Returns why the engine is lost; empty if it is not."""
+        """Returns the reason why the engine is lost, or an empty text."""
         ...
 
     def recover(self) -> Handle[str]:
-        """Brings a lost engine back. Returns why that failed, or an empty text."""
+        """Recovers a lost engine. Returns the reason if this failed, or an empty text."""
         ...
 
     def report(self) -> "Handle[EngineReport]":
-        """Tells what the engine found out about the model."""
+        """Returns the engine's report about the loaded model."""
         ...
 
 
@@ -70,15 +70,15 @@ class EnvGroup(TypedGroup, Protocol):
     """An instance of simulators: workers/env.py, EnvWorker."""
 
     def spec(self) -> Handle[EnvSpec]:
-        """Waits until the environments are there, and says what they are like."""
+        """Waits until the environments have started, and returns their shapes and tasks."""
         ...
 
     def simulate(self, jobs: Sequence[SlotJob]) -> Handle[EnvBatch]:
-        """Does jobs together, on the devices."""
+        """Runs jobs as one batch on the devices."""
         ...
 
     def simulate_beside(self, jobs: Sequence[SlotJob]) -> Handle[EnvBatch]:
-        """Does jobs on the host, beside those that are under way."""
+        """Runs jobs on the host, concurrently with other jobs."""
         ...
 
     def forget(self, slot: int) -> Handle[None]:
@@ -90,19 +90,19 @@ class RewardGroup(TypedGroup, Protocol):
     """A scorer: workers/reward.py, RewardWorker or RewardModelWorker."""
 
     def score(self, samples: Sequence[Sample]) -> Handle[list[RewardResult]]:
-        """Gives one result a sample; a failure is a result too."""
+        """Returns one result per sample. A failure is also a result."""
         ...
 
 
 class ReferenceGroup(TypedGroup, Protocol):
-    """A model that stays: workers/reference.py, ReferenceWorker."""
+    """A model that is not trained: workers/reference.py, ReferenceWorker."""
 
     def logprobs(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:
-        """Gives [L] of each sample."""
+        """Returns the log-probs of each sample, [L]."""
         ...
 
     def attention(self) -> Handle[str]:
-        """Says how the rows of a micro-batch are laid out."""
+        """Returns the layout of the rows of a micro-batch."""
         ...
 
 
@@ -110,39 +110,39 @@ class TrainedGroup(TypedGroup, Protocol):
     """A model that is trained: workers/trained.py, TrainedWorker."""
 
     def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> Handle[None]:
-        """Adds samples to the open minibatch's gradient; those of the earliest prepare(), where `prepared`: by name."""
+        """Adds samples to the gradient of the open minibatch. prepared: the samples are names of prepared samples."""
         ...
 
     def prepare(self, samples: Sequence[Sample]) -> Handle[None]:
-        """Lays samples out for a later accumulate(), while operations go on."""
+        """Lays out samples for a later accumulate(), concurrently with other operations."""
         ...
 
     def optimizer_step(self) -> Handle[None]:
-        """Closes the minibatch."""
+        """Closes the minibatch and steps the optimizer."""
         ...
 
     def step_metrics(self) -> Handle[Metrics]:
-        """Gives metrics of the minibatches since the last call, which ends their step."""
+        """Returns metrics of the minibatches since the last call, and ends their step."""
         ...
 
     def copy_checkpoint(self) -> Handle[None]:
-        """Copies what a checkpoint holds to the host."""
+        """Copies the state that a checkpoint stores to the host."""
         ...
 
     def write_checkpoint(self, folder: Path) -> Handle[None]:
-        """Writes what was copied, while operations go on."""
+        """Writes the copied state, concurrently with other operations."""
         ...
 
     def load_optimizer(self, folder: Path) -> Handle[None]:
-        """Restores what was written beside the weights."""
+        """Restores the optimizer's state from a checkpoint."""
         ...
 
     def attention(self) -> Handle[str]:
-        """Says how the rows of a micro-batch are laid out."""
+        """Returns the layout of the rows of a micro-batch."""
         ...
 
     def checkpoint_bytes(self) -> Handle[int]:
-        """Says how much will be written, about."""
+        """Returns an estimate of the size of a checkpoint, in bytes."""
         ...
 
 
@@ -150,37 +150,37 @@ class ActorGroup(TrainedGroup, Protocol):
     """The trained policy: workers/actor.py, ActorWorker."""
 
     def accumulate_replayed(self, samples: Sequence[Sample]) -> Handle[None]:
-        """Adds trajectories that are learnt from again, under the loss for these."""
+        """Adds replayed trajectories to the gradient, under the loss for replay."""
         ...
 
     def logprobs(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:
-        """Gives [L] of each sample under the current weights."""
+        """Returns the log-probs of each sample under the current weights, [L]."""
         ...
 
     def base_logprobs(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:
-        """Gives [L] of each sample under the weights below the adapter."""
+        """Returns the log-probs of each sample under the base model without the adapter, [L]."""
         ...
 
     def weight_place(self) -> Handle[list[Place]]:
-        """Tells where each rank writes weights."""
+        """Returns the location to which each rank writes weights."""
         ...
 
     def open_weights(self, route: Route) -> Handle[None]:
-        """Says how weights travel from now on."""
+        """Selects the transport of the weights from now on."""
         ...
 
     def export_weights(self, version: int, *, copy: bool) -> Handle[list[WeightPart]]:
-        """Makes a version ready to be fetched, each rank its part. copy: whether later updates leave it alone."""
+        """Makes a version available to engines, one part per rank. copy: whether later updates leave it unchanged."""
         ...
 
 
 class CriticGroup(TrainedGroup, Protocol):
-    """The model that judges each token: workers/critic.py or workers/process_reward.py, each with one of the two."""
+    """A trained model that rates each token: workers/critic.py or workers/process_reward.py, with one method each."""
 
     def values(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:
-        """Gives [L] of each sample: the return expected before each token. Of CriticWorker."""
+        """Returns for each sample the return that CriticWorker expects before each token, [L]."""
         ...
 
     def process_rewards(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:
-        """Gives [L] of each sample, which has reference log-probs. Of ProcessRewardWorker."""
+        """Returns the process rewards of each sample by ProcessRewardWorker, [L]. Samples need reference log-probs."""
         ...

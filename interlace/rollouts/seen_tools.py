@@ -1,4 +1,4 @@
-"""Calls of tools that a session sees: asked for by one turn, answered in the context of a later one."""
+"""Tracking of tool calls in messages: one turn makes a call, and the context of a later turn contains the answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,35 +11,34 @@ from interlace.rollouts.base import ToolUse
 class _Pending:
     calls: tuple[ToolCall, ...]
     names: frozenset[str]
-    """Tools that the turn was shown."""
+    """Tools in the prompt of the turn."""
     since_s: float
-    """End of the turn."""
+    """Time of the end of the turn, in seconds."""
 
     def is_answered_by(self, messages: Sequence[Message] | None) -> bool:
-        """Says whether a context has the answer of a tool to one of the calls; one of token ids goes on behind any."""
+        """Returns whether a context contains an answer to one of the calls. None, for token ids, counts as True."""
         ids = {call.id for call in self.calls}
         return messages is None or any(each.role == "tool" and each.tool_call_id in ids for each in messages)
 
 
 class SeenTools:
-    """Calls of one session. A call takes from the end of its turn to the request that brings its answer.
+    """Tool calls of one session. The time of a call is from the end of its turn to the request with its answer.
 
-    What tools say is for the model alone, so that only a call that could not be read, or names no tool, counts as
-    failed.
+    Answers of tools are not interpreted, so only calls that could not be read, or that name no tool, count as failed.
     """
 
     def __init__(self) -> None:
         self.uses: list[ToolUse] = []
-        """Calls that were answered, in the order in which their answers came."""
+        """Answered calls, in the order of their answers."""
         self._pending: list[_Pending] = []
 
     def drawn(self, answer: Message, tools: Sequence[ToolSpec], now_s: float) -> None:
-        """Notes what a turn asked for. tools: that it was shown."""
+        """Records the calls of a turn. tools: tools in the prompt of the turn."""
         if answer.tool_calls:
             self._pending.append(_Pending(answer.tool_calls, frozenset(tool.name for tool in tools), now_s))
 
     def asked(self, messages: Sequence[Message] | None, now_s: float) -> None:
-        """Notes that a turn is asked for. messages: its context; None where that is token ids."""
+        """Records the request of a turn. messages: its context; None if the context is token ids."""
         if not self._pending:
             return
         answered = [each for each in self._pending if each.is_answered_by(messages)]

@@ -188,7 +188,7 @@ class EpisodeSession:
         query_ids: Sequence[int] = (),
         options: TurnOptions = DEFAULT_OPTIONS,
     ) -> Turn:
-        """Lets the policy continue a context; see Session. UserError if the context cannot be that of a turn."""
+        """Samples a turn after a context; see Session. UserError if the context is not valid for a turn."""
         shown = tuple(as_tool(tool) for tool in tools)
         said = _messages(context)
         place = self._reserve(number)
@@ -246,12 +246,12 @@ class EpisodeSession:
         """Leases an environment; see Session. The environment registers its waits."""
         simulators = own or self._limits.simulators
         if simulators is None:
-            raise UserError("the episode asked for a simulator, and the recipe's episode has no `env`")
+            raise UserError("the episode requested a simulator, but the recipe's episode has no `env`")
         lease = simulators.episode(start, around=self._elsewhere)
         if own is None:
             env = await self._around.waits.wait_for(lease.__aenter__(), who=self.name, what="a free simulator")
         else:
-            async with self.waiting("a free environment of its own"):
+            async with self.waiting("a free environment of the episode"):
                 env = await lease.__aenter__()
         try:
             yield env
@@ -276,8 +276,8 @@ class EpisodeSession:
         """Writes messages as tokens. A long text is written on a thread: the event loop serves others meanwhile."""
         if renderer is None:
             raise UserError(
-                "the episode gave messages, which only a chat template can write, and the tokenizer has none. Take an "
-                "instruct model or its tokenizer (model.tokenizer), or give token ids."
+                "the episode passed messages, but the tokenizer has no chat template to render them. Take an instruct "
+                "model or its tokenizer (model.tokenizer), or pass token ids."
             )
         # A template may leave out parts of earlier answers, so their length proves nothing.
         num_given = sum(len(message.content) for message in messages if message.role != "assistant")

@@ -1,4 +1,4 @@
-"""A point in a flow: a channel of samples, and the columns that each row has by then."""
+"""Streams: a channel of samples, and the columns that a row must have at a point of the flow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from interlace.runtime.channel import Channel, Cursor, ReaderCalls
 SampleChannel = Channel[SampleKey, Sample]
 SampleCursor = Cursor[SampleKey, Sample]
 Columns = dict[str, object]
-"""Values of one row, by column."""
+"""Values of a row, by column."""
 OnFailed = Callable[[SampleKey, str], None]
-"""Called with the key of a failed sample and the reason."""
+"""Callback for a failed sample: called with its key and the reason."""
 
 ADMITTED = ("key", "prompt")
 GENERATED = ("segments", "finish_reason", "text")
 SELECTED = "selected"
-"""Mark: the sample's group was found worth training on."""
+"""Mark: the algorithm keeps the group of the sample."""
 ADVANTAGES_DONE = "advantages_done"
-"""Mark: advantages (and returns, where there is a critic) are there."""
+"""Mark: the sample has advantages, and returns if the algorithm has a critic."""
 BASELINE = "baseline"
 """Mark: the reward of the group's greedy response is known."""
 MARKS = (SELECTED, BASELINE, ADVANTAGES_DONE)
@@ -26,15 +26,15 @@ MARKS = (SELECTED, BASELINE, ADVANTAGES_DONE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream:
-    """Rows that a stage takes and gives."""
+    """Rows of a channel that have all of `columns`. Each stage reads one stream and returns the next."""
 
     channel: SampleChannel
     columns: tuple[str, ...] = ADMITTED
 
     def plus(self, *columns: str) -> "Stream":
-        """Returns the stream behind a stage that writes these columns."""
+        """Returns the stream of rows that also have these columns."""
         return Stream(channel=self.channel, columns=(*self.columns, *columns))
 
     def subscribe(self, name: str, calls: ReaderCalls[Sample] | None = None) -> SampleCursor:
-        """Adds a reader of rows that are complete up to here."""
+        """Adds a reader of the rows of this stream. calls: callbacks instead of a cursor that is awaited."""
         return self.channel.subscribe(name, self.columns, calls)

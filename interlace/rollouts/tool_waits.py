@@ -1,4 +1,4 @@
-"""Times in which an engine has nothing to do because the tools of its samples run, for the goodput ledger."""
+"""Idle times of an engine during which tools of its samples run, for the goodput ledger."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,32 +9,33 @@ from interlace.runtime.timeline import Timeline
 
 
 class ToolWaits:
-    """Samples of several turns: those that have a turn under way, and those whose own code and tools run.
+    """Tracks for each sample whether a turn is in progress or whether its episode's code and tools run.
 
-    A sample waits for the engine of its last turn; before its first turn, for any.
+    An engine waits if it has no requests while the code or tools of a sample run whose last turn it generated. Before
+    the first turn of a sample, all engines wait for it.
     """
 
     def __init__(self, timeline: Timeline, drivers: Sequence[EngineDriver]) -> None:
         self._timeline, self._drivers = timeline, drivers
         self._num_turns: dict[SampleKey, int] = {}
-        """Turns under way, of each sample."""
+        """Number of turns in progress, by sample."""
         self._homes: dict[SampleKey, EngineDriver | None] = {}
         self._owners: dict[str, SampleKey] = {}
-        """Owner of each turn under way."""
+        """Sample of each turn in progress."""
         self._away: Counter[EngineDriver | None] = Counter()
-        """Samples without a turn under way, by their engine."""
+        """Number of samples without a turn in progress, by engine."""
         self._open: dict[EngineDriver, int] = {}
-        """Engines that wait now, each with its token of the timeline."""
+        """Engines that wait now, each with the handle of its wait in the timeline."""
 
     def begin(self, owners: Sequence[SampleKey]) -> None:
-        """Notes samples whose code begins to run."""
+        """Records samples whose episodes begin."""
         for owner in owners:
             self._num_turns[owner], self._homes[owner] = 0, None
         self._away[None] += len(owners)
         self.look()
 
     def asked(self, request: Request) -> None:
-        """Notes that a turn begins."""
+        """Records the start of a turn."""
         owner = request.owner
         if owner not in self._num_turns:
             return
@@ -44,7 +45,7 @@ class ToolWaits:
         self._owners[request.id] = owner
 
     def settled(self, request_id: str, driver: EngineDriver | None) -> None:
-        """Notes that a turn ended, or was given up. driver: of the engine that ended it."""
+        """Records the end of a turn. driver: driver of the engine that finished it, None if it was withdrawn."""
         owner = self._owners.pop(request_id, None)
         if owner is None:
             return
@@ -55,13 +56,13 @@ class ToolWaits:
         self.look()
 
     def end(self, owner: SampleKey) -> None:
-        """Notes that a sample ended, after all its turns."""
+        """Records the end of a sample, after all its turns."""
         if self._num_turns.pop(owner, None) is not None:
             self._away[self._homes.pop(owner)] -= 1
             self.look()
 
     def look(self) -> None:
-        """Notes which engines wait now."""
+        """Starts and ends the waits of engines in the timeline."""
         if not self._num_turns and not self._open:
             return
         everywhere = self._away[None]

@@ -1,4 +1,4 @@
-"""Turns of an engine or an episode, as a sample's segments and columns."""
+"""Conversion of engine responses and episode turns to the segments and columns of a sample."""
 
 import math
 from collections import Counter
@@ -28,11 +28,11 @@ from interlace.rollouts.base import FinalContext, Outcome, ToolUse, Turn
 from interlace.rollouts.stream import Columns
 
 CONTEXT = "context"
-"""The kind of a segment that an episode put in."""
+"""Kind of a segment that an episode inserted."""
 
 
 def response_segment(done: Completion) -> Segment:
-    """Returns the segment that a completion adds to its sample: one turn, all drawn by the policy."""
+    """Returns the segment of a completion: one turn, all of whose tokens the policy sampled."""
     return Segment(
         token_ids=np.asarray(done.token_ids, np.int32),
         logprobs=np.asarray(done.logprobs, np.float32),
@@ -41,13 +41,13 @@ def response_segment(done: Completion) -> Segment:
 
 
 def response_columns(response: Response) -> Columns:
-    """Columns of a sample that is one response."""
+    """Returns the columns of a sample with a single response."""
     done = response.completion
     return {"segments": (response_segment(done),), "finish_reason": done.finish_reason, "text": response.text}
 
 
 def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
-    """Makes a sample, to be scored, of a response from outside the flow."""
+    """Makes a sample of a response from outside the flow, so that it can be scored."""
     done = response.completion
     return Sample(
         key=key,
@@ -61,9 +61,9 @@ def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
 def turn_columns(
     prompt: Prompt, turns: Sequence[Turn], outcome: Outcome, rewards: Mapping[int, float], tools: Sequence[ToolUse]
 ) -> Columns:
-    """Columns of a sample that an episode made. ValueError where it made no turn.
+    """Returns the columns of a sample that an episode generated. Raises ValueError if it has no turn.
 
-    rewards: of turns, by number. They are part of the sample's reward, which is the episode's own where there are any.
+    rewards: rewards of turns, by number. If there are any, the sample's reward is their sum plus the outcome's reward.
     """
     if not turns:
         raise ValueError("the episode ended without a turn, so there is nothing to score or to train on")
@@ -96,7 +96,7 @@ def _counts(turns: Sequence[Turn], segments: Sequence[Segment], tools: Sequence[
 
 
 def _num_common(one: IntArray, other: IntArray) -> int:
-    """Counts the tokens with which both begin."""
+    """Counts the common tokens at the beginning of both."""
     size = min(len(one), len(other))
     differing = np.flatnonzero(one[:size] != other[:size])
     return int(differing[0]) if len(differing) else size
@@ -108,16 +108,16 @@ def segments_of(
     rewards: Mapping[int, float] | None = None,
     valid: Mapping[int, BoolArray] | None = None,
 ) -> tuple[Segment, ...]:
-    """Builds the tree of turns: each continues the earlier one whose tokens, context included, it begins with.
+    """Builds the tree of turns: each turn continues the earlier turn with whose context and tokens it begins.
 
-    What a turn was given beyond these is a segment that was not sampled. A turn that continues none continues the
-    prompt, or begins a context of its own where it does not begin with the prompt either. A turn with arrays never
-    continues another, whose arrays may differ where the tokens are alike. valid: see Outcome.
+    Further context tokens of a turn become a segment that was not sampled. A turn that continues no other continues the
+    prompt if its context begins with the prompt, else it begins a new context. A turn with arrays never continues
+    another turn, because equal tokens may have different arrays. valid: see Outcome.
     """
     segments: list[Segment] = []
     first = {PROMPT: prompt.token_ids}
     ends: dict[int, IntArray] = {**first}
-    """Place of the segment that ends a context -> all tokens of that context."""
+    """All tokens of each context, by the index of the segment that ends it."""
     for turn in turns:
         parent = _continued(ends if turn.inputs is None else first, turn.prompt_ids)
         put_in = turn.prompt_ids if parent is None else turn.prompt_ids[len(ends[parent]) :]
@@ -142,7 +142,7 @@ def segments_of(
 
 
 def with_final(segments: tuple[Segment, ...], prompt: Prompt, final: FinalContext | None) -> tuple[Segment, ...]:
-    """Adds a context that was not answered, and behind it a token, not trained, whose value is the context's."""
+    """Adds the final context of a truncated episode, then an untrained token at which the critic bootstraps."""
     if final is None:
         return segments
     given = np.asarray(final.token_ids, np.int32)
@@ -160,13 +160,13 @@ def _unless_all(valid: BoolArray | None) -> BoolArray | None:
 
 
 def _continued(ends: Mapping[int, IntArray], context: IntArray) -> int | None:
-    """Returns the place whose context is the longest beginning of this one; None where none is."""
+    """Returns the index of the longest context with which this one begins, or None."""
     found = [place for place, ids in ends.items() if np.array_equal(context[: len(ids)], ids)]
     return max(found, key=lambda place: len(ends[place]), default=None)
 
 
 def _context_segment(token_ids: IntArray, parent: int | None, before: Runs[int]) -> Segment:
-    """Tokens that were put in. before: versions of the turn before it, or of the first where there is none before."""
+    """Makes the segment of inserted tokens. before: versions of the previous turn, or of the first turn."""
     size = len(token_ids)
     return Segment(
         parent=parent,

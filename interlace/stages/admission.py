@@ -1,4 +1,4 @@
-"""The first stage: groups pass the gate as rows of the channel, and are followed until they are taken or dropped."""
+"""The first stage: admits groups through the gate as rows of the channel, and tracks each until its end."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,12 +13,14 @@ from interlace.schedule.steps import Steps, Taken
 
 
 class Admission:
-    """Admits groups as the gate allows. Which step a group is for is decided by Steps, what a round launches by Rounds.
+    """Admits groups of samples while the gate has room.
+
+    `Steps` assigns each group to a step. With an oversampling tail, `Rounds` chooses the groups that a step launches.
 
     Consumes: prompts of the source.
-    Produces: rows of the channel, a wave at a time, also handed to `on_admit`; tombstones of what is dropped.
+    Produces: rows of the channel, in waves, each of which is passed to `on_admit`; tombstones of dropped groups.
     Waits for: room in the gate.
-    Unblocked by: a publication (`pump`), a dropped group (`retire`), the end of a step (`step_ended`).
+    Released by: a publication (`pump`), a dropped group (`retire`), the end of a step (`step_ended`).
     """
 
     def __init__(
@@ -32,13 +34,13 @@ class Admission:
         waits: WaitRegistry,
         on_admit: Callable[[Sequence[Sample]], None],
     ) -> None:
-        """rounds: where steps launch more than they need.
+        """rounds: set if steps launch more samples than they train on.
 
-        on_admit: gets the samples of each wave, once their rows are open.
+        on_admit: called with the samples of each wave after their rows are open.
         """
         self.gate, self.batcher, self.channel = steps.gate, steps.batcher, channel
         self.changed = Signal(waits)
-        """Fires whenever the gate or the set of live groups changed."""
+        """Fires at each change of the gate or of the set of live groups."""
         self._on_admit = on_admit
         self._source, self._samples_per_prompt, self._rounds = source, samples_per_prompt, rounds
         self._steps = steps
@@ -49,12 +51,12 @@ class Admission:
 
     @property
     def closed(self) -> bool:
-        """True if no group can be admitted until a publication or a return gives slots back."""
+        """True if no group can be admitted before a publication or a dropped group returns slots."""
         exhausted = self._rounds.exhausted if self._rounds else self._source.exhausted
         return self._ended or exhausted or self.gate.room <= 0
 
     def ticket(self, gid: int) -> Ticket | None:
-        """Returns a live group's ticket; None once the group was taken or dropped."""
+        """Returns the ticket of a live group, or None if the group was taken or dropped."""
         return self._steps.ticket(gid)
 
     def size_of(self, gid: int) -> int:
@@ -70,18 +72,18 @@ class Admission:
         return self._steps.pending(step)
 
     def unconsumed_prompts(self) -> list[Prompt]:
-        """Returns prompts that were drawn and not trained on: what a resumed run has to admit again."""
+        """Returns the prompts that were drawn and not trained on. A resumed run admits them again."""
         kept = self._rounds.waiting_prompts if self._rounds else []
         return [self._launches[gid].prompt for gid in self.live_gids()] + kept
 
     def end(self) -> None:
-        """Ends the run: what is live ends as `surplus`, and no group is admitted any more."""
+        """Ends the run: live groups end as `surplus`, and no further group is admitted."""
         self._ended = True
         for gid in self.live_gids():
             self.retire(gid, TerminalEvent.SURPLUS)
 
     def pump(self) -> None:
-        """Admits as many groups as there is room for."""
+        """Admits groups until the gate has no room."""
         self._pump_due = False
         if self._ended:
             return
@@ -92,7 +94,7 @@ class Admission:
         self.changed.fire()
 
     def generated(self, key: SampleKey) -> None:
-        """Takes note of a generated sample: its group, and with it the round, may have enough."""
+        """Records a generated sample. Its group, and then the round, may be complete with it."""
         rounds = self._rounds
         if rounds and self.ticket(key.gid) and rounds.generated(key.gid):
             for index in range(self.size_of(key.gid)):
@@ -100,19 +102,19 @@ class Admission:
             self._end_surplus_of_full(rounds)
 
     def consume(self, need: int, step: int) -> Taken:
-        """Takes up to `need` finished places of a step."""
+        """Takes up to `need` complete groups or empty places of a step."""
         taken = self._steps.take(need, step)
         for ticket in taken.tickets:
             del self._launches[ticket.gid]
         return taken
 
     def retire(self, gid: int, event: TerminalEvent) -> None:
-        """Ends a group untrained; nothing if the group has ended. Its place is refilled, or stays empty."""
+        """Ends a group without training. Its place is refilled or stays empty. Does nothing if the group has ended."""
         if self.ticket(gid) is None:
             return
         if self._rounds:
             self._rounds.dropped(gid)
-            self._steps.drop(gid)  # what a round lacks, if anything, is made up for by the next pump()
+            self._steps.drop(gid)  # the next pump() replaces the group if the round needs another
         else:
             self._steps.replace(gid)
         self._end_samples(gid, event)
@@ -120,12 +122,12 @@ class Admission:
         self._pump_soon()
 
     def restart(self, gid: int) -> None:
-        """Ends a group as stale, and admits its prompt again."""
+        """Ends a group as `stale` and admits its prompt again."""
         self._source.hand_back([self._launches[gid].prompt])
         self.retire(gid, TerminalEvent.STALE)
 
     def step_ended(self) -> None:
-        """Takes note that a batch was trained on."""
+        """Records that a batch was trained on."""
         if self._rounds:
             self._rounds.end()
 
@@ -137,7 +139,7 @@ class Admission:
         return wave
 
     def _pump_round(self, rounds: Rounds) -> list[Sample]:
-        """Opens a round a step; within it, launches groups for dropped ones that no launched one can replace."""
+        """Opens one round per step. Within a round, replaces dropped groups when too few live groups are left."""
         wave: list[Sample] = []
         if not rounds.is_open and self.gate.room >= self.gate.prompts_per_step:
             step = self._round_step = self._steps.begin_step()
@@ -165,7 +167,7 @@ class Admission:
             self.channel.end(SampleKey(gid, index), event)
 
     def _end_surplus_of_full(self, rounds: Rounds) -> None:
-        """Ends the groups that a full round did not need; their prompts come again."""
+        """Ends the groups that a full round does not need. Their prompts are drawn again later."""
         if not rounds.is_full:
             return
         for gid in self.live_gids():
@@ -176,7 +178,7 @@ class Admission:
         self.changed.fire()
 
     def _pump_soon(self) -> None:
-        # Not at once: this may be a reader's callback in the middle of a put.
+        # Deferred, because the caller may be a reader's callback within a put.
         if not self._pump_due:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self.pump)

@@ -1,4 +1,4 @@
-"""Batches that fill while they are trained on."""
+"""Batches that fill with complete groups while training runs on them."""
 
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -15,41 +15,41 @@ Staleness: TypeAlias = list[int]
 
 
 class Batch:
-    """The groups of one step. It closes at `size` groups, or at the end of data."""
+    """The groups of one step. A batch closes when it has `size` groups, or at the end of the data."""
 
     def __init__(self, step: int, size: int, waits: WaitRegistry, *, pending: Callable[[], list[int]]) -> None:
-        """pending: the live groups that were admitted for this step, by gid."""
+        """pending: returns the gids of the live groups that were admitted for this step."""
         self.step, self.size, self.pending = step, size, pending
         self.groups: list[SampleGroup] = []
-        """In the order in which they were taken; admission order is by gid."""
+        """Groups in the order in which the batch took them. Order by gid is order of admission."""
         self.closed = False
         """True if no further group will be added."""
         self.changed = Signal(waits)
         self.num_empty = 0
-        """Places whose group was dropped and is not replaced."""
+        """Places whose group was dropped without a replacement."""
         self.metrics: Metrics = {}
         """Metrics that the trained roles report for this step."""
         self.staleness: Staleness = []
-        """One a sample: version when taken - oldest version of its tokens."""
+        """For each sample: the version at which its group was taken, minus the oldest version of its tokens."""
 
     @property
     def num_missing(self) -> int:
-        """Groups that may still come."""
+        """Groups that the batch may still take."""
         return self.size - self.num_empty - len(self.groups)
 
     def add(self, group: SampleGroup, version: int) -> None:
-        """Takes a group for training at the current version."""
+        """Adds a group that is trained at `version`, the current one."""
         self.groups.append(group)
         self.staleness += [version - min(sample.versions.values, default=version) for sample in group.samples]
 
 
 class Batches:
-    """Former of batches of complete groups, as the batcher's rules allow.
+    """Forms the batches of complete groups under the rules of the batcher.
 
     Consumes: complete groups (`complete`).
-    Produces: one Batch a step, which fills while it is trained on.
-    Waits for: groups that may be taken; where a deadline leaves no slack, for those that are due.
-    Unblocked by: a complete or dropped group, a publication, the end of data.
+    Produces: one Batch per step, which fills while training runs on it.
+    Waits for: groups that the batcher releases. If a deadline leaves no slack, it waits for the groups that are due.
+    Released by: a complete or dropped group, a publication, the end of the data.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Batches:
         lending: Lending,
         finish: Callable[[list[SampleGroup]], list[SampleGroup]],
     ) -> None:
-        """lending: learns how much of a batch is complete.
+        """lending: gets the complete share of each open batch, and ends loans of the training devices.
 
-        finish: what is done with the groups of a batch once it is closed (statistics of the whole batch).
+        finish: maps the groups of a closed batch to the groups to train on (statistics of the whole batch).
         """
         self._admission, self._pool, self._waits, self._finish = admission, pool, waits, finish
         self._on_straggler, self._lending = schedule.on_straggler, lending
@@ -73,7 +73,7 @@ class Batches:
         self._num_returned = 0
 
     def complete(self, group: SampleGroup) -> None:
-        """Takes in a group that has everything training needs."""
+        """Accepts a group that has all columns that training reads."""
         ticket = self._admission.ticket(group.gid)
         if ticket is None:
             raise ValueError(f"group {group.gid} is complete, but it was consumed or dropped before")
@@ -82,7 +82,7 @@ class Batches:
         self._admission.changed.fire()
 
     async def iterate(self, first_step: int, num_steps: int) -> AsyncIterator[Batch]:
-        """Yields one batch a step; ends early where the data does."""
+        """Yields one batch per step. Stops before `num_steps` if the data ends."""
         for step in range(first_step, num_steps):
             pending = partial(self._admission.pending, step)
             batch = Batch(step, self._admission.gate.prompts_per_step, self._waits, pending=pending)
@@ -93,13 +93,13 @@ class Batches:
             yield batch
 
     async def watch(self) -> None:
-        """Fills the open batch whenever something changed, for ever."""
+        """Fills the open batch at each change of the gate or of a group. Runs until it is cancelled."""
         while True:
             await self._admission.changed.wait(who="batcher", what="groups")
             self.fill()
 
     def fill(self) -> None:
-        """Takes what may be taken into the open batch."""
+        """Moves all groups that the batcher releases into the open batch."""
         batch = self._open
         if batch is None or batch.closed:
             return
@@ -113,18 +113,18 @@ class Batches:
         num_returned, self._num_returned = self._num_returned, self._admission.gate.returned
         if (
             taken.tickets or taken.num_empty or batch.closed or num_returned != self._num_returned
-        ):  # a group that will not come
+        ):  # the last condition: a group was dropped
             batch.changed.fire()
         if not batch.closed:
             self._lending.look((len(batch.groups) + len(self._complete)) / max(1, batch.size - batch.num_empty))
             self._hurry()
 
     def step_ended(self) -> None:
-        """Takes note that the batch was trained on: its devices generate again."""
+        """Records that a batch was trained on, and lends the training devices to rollout again."""
         self._lending.renew()
 
     def _hurry(self) -> None:
-        """Resumes suspended samples and handles late ones as the schedule says, where a deadline leaves no slack."""
+        """Resumes suspended samples and applies `on_straggler` to late groups, if a deadline leaves no slack."""
         may_drop = self._on_straggler != "hold" and self._admission.batcher.num_ready > 0
         if not may_drop and not self._pool.num_suspended:
             return

@@ -1,4 +1,4 @@
-"""Makes stages that follow a schedule. Flows compose what comes out of here and never read the schedule themselves."""
+"""Factory of the stages of a run. Flows compose these stages and never read the schedule."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,28 +28,28 @@ from interlace.stages.train import TrainStage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopSizes:
-    """Sizes of one run. The only home of these numbers behind the recipe."""
+    """Sizes of one run, read from the recipe once and defined nowhere else."""
 
     prompts_per_step: int
-    """Groups of a step."""
+    """Groups per step."""
     samples_per_prompt: int
     num_steps: int
     """Steps of the whole run."""
     done_steps: int = 0
-    """Steps trained before, where a run is resumed."""
+    """Steps that a resumed run has trained before."""
     minibatches: int = 1
-    """Optimizer updates of a pass over a step's samples."""
+    """Optimizer updates per pass over the samples of a step."""
     epochs: int = 1
-    """Passes."""
+    """Passes over the samples of a step."""
 
     @property
     def samples_per_step(self) -> int:
-        """Samples that a step trains on where none is dropped."""
+        """Samples that a step trains on if none is dropped."""
         return self.prompts_per_step * self.samples_per_prompt
 
 
 class StageFactory:
-    """One run's stages on one cluster."""
+    """Creates the stages of one run on one cluster."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class StageFactory:
         sizes: LoopSizes,
         predictor: LengthPredictor | None = None,
     ) -> None:
-        """predictor: predicts response lengths instead of the ranker that the pool trains."""
+        """predictor: predicts response lengths. If None, the pool trains a ranker."""
         self._cluster, self._schedule, self.sizes = cluster, schedule, sizes
         self._predictor = predictor
         self.gate = Gate(
@@ -78,9 +78,9 @@ class StageFactory:
         refill_rounds: int,
         on_admit: Callable[[Sequence[Sample]], None],
     ) -> Admission:
-        """Makes the first stage, which opens rows of `channel`. refill_rounds: see AlgorithmConfig.
+        """Creates the first stage, which opens rows of `channel`. refill_rounds: see AlgorithmConfig.
 
-        on_admit: gets the samples of each wave.
+        on_admit: called with the samples of each wave.
         """
         tail = self._schedule.tail
         rounds = (
@@ -107,7 +107,7 @@ class StageFactory:
     def engine_pool(
         self, engines: Sequence[RolloutGroup], params: SamplingParams, *, on_suspended: Callable[[], None]
     ) -> EnginePool:
-        """Makes the pool of rollout engines. params: of most requests. on_suspended: see EnginePool."""
+        """Creates the pool of rollout engines. params: parameters of most requests. on_suspended: see EnginePool."""
         pool = EnginePool(
             self._cluster,
             engines,
@@ -117,7 +117,7 @@ class StageFactory:
             on_suspended=on_suspended,
             predictor=self._predictor,
         )
-        # First of all: what is suspended may be all that the others wait for.
+        # The first resolver, because all other stages may wait for suspended samples alone.
         self._resolvers.insert(0, pool.resume)
         return pool
 
@@ -131,7 +131,7 @@ class StageFactory:
         limits: SessionLimits,
         on_failed: OnFailed,
     ) -> GenerateStage:
-        """Makes the generation stage for an admission's rows. on_failed: called with samples whose episode raised."""
+        """Creates the stage that generates the admitted rows. on_failed: called with samples whose episode raised."""
         return GenerateStage(
             self._cluster,
             pool,
@@ -153,7 +153,7 @@ class StageFactory:
         to_columns: Callable[[R], Columns | Failure],
         on_failed: OnFailed,
     ) -> MapStage[G, R]:
-        """Makes a stage that adds columns, with the schedule's granule. Register stages from upstream to downstream."""
+        """Creates a stage that adds columns, with the schedule's granule. Create upstream stages first."""
         stage = MapStage(
             name,
             self._cluster,
@@ -164,7 +164,7 @@ class StageFactory:
             granule=self._granule(name),
             on_failed=on_failed,
         )
-        # A stall flushes from downstream up, behind the resolvers that can resume.
+        # A stall first resumes suspended samples, then flushes the stages from downstream to upstream.
         self._flushes.insert(0, stage.flush)
         return stage
 
@@ -176,7 +176,7 @@ class StageFactory:
         whole_batch: bool,
         proximal: ActorGroup | None = None,
     ) -> TrainStage:
-        """Makes the stage of a trained role. proximal: see TrainStage."""
+        """Creates the training stage of a role. proximal: see TrainStage."""
         stage = TrainStage(
             group,
             granule=self._granule(name),
@@ -191,7 +191,7 @@ class StageFactory:
         return stage
 
     def publisher(self, actor: ActorGroup, pool: EnginePool) -> Publisher:
-        """Weights from actor to rollout."""
+        """Creates the publisher of the actor's weights to the rollout engines."""
         return Publisher(actor, pool, self.gate, self._schedule, self._cluster.timeline)
 
     def batches(
@@ -201,7 +201,7 @@ class StageFactory:
         *,
         finish: Callable[[list[SampleGroup]], list[SampleGroup]],
     ) -> Batches:
-        """Batches of complete groups. finish: what is done with the groups of a batch once it is closed."""
+        """Creates the stage that forms batches. finish: see Batches."""
         trained = [
             device for role in ("actor", "critic") for devices in self._cluster.place(role) for device in devices
         ]
@@ -209,7 +209,7 @@ class StageFactory:
         return Batches(admission, pool, self._schedule, self._cluster.waits, lending=lending, finish=finish)
 
     def watch_stalls(self) -> None:
-        """Registers the stages with the watchdog; call once all are made."""
+        """Registers the stages with the watchdog. Call it after all stages are created."""
         for resolver in [*self._resolvers, *self._flushes]:
             self._cluster.watchdog.on_stall(resolver)
 

@@ -1,4 +1,4 @@
-"""A point of the flow that needs whole groups: selection, advantages."""
+"""The stage for computations on whole groups: selection, advantages, batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,38 +9,38 @@ from interlace.stages.admission import Admission
 
 
 class GroupStage:
-    """Stage that hands groups on as they become whole; it runs on the controller, at once.
+    """Collects the samples of each group and calls `on_group` with the whole group, on the controller.
 
     Consumes: rows of the stream, and tombstones.
-    Produces: calls of `on_group`, one a group; a group with too few survivors is dropped as `filtered`.
+    Produces: one call of `on_group` per group. A group with too few surviving samples is dropped as `filtered`.
     Waits for: the last sample of each group.
-    Unblocked by: that sample, or its tombstone.
+    Released by: that sample, or its tombstone.
     """
 
     def __init__(
         self, name: str, admission: Admission, *, min_samples: int, on_group: Callable[[SampleGroup], None]
     ) -> None:
-        """min_samples: a group with fewer survivors is dropped as `filtered`: one alone has no group advantage."""
+        """min_samples: fewest surviving samples of a group that is kept. A single sample has no group advantage."""
         self._name, self._admission = name, admission
         self._min_samples, self._on_group = min_samples, on_group
         self._gathered: dict[int, _Gathered] = {}
 
     def attach(self, stream: Stream) -> None:
-        """Starts collecting."""
+        """Starts to collect the rows of a stream."""
         stream.subscribe(self._name, self)
 
     def row_ready(self, row: Sample) -> None:
-        """Takes in a sample of its group."""
+        """Adds a sample to its group."""
         gid, index = row.key
         gathered = self._gathered.get(gid) or self._begin(gid)
         gathered.samples[index] = row
         self._one_less(gid, gathered)
 
-    def row_ended(self, row: Sample, event: TerminalEvent) -> None:  # noqa: ARG002 - whatever the event
-        """Takes note that a sample will not come, or was for nothing."""
+    def row_ended(self, row: Sample, event: TerminalEvent) -> None:  # noqa: ARG002 - equal for all events
+        """Removes a sample that ended early from its group, or stops waiting for it."""
         gid, index = row.key
         if self._admission.ticket(gid) is None:
-            # The whole group has ended or is in training: nothing to count any more.
+            # The whole group has ended or is in training, so its count is no longer needed.
             if gid in self._gathered:
                 del self._gathered[gid]
             return
@@ -69,7 +69,7 @@ class GroupStage:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Gathered:
-    """Samples of a group that have arrived."""
+    """Samples of a group that have arrived so far."""
 
     num_missing: int
     """Samples that have neither arrived nor ended."""

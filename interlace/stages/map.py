@@ -1,4 +1,4 @@
-"""A stage that adds columns to samples: reward, reference log-probs, values."""
+"""The stage that adds columns to samples: rewards, reference log-probs, values."""
 
 import math
 from collections import deque
@@ -14,23 +14,24 @@ from interlace.runtime.typed_group import TypedGroup
 G = TypeVar("G", bound=TypedGroup)
 R = TypeVar("R")
 Compute = Callable[[G, Sequence[Sample]], Handle[list[R]]]
-"""An operation of a group, by its function: `RewardGroup.score`."""
+"""Operation of a worker group, given as a function such as `RewardGroup.score`."""
 
 
 class Failure:
-    """A row's result that says why there is none; the sample ends as `failed`."""
+    """Replaces the result of a row that could not be computed, with the reason. The sample ends as `failed`."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
 
 class MapStage(Generic[G, R]):
-    """Stage that adds columns to rows, granule by granule; replicas share each granule evenly.
+    """Adds columns to rows in granules. The replicas divide each granule evenly.
 
-    Consumes: rows of the stream.
-    Produces: the columns that it writes; a row whose result is a Failure ends as `failed`.
-    Waits for: a granule of rows, then devices. Only then are rows leased: meanwhile some may end.
-    Unblocked by: rows; nothing live above it and a closed gate (a partial granule goes); a stall (`flush`).
+    Consumes: rows of the stream. It leases them after it has its devices, because rows may end while it waits.
+    Produces: the columns `writes`. A row whose result is a Failure ends as `failed`.
+    Waits for: a granule of rows, then devices.
+    Released by: rows. A partial granule is released if the gate is closed and no live row is upstream, or by a stall
+        (`flush`).
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class MapStage(Generic[G, R]):
         granule: int,
         on_failed: OnFailed,
     ) -> None:
-        """operation: takes a list of Samples, returns one result each. to_columns: a result as columns of its row.
+        """operation: takes a list of Samples, returns one result each. to_columns: converts a result to columns.
 
-        granule: samples it waits for. on_failed: called with each failure and its reason.
+        granule: number of samples that one call waits for. on_failed: called with each failed sample and the reason.
         """
         self.name, self.cluster, self.replicas = name, cluster, tuple(replicas)
         self.operation, self._writes, self.to_columns = operation, tuple(writes), to_columns
@@ -55,9 +56,9 @@ class MapStage(Generic[G, R]):
         self._attached: AttachedMap[G, R] | None = None
 
     def attach(self, stream: Stream, *, given: Callable[[Sample], R | None] | None = None) -> Stream:
-        """Starts the stage behind `stream`; returns the stream behind the stage.
+        """Starts the stage on the rows of `stream`. Returns the stream of rows that have the new columns.
 
-        given: a row's result where it is known already and needs no call; else None.
+        given: returns the result of a row that needs no call, else None.
         """
         attached = self._attached = AttachedMap(self, stream, given)
         for replica in self.replicas:
@@ -66,12 +67,12 @@ class MapStage(Generic[G, R]):
         return stream.plus(*self._writes)
 
     def flush(self) -> bool:
-        """Lets a partial granule go, at a stall. False where there is none."""
+        """Releases a partial granule, at a stall. Returns whether it released rows."""
         return self._attached is not None and self._attached.flush()
 
 
 class AttachedMap(Generic[G, R]):
-    """A stage that is attached: it serves the rows of one stream."""
+    """Serves the rows of the stream that a MapStage is attached to."""
 
     def __init__(self, stage: MapStage[G, R], stream: Stream, given: Callable[[Sample], R | None] | None) -> None:
         self._stage, self._given = stage, given
@@ -91,7 +92,7 @@ class AttachedMap(Generic[G, R]):
     async def serve(self, replica: G) -> None:
         while await self._granule_released(replica):
             async with replica.hold(self._stage.name):
-                # Only now: while it waited for devices others may have taken all, or rows may have ended.
+                # Leased after the wait for devices: other replicas may have taken all rows, or rows may have ended.
                 rows = self._cursor.lease(self._released.popleft()) if self._released else []
                 results = await self._results(replica, rows)
             self._write(rows, results)
@@ -106,9 +107,9 @@ class AttachedMap(Generic[G, R]):
         self._write(rows, await self._results(replica, rows, cause=self._stage.name))
 
     async def _results(self, replica: G, rows: Sequence[Sample], cause: str = "") -> Sequence[R]:
-        """Returns one result a row; only rows without a given one are part of the call."""
+        """Returns one result per row. The call contains the rows without a given result."""
         found = [self._given(row) for row in rows] if self._given else [None] * len(rows)
-        is_whole = found.count(None) == len(found)  # the rule
+        is_whole = found.count(None) == len(found)  # the usual case
         asked = rows if is_whole else [row for row, result in zip(rows, found, strict=True) if result is None]
         results: list[R] = []
         if asked:
@@ -132,8 +133,8 @@ class AttachedMap(Generic[G, R]):
 
     def _release(self, ready: int) -> None:
         self._flush = False
-        # How samples are packed together moves the last bits of what is computed of them: with whole steps as granules
-        # two runs are equal only if the order is that of admission.
+        # Packing changes the last bits of results. With granules of a whole step, two runs are equal only if samples
+        # are packed in order of admission.
         self._cursor.sort_ready(lambda key: key)
         replicas = self._stage.replicas
         share = math.ceil(ready / len(replicas)) if replicas[0].devices else min(ready, self._stage.granule)
@@ -145,7 +146,7 @@ class AttachedMap(Generic[G, R]):
         for row, result in zip(rows, results, strict=True):
             columns = self._stage.to_columns(result)
             if row.key not in self._channel:
-                continue  # it ended meanwhile
+                continue  # the sample ended during the call
             if isinstance(columns, Failure):
                 self._stage.on_failed(row.key, columns.reason)
                 self._channel.end(row.key, TerminalEvent.FAILED)

@@ -1,4 +1,4 @@
-"""A batch cut into minibatches while it fills."""
+"""Division of a batch into minibatches while the batch fills."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ class Part:
     """Groups of one minibatch."""
 
     groups: Sequence[SampleGroup]
-    """In order of admission: how samples are packed moves the last bits of their sum."""
+    """Groups in order of admission, because packing changes the last bits of the gradient's sum."""
     ends: bool
-    """True if these groups are the minibatch's last: the optimizer's step follows."""
+    """True if these groups end the minibatch, so that the optimizer step follows."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -24,33 +24,34 @@ class Part:
 
 
 class Minibatches:
-    """Minibatches of equally many groups; a batch that is short of some has fewer, of which the last may be smaller.
+    """Splits a batch into minibatches of equal group count. If groups are missing, the last minibatches are short.
 
-    In order of admission they are the same whatever finished first: a group may go once so few that were admitted
-    before it can still come that they share its minibatch. Else the groups go in the order in which they were taken.
+    With `in_order`, minibatches are cut in order of admission, so they do not depend on the order of completion. A
+    group is released once its minibatch is determined: all groups that can still come before it fit into the same
+    minibatch. Without `in_order`, groups are released in the order in which the batch took them.
     """
 
     def __init__(self, batch: Batch, count: int, *, in_order: bool) -> None:
-        """count: minibatches of a full batch; where its size cannot be divided by it, the last is smaller."""
+        """count: minibatches of a full batch. If it does not divide the batch size, the last minibatch is smaller."""
         self._batch = batch
         self.size = math.ceil(batch.size / count)
-        """Groups of a minibatch."""
-        self._in_order = in_order and count > 1  # in one minibatch the order changes nothing but last bits
+        """Groups per minibatch."""
+        self._in_order = in_order and count > 1  # within one minibatch the order changes last bits only
         self._left: list[SampleGroup] = []
         self._num_seen = self._num_trained = 0
 
     @property
     def num_trained(self) -> int:
-        """Groups that went."""
+        """Groups that were released."""
         return self._num_trained
 
     @property
     def num_left(self) -> int:
-        """Groups that are there and have not gone; perhaps not all of them may go."""
+        """Groups of the batch that were not released yet, including groups that must still wait."""
         return len(self._batch.groups) - self._num_trained
 
     def ready(self) -> list[Part]:
-        """Returns the parts that may go now; of a closed batch, all of its rest."""
+        """Returns the parts that can be trained on now. For a closed batch, these are all remaining groups."""
         batch = self._batch
         self._left += batch.groups[self._num_seen :]
         self._num_seen = len(batch.groups)
@@ -67,12 +68,12 @@ class Minibatches:
                 parts.append(Part(groups=found, ends=is_whole or batch.closed))
             start, end = end, end + self.size
         if not parts and batch.closed and (self._num_trained % self.size or not self._num_trained):
-            # What is open is closed; and a batch all of whose groups were dropped is still a step, and counted as such.
+            # An empty part closes the open minibatch. A batch whose groups were all dropped still counts as a step.
             parts = [Part(groups=[], ends=True)]
         return parts
 
     def take(self, parts: Sequence[Part]) -> None:
-        """Takes out the groups that go."""
+        """Removes the groups of these parts, which are trained on next."""
         gone = {group.gid for part in parts for group in part.groups}
         self._left = [group for group in self._left if group.gid not in gone]
         self._num_trained += len(gone)

@@ -1,4 +1,4 @@
-"""Publication: new weights become a version, and the gate gives slots back."""
+"""Publication of new weights as a version, at which the gate returns slots."""
 
 import numpy as np
 
@@ -12,12 +12,12 @@ from interlace.weights.ref import WeightProbe, WeightRef
 
 
 class Publisher:
-    """Publisher of the actor's weights to the rollout engines.
+    """Publishes the actor's weights to the rollout engines.
 
-    Consumes trained steps. Produces versions: slots of the gate, weights that serve, another budget for
-    what is suspended.
-    Waits for all ranks' parts, and for all engines where a blocking schedule updates them all at once.
-    Unblocked by the engines, which swap without anything of the flow.
+    Consumes: trained steps (`publish`). Each `sync_every` steps make one version.
+    Produces: versions. Each returns slots of the gate, updates the engines and renews the budgets of suspended samples.
+    Waits for: the weights of all actor ranks. If the schedule blocks and updates all engines at once, also their swaps.
+    Released by: the actor's export, and the engines, which swap weights independently of the flow.
     """
 
     def __init__(self, actor: ActorGroup, pool: EnginePool, gate: Gate, schedule: Schedule, timeline: Timeline) -> None:
@@ -26,22 +26,22 @@ class Publisher:
         self._sync_every = schedule.sync_every
         self._checksum = ""
         self.is_unchanged = False
-        """Flag: the newest version is to the bit the one before. After an update that had a gradient it should not
-        be: an adapter that is left out of what is published looks so."""
+        """True if the newest version is bitwise equal to the previous one. After an update with a gradient this is a
+        fault, such as an adapter that the published weights do not contain."""
         self._waits_for_swap = schedule.publish == "blocking" and schedule.weight_update == "all_at_once"
 
     async def install(self) -> None:
-        """Brings the initial weights to all engines, as the gate's current version."""
+        """Sends the actor's weights to all engines as the gate's current version."""
         self._pool.update_weights(await self._written(self._gate.version))
         await self._pool.swapped(self._gate.version)
 
     async def publish(self, step: int) -> bool:
-        """Publishes after a trained step. True where a new version was made."""
+        """Publishes after a trained step. Returns True if a new version was made."""
         self.is_unchanged = False
         if (step + 1) % self._sync_every:
             return False
         ref = await self._written(self._gate.version + 1)
-        # The commit: from here on the version is current, for the gate and for staleness.
+        # From here on the new version is current for the gate and for staleness.
         self._timeline.version = self._gate.publish()
         self._pool.update_weights(ref)
         if self._waits_for_swap:
@@ -50,8 +50,8 @@ class Publisher:
         return True
 
     async def _written(self, version: int) -> WeightRef:
-        # If the trainer continues before every engine has swapped, engines must not read weights that change. The same
-        # holds for an engine that joins or returns between two publications.
+        # Without a copy, training would change weights that an engine still reads: an engine that swaps later than the
+        # trainer continues, or one that joins or returns between two publications.
         membership = self._pool.membership
         actor = self._actor.with_cause("publication")
         copy = not self._waits_for_swap or membership.may_change
@@ -63,7 +63,7 @@ class Publisher:
         return ref
 
     async def _probe(self) -> WeightProbe:
-        """Computes the trainer's log-probs of the fixed text under the weights that are published."""
+        """Computes the trainer's log-probs of the fixed probe text under the published weights."""
         token_ids = np.asarray(self._pool.membership.probe_ids, np.int32)
         prompt = Prompt(uid="probe", token_ids=token_ids[:1], text="", answer="")
         sample = Sample(key=SampleKey(NO_GROUP, 0), prompt=prompt, segments=(Segment(token_ids=token_ids[1:]),))

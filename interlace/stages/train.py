@@ -1,4 +1,4 @@
-"""The training stage of one trained role (actor, critic)."""
+"""The training stage of one role: the actor or the critic."""
 
 import asyncio
 import math
@@ -14,15 +14,15 @@ from interlace.stages.minibatches import Minibatches, Part
 
 
 class TrainStage:
-    """Stage that trains on a batch while it fills.
+    """Trains on a batch while the batch fills.
 
-    The gradient of a minibatch is accumulated granule by granule: it is unnormalised until the minibatch is closed, so
-    the result does not depend on the granules. Some algorithms need the whole batch first.
+    The gradient of a minibatch is accumulated in granules and normalised when the minibatch closes, so the result does
+    not depend on the granules. Some algorithms need the whole batch first.
 
     Consumes: a batch (`update`).
     Produces: optimizer updates, and metrics of the step.
-    Waits for: a granule of groups, or the whole batch; then devices.
-    Unblocked by: groups that are added, the batch that closes, a stall (`flush`).
+    Waits for: a granule of groups, or the whole batch, then devices.
+    Released by: groups added to the batch, the close of the batch, a stall (`flush`).
     """
 
     def __init__(
@@ -37,25 +37,25 @@ class TrainStage:
         whole_batch: bool,
         proximal: ActorGroup | None,
     ) -> None:
-        """granule: samples it waits for before it asks for its devices.
+        """granule: number of samples that the stage waits for before it requests its devices.
 
-        epochs: passes over the batch; those after the first take its groups in another order, keyed by step and pass.
-        in_order: minibatches are cut in order of admission, else as groups are taken.
-        proximal: the group that recomputes log-probs under the weights at the start of the step, before the first
-            update, so several minibatches need the whole batch; None where those of generation serve.
+        epochs: passes over the batch. Later passes shuffle the groups by a key of step and pass.
+        in_order: if True, minibatches are cut in order of admission, else in the order in which groups are taken.
+        proximal: group that recomputes log-probs under the weights at the start of the step. With several minibatches
+            this needs the whole batch before the first update. If None, the log-probs of generation are used.
         """
         self._group, self._proximal = group, proximal
         self._granule_groups = math.ceil(granule / samples_per_prompt)
         self._minibatches, self._epochs, self._in_order = minibatches, epochs, in_order
         self._whole_batch = whole_batch or (proximal is not None and minibatches > 1)
         self.num_updates = 0
-        """Steps of the optimizer that were begun."""
+        """Optimizer steps that were started."""
         self._flush = False
         self._waiting_for: Minibatches | None = None
         self._changed = lambda: None
 
     async def update(self, batch: Batch) -> None:
-        """Trains one step on the batch; the worker's metrics go into `batch.metrics`."""
+        """Trains one step on the batch and adds the worker's metrics to `batch.metrics`."""
         minibatches = Minibatches(batch, self._minibatches, in_order=self._in_order)
         is_last = False
         trained: list[Sample] = []
@@ -70,7 +70,7 @@ class TrainStage:
         batch.metrics.update(await self._group.step_metrics())
 
     def flush(self) -> bool:
-        """Trains on a partial granule, at a stall. False where there is none."""
+        """Releases a partial granule for training, at a stall. Returns whether it released groups."""
         minibatches = self._waiting_for
         if minibatches is None or self._flush or self._whole_batch or not minibatches.ready():
             return False
@@ -79,15 +79,15 @@ class TrainStage:
         return True
 
     async def _train(self, parts: Sequence[Part]) -> list[Sample]:
-        """Trains on some of the batch; returns the samples as they were trained on."""
+        """Trains on parts of the batch. Returns their samples with the proximal log-probs that were used."""
         async with self._group.hold("train"):
-            # All of them before the first update: so they are of the weights at the start of the step.
+            # Log-probs of all parts precede the first update, so they are under the weights at the start of the step.
             prepared = [await self._with_proximal(part.samples) for part in parts]
             await self._make_updates(prepared, [part.ends for part in parts])
         return [sample for samples in prepared for sample in samples]
 
     async def _train_again(self, step: int, epoch: int, samples: Sequence[Sample], size: int) -> None:
-        """Makes one more pass over a batch. size: groups of a minibatch."""
+        """Trains one more pass over a batch. size: groups per minibatch."""
         groups: dict[int, list[Sample]] = {}
         for sample in samples:
             groups.setdefault(sample.key.gid, []).append(sample)
@@ -101,7 +101,7 @@ class TrainStage:
             await self._make_updates(minibatches, [True] * len(minibatches))
 
     async def _make_updates(self, parts: Sequence[list[Sample]], ends: Sequence[bool]) -> None:
-        """Trains on parts of minibatches, each while the next is laid out. ends: True at a minibatch's last part."""
+        """Trains on parts and prepares each next part meanwhile. ends: True for the last part of a minibatch."""
         is_prepared = False
         for place, samples in enumerate(parts):
             if samples:
@@ -109,7 +109,7 @@ class TrainStage:
                 given = [RowName.of(sample) for sample in samples] if is_prepared else samples
                 computing = self._group.accumulate(given, is_prepared)
                 if is_prepared := following is not None:
-                    # Both at once, so that neither fails unheard where the other has failed already.
+                    # Awaited together, so that both errors are retrieved if both calls fail.
                     await asyncio.gather(computing, self._group.prepare(following))
                 else:
                     await computing
@@ -121,7 +121,7 @@ class TrainStage:
         return samples if self._proximal is None or not samples else await with_proximal(self._proximal, samples)
 
     async def _ready(self, batch: Batch, minibatches: Minibatches) -> list[Part]:
-        """Returns the next granule; the remainder of a closed batch; or, at a stall, what there is."""
+        """Returns the next granule, or all groups that are ready if the batch is closed or a stall flushes it."""
         self._waiting_for, self._changed = minibatches, batch.changed.fire
         need = batch.size if self._whole_batch else min(self._granule_groups, batch.size - minibatches.num_trained)
         while True:
@@ -129,7 +129,7 @@ class TrainStage:
                 parts = minibatches.ready()
                 if batch.closed or self._flush:
                     break
-                # The start of a minibatch is a granule by itself, or waits: whole minibatches are summed in one order.
+                # The start of a minibatch waits for a granule, because whole minibatches are summed in one order.
                 if parts and not parts[-1].ends and len(parts[-1].groups) < need:
                     parts.pop()
                 if sum(len(part.groups) for part in parts) >= need:
@@ -140,6 +140,6 @@ class TrainStage:
 
 
 async def with_proximal(group: ActorGroup, samples: Sequence[Sample]) -> list[Sample]:
-    """Returns samples with their log-probs under the present weights of a group."""
+    """Returns samples with `proximal_logprobs` under the current weights of a group."""
     logprobs = await group.logprobs(samples)
     return [replace(sample, proximal_logprobs=found) for sample, found in zip(samples, logprobs, strict=True)]

@@ -1,4 +1,4 @@
-"""One prompt, one response."""
+"""The episode with one response to the prompt."""
 
 from typing import final
 
@@ -9,15 +9,15 @@ from interlace.rollouts.config import EpisodeKind
 
 @final
 class SingleTurn:
-    """One request a sample, so the generation stage makes it itself: no coroutine runs, the samples are the same."""
+    """Episode of one request. The generation stage submits the request without a coroutine; the samples are equal."""
 
     async def run(self, prompt: Prompt, session: Session) -> None:
-        """Lets the policy answer."""
+        """Samples one response to the prompt."""
         await session.generate(prompt.token_ids.tolist())
 
 
 class SingleTurnKind(EpisodeKind):
-    """Kind of the samples that are one response."""
+    """Kind of the episode with one response."""
 
     brings_reward = False
 

@@ -1,1 +1,1 @@
-"""Chat messages as tokens and back."""
+"""Conversion of chat messages to tokens and back."""

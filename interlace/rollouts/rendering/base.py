@@ -8,7 +8,7 @@ from interlace.core.types import JSON
 
 
 class Renderer(Protocol):
-    """Writes conversations as tokens of one model, and reads its answers. Conversations may share a renderer."""
+    """Renders conversations as tokens of one model, and parses its answers. Conversations may share a renderer."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -21,7 +21,7 @@ class Renderer(Protocol):
         ...
 
     def variant(self, variables: Mapping[str, JSON]) -> "Renderer":
-        """Returns the renderer whose template reads further variables: the same object for the same variables."""
+        """Returns the renderer with further variables for the template: the same object for the same variables."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:

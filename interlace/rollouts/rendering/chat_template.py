@@ -1,4 +1,4 @@
-"""The renderer of any Hugging Face chat template: a turn is written behind the tokens that are there."""
+"""The renderer of any Hugging Face chat template. It appends each turn to the existing tokens."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_VARIANTS = 16
-"""Renderers that are kept for requests with variables of the template."""
+"""Maximum number of cached renderers for requests with variables of the template."""
 MARK = "\ue002"
-"""Content of an answer of which nothing else is looked at: what stands behind it is what a turn adds."""
+"""Placeholder for the content of an answer: the rendered text after it is the text that a turn adds."""
 
 
 class ChatTemplateRenderer:
-    """Renderer over one tokenizer. Only what follows an answer is ever written, so nothing is tokenized again."""
+    """Renderer of one tokenizer. It renders only the messages after an answer, so no tokens are tokenized again."""
 
     def __init__(
         self,
@@ -33,36 +33,36 @@ class ChatTemplateRenderer:
         config: RendererConfig,
         stop_token_ids: Sequence[int] = (),
     ) -> None:
-        """stop_token_ids: of the model, beside the tokenizer's own and the template's. UserError: no template."""
+        """stop_token_ids: further ones than the tokenizer's and the template's. Raises UserError without a template."""
         if not tokenizer.chat_template:
             raise UserError(
-                "the tokenizer has no chat template, which is what messages are written with. Take an instruct model "
-                "or its tokenizer (model.tokenizer)."
+                "the tokenizer has no chat template, and messages need one. Take an instruct model or its tokenizer "
+                "(model.tokenizer)."
             )
         self._tokenizer, self._parser, self._config = tokenizer, parser, config
         self._text, self.longest_token = TokenText(tokenizer), longest_token(tokenizer)
         self._variants: dict[str, ChatTemplateRenderer] = {}
-        """Renderers with further variables of the template, the newest last."""
+        """Cached renderers with further variables of the template, in order of use."""
         self._calls_are_text = False
-        """True for templates that want a call's arguments as JSON text."""
+        """True if the template requires the arguments of a call as JSON text."""
         self._no_tools: list[dict[str, JSON]] | None = None
-        """Word to the template where there are no tools."""
+        """Argument `tools` of the template for conversations without tools."""
         said = [Message(role="user", content="a"), Message(role="assistant", content=MARK)]
         try:
             self.text(said, (), prompts=False)
         except UserError:
-            self._no_tools = []  # of a template that is for tools alone, as Hermes' is, and goes through them
+            self._no_tools = []  # for templates such as Hermes' that iterate over the tools in any case
         end = self.text(said, (), prompts=False).rpartition(MARK)[2]
         self._closing = next((tag for tag in self._text.tags if end.startswith(tag)), "")
-        """Tag that ends an answer; empty where the next message's tag does."""
+        """Tag that ends an answer. Empty if the tag of the next message ends it."""
         ends = {tokenizer.eos_token_id, self._text.tags.get(self._closing)}
         self.stop_token_ids = tuple(sorted({*stop_token_ids, *[int(end) for end in ends if end is not None]}))
         self.proof: Proof = prove(self)
-        """Finding of the start: which turns can be appended."""
+        """Kinds of turns that can be appended under this template."""
         self._opens_thought = self._ends_in_thought()
 
     def variant(self, variables: Mapping[str, JSON]) -> "ChatTemplateRenderer":
-        """Returns the renderer whose template reads further variables; see Renderer."""
+        """Returns the renderer with further variables for the template; see Renderer."""
         merged = {**self._config.chat_template_kwargs, **variables}
         if merged == self._config.chat_template_kwargs:
             return self
@@ -77,9 +77,9 @@ class ChatTemplateRenderer:
         return found
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool = True) -> str:
-        """Writes a conversation as text, tags that were typed put aside. UserError for what the template refuses.
+        """Renders a conversation as text, with masked tags of users. Raises UserError if the template refuses it.
 
-        prompts: it ends where the model goes on.
+        prompts: whether the text ends with the beginning of the next answer.
         """
         if self._config.tools == "prompt":
             messages, tools = written_out(messages, tools), ()
@@ -115,17 +115,17 @@ class ChatTemplateRenderer:
             ) from None
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Writes a whole conversation; see Renderer."""
+        """Renders a whole conversation; see Renderer."""
         return self._text.encode(self.text(messages, tools))
 
     def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Writes an answer behind `messages`, as the model would draw it, its end included; see Renderer."""
+        """Renders an answer to `messages` as the model would sample it, including its end; see Renderer."""
         begin = self.text(messages, tools)
         whole = self.text([*messages, answer], tools, prompts=False)
         if not whole.startswith(begin):
             raise UserError(
-                "the chat template writes a conversation in another way once it is answered, so that no example can be "
-                "written with it. Take another model, or examples that are text."
+                "the chat template changes the text of a conversation when an answer follows, so examples cannot be "
+                "rendered with it. Take another model, or examples that are text."
             )
         said, closing, _ = (
             whole[len(begin) :].partition(self._closing) if self._closing else (whole[len(begin) :], "", "")
@@ -136,7 +136,7 @@ class ChatTemplateRenderer:
     def parse(
         self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
     ) -> Message:
-        """Reads an answer; see Renderer."""
+        """Parses an answer; see Renderer."""
         found = self._parser.parse(self._marked(token_ids), tools, in_thought=self._opens_thought)
         first = len(prompt_ids) % 10**7
         calls = [replace(call, id=f"{first:07d}{place % 100:02d}") for place, call in enumerate(found.calls)]
@@ -145,12 +145,12 @@ class ChatTemplateRenderer:
         )
 
     def begun(self, token_ids: Sequence[int], *, tools: Sequence[ToolSpec] = ()) -> Message:
-        """Reads an answer that goes on; see Renderer."""
+        """Parses an incomplete answer; see Renderer."""
         found = self._parser.begun(self._marked(token_ids), tools, in_thought=self._opens_thought)
         return Message(role="assistant", content=found.content, reasoning=found.reasoning or None)
 
     def _marked(self, token_ids: Sequence[int]) -> MarkedText:
-        """Returns an answer's text, without the tokens that end it."""
+        """Returns the text of an answer, without the tokens that end it."""
         ids = list(token_ids)
         while ids and ids[-1] in self.stop_token_ids:
             ids.pop()
@@ -163,7 +163,7 @@ class ChatTemplateRenderer:
         new_messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
     ) -> list[int] | None:
-        """Writes messages behind an answer; see Renderer."""
+        """Appends messages to an answer; see Renderer."""
         kind: Kind = "tool" if new_messages and new_messages[0].role == "tool" else "user"
         if not new_messages or any(message.role == "assistant" for message in new_messages):
             return None
@@ -174,7 +174,7 @@ class ChatTemplateRenderer:
             return None
         ids = self._text.encode(tail)
         if previous_ids[-1] in self.stop_token_ids:
-            # Another end than the template's own, such as of a call, is as good as that.
+            # Any end token of the answer, such as one after a call, replaces the template's end tag.
             if ids and (ids[0] == previous_ids[-1] or ids[0] == self._text.tags.get(self._closing)):
                 ids = ids[1:]
             return [*previous_ids, *ids]
@@ -187,9 +187,9 @@ class ChatTemplateRenderer:
         tools: Sequence[ToolSpec] = (),
         before: Sequence[Message] = (Message(role="user", content="a"),),
     ) -> str | None:
-        """Returns what a template writes behind an answer: its end, new messages, and where the model goes on.
+        """Returns the text after an answer: its end tag, the new messages, and the beginning of the next answer.
 
-        answer: only how many calls it has matters. before: messages before it. None where the template refuses.
+        answer: only the number and names of its calls matter. before: messages before it. None if the template refuses.
         """
         calls = _dummy_calls(answer, new_messages) if new_messages and new_messages[0].role == "tool" else ()
         for some in (calls, calls[:1]) if len(calls) > 1 else (calls,):
@@ -204,7 +204,10 @@ class ChatTemplateRenderer:
         return None
 
     def _behind(self, whole: str, alone: str) -> str | None:
-        """Cuts a written conversation behind its answer. alone: without new messages, where the answer has calls."""
+        """Returns the part of a rendered conversation after its answer.
+
+        alone: the conversation without new messages, if the answer has calls.
+        """
         _, found, tail = whole.rpartition(MARK)
         if not found:
             return None
@@ -217,7 +220,7 @@ class ChatTemplateRenderer:
         return tail.removeprefix(behind) if tail.startswith(behind) else None
 
     def _held(self, message: Message) -> dict[str, JSON]:
-        """Returns a message as the template gets it. An answer's content keeps its tags: the template reads them."""
+        """Converts a message for the template, with masked tags. The content of an answer keeps its tags."""
         found = to_mapping(message, as_text=self._calls_are_text)
         for key in ("tool_calls", *(() if message.role == "assistant" else ("content",))):
             if key in found:
@@ -229,7 +232,7 @@ class ChatTemplateRenderer:
         return begins is not None and self.text([Message(role="user", content="a")], ()).rstrip().endswith(begins)
 
     def _thought_end(self, previous_ids: Sequence[int]) -> list[int]:
-        """Returns the tokens that end a thought that was cut; none where the last one ended."""
+        """Returns the tokens that close a truncated thought. Empty if the last thought is closed."""
         if not self._parser.thoughts:
             return []
         begin, end = (self._text.tags.get(tag) for tag in self._parser.thoughts)
@@ -242,12 +245,12 @@ class ChatTemplateRenderer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what was found about the template, for people."""
+        """Sentences about the limits of the template, for users."""
         return self.proof.notes(branch_on_rewrite=self._config.on_rewrite == "branch")
 
 
 def _dummy_calls(answer: Message | None, new_messages: Sequence[Message]) -> tuple[ToolCall, ...]:
-    """Returns one call for each answer of a tool, of the same ids and names; the last holds the mark."""
+    """Returns one call for each tool message, with the same id and name. Each has MARK as its argument."""
     names = {call.id: call.name for call in answer.tool_calls} if answer else {}
     tools = [message for message in new_messages if message.role == "tool"]
     return tuple(

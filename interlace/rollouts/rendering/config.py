@@ -12,18 +12,18 @@ _ARGUMENTS = ("messages", "conversation", "tools", "add_generation_prompt", "tok
 
 
 class RendererConfig(Config):
-    """How messages become a model's tokens, and its answers messages."""
+    """Settings of the conversion of messages to tokens, and of answers to messages."""
 
     parser: str | None = None
-    """Format of thoughts and tool calls, a built-in or your own as package.module:Name; None finds the built-in whose
-    marks the chat template writes."""
+    """Parser of thoughts and tool calls: a built-in, or your own as package.module:Name. If None, the built-in whose
+    tags the chat template contains."""
     tools: Literal["template", "prompt"] = "template"
-    """Way to show tools. template: the chat template writes them. prompt: for a template that knows no tools, they are
-    described in the system message, called in Hermes' format, and answered in messages of the user."""
+    """Presentation of tools. template: by the chat template. prompt: for templates without tools, described in the
+    system message, called in Hermes' format, and answered in messages of the user."""
     on_rewrite: Literal["append", "branch"] = "append"
-    """Way of a turn whose chat template would write earlier turns in another way than they were drawn, such as without
-    their thoughts. append: the earlier turns stay as they were drawn. branch: the conversation is written from the
-    beginning, and the turn begins a branch."""
+    """Treatment of a turn if the chat template would change earlier turns, for example remove their thoughts. append:
+    earlier turns stay as they were sampled. branch: the whole conversation is rendered again, and the turn begins a
+    branch."""
     chat_template_kwargs: Mapping[str, bool | int | float | str] = Field(default_factory=dict)
     """Variables that the chat template reads, such as `enable_thinking: false`."""
 

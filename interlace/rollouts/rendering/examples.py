@@ -1,4 +1,4 @@
-"""Example conversations as tokens, written turn by turn as an episode writes them."""
+"""Conversion of example conversations to tokens, turn by turn like in an episode."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,14 +9,14 @@ from interlace.rollouts.rendering.base import Renderer
 
 
 class ExampleWriter:
-    """Writer of the messages that follow a prompt."""
+    """Converts the messages that follow a prompt to tokens."""
 
     def __init__(self, renderer: Renderer, tools_of: Callable[[Prompt], tuple[ToolSpec, ...]]) -> None:
-        """tools_of: tools that a prompt was written with."""
+        """tools_of: returns the tools that a prompt was rendered with."""
         self._renderer, self._tools_of = renderer, tools_of
 
     def write(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-        """Returns the tokens behind a prompt, and which of them the assistant says."""
+        """Returns the tokens after a prompt, and for each whether it belongs to an answer of the assistant."""
         tools, said = self._tools_of(prompt), list(prompt.messages)
         ids: list[int] = prompt.token_ids.tolist()
         first, imitated, place = len(ids), [False] * len(ids), 0
@@ -33,8 +33,8 @@ class ExampleWriter:
                 longer = self._renderer.extend(ids, answer, new, tools)
                 if longer is None:
                     raise UserError(
-                        "under this chat template each turn is a branch, so that an example of several turns is no one "
-                        "sequence. Take examples of one turn, or another model."
+                        "under this chat template each turn is a branch, so an example of several turns is not a "
+                        "single sequence. Take examples of one turn, or another model."
                     )
                 imitated += [False] * (len(longer) - len(ids))
                 ids, place = longer, place + len(new)

@@ -1,4 +1,4 @@
-"""Renderers by their settings."""
+"""Creation of renderers and lookup of parsers by their settings."""
 
 import inspect
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def create_renderer(
     tokenizer: "PreTrainedTokenizerBase", config: RendererConfig, stop_token_ids: Sequence[int] = ()
 ) -> ChatTemplateRenderer:
-    """Makes the renderer of a tokenizer. stop_token_ids: of the model. UserError for what cannot work."""
+    """Creates the renderer of a tokenizer. stop_token_ids: of the model. Raises UserError without a template."""
     parser = load_parser(config.parser) if config.parser else find_parser(str(tokenizer.chat_template or ""))
     return ChatTemplateRenderer(tokenizer, parser, config, stop_token_ids)
 
@@ -30,7 +30,7 @@ def parser_names() -> list[str]:
 
 
 def load_parser(name: str) -> Parser:
-    """Loads a built-in by name, or a user's `package.module:Name`. Raises UserError where there is none."""
+    """Loads a built-in by name, or a user's `package.module:Name`. Raises UserError if it does not exist."""
     if ":" in name:
         return concrete_subclass(f"parser {name!r}", load_object("parser", name), Parser)()  # type: ignore[type-abstract]
     module = builtin_module("parser", parsers, name)
@@ -40,14 +40,14 @@ def load_parser(name: str) -> Parser:
 
 
 def find_parser(template: str) -> Parser:
-    """Returns the parser whose signs stand in a chat template, the one with most of several; Hermes' if none does."""
+    """Returns the parser whose signs a chat template contains, the one with most signs. If none matches, Hermes'."""
     found = [load_parser(name) for name in parser_names()]
     fitting = [one for one in found if one.signs and all(sign in template for sign in one.signs)]
     return max(fitting, key=lambda one: (len(one.signs), type(one).__name__), default=HermesParser())
 
 
 def check_renderer(config: RendererConfig) -> None:
-    """Refuses (UserError) a parser that is not there."""
+    """Raises UserError if the parser does not exist."""
     if config.parser:
         try:
             load_parser(config.parser)

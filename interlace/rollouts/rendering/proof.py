@@ -1,4 +1,4 @@
-"""Proof, on the loaded chat template, that a turn can be appended without touching what is there."""
+"""Tests of the loaded chat template: whether turns can be appended without changing the existing tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ PROBE = ToolSpec(name="probe", description="d", parameters={"type": "object", "p
 
 
 class TemplateText(Protocol):
-    """Writer of a template's text."""
+    """Interface that renders text with a template."""
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool = True) -> str:
-        """Writes a conversation. UserError for what the template refuses."""
+        """Renders a conversation. UserError if the template refuses it."""
         ...
 
     def tail_text(
@@ -26,33 +26,33 @@ class TemplateText(Protocol):
         tools: Sequence[ToolSpec] = (),
         before: Sequence[Message] = (),
     ) -> str | None:
-        """Returns what is written behind an answer; None where the template refuses."""
+        """Returns the rendered text after an answer, or None if the template refuses the messages."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnFinding:
-    """TurnFinding about one kind of turn."""
+    """Results of the tests of one kind of turn."""
 
     appends: bool
-    """True: what a turn adds does not depend on what went before it."""
+    """True if the text that a turn adds does not depend on the messages before it."""
     rewrites: bool
-    """True: with the turn the template writes earlier ones in another way than without it."""
+    """True if the turn changes the rendered text of earlier turns."""
     is_there: bool
-    """False: the template does not take messages of this kind."""
+    """True if the template accepts messages of this kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """Findings about a template."""
+    """Results of the tests of a template."""
 
     user: TurnFinding
     tool: TurnFinding
     has_tools: bool
-    """False: the template writes nothing of the tools it is given."""
+    """True if the template renders the tools."""
 
     def may_append(self, kind: Kind, *, branch_on_rewrite: bool) -> bool:
-        """Says whether turns of a kind are appended. branch_on_rewrite: not where the template would rewrite."""
+        """Returns whether turns of a kind are appended. branch_on_rewrite: no if earlier turns change."""
         found = self.user if kind == "user" else self.tool
         return found.appends and not (found.rewrites and branch_on_rewrite)
 
@@ -64,24 +64,25 @@ class Proof:
                 continue
             if not finding.appends:
                 found.append(
-                    f"a {kind} message cannot be appended under this chat template, whose text of it depends on what "
-                    "went before: each such turn is written from the beginning and becomes a branch"
+                    f"a {kind} message cannot be appended under this chat template, because its text depends on the "
+                    "messages before it: the whole conversation is rendered again at each such turn, which becomes a "
+                    "branch"
                 )
             elif finding.rewrites and branch_on_rewrite:
                 found.append(
-                    f"a {kind} message makes this chat template write earlier turns in another way: each such turn is "
-                    "written from the beginning and becomes a branch (renderer.on_rewrite=branch)"
+                    f"a {kind} message makes this chat template change earlier turns: the whole conversation is "
+                    "rendered again at each such turn, which becomes a branch (renderer.on_rewrite=branch)"
                 )
             elif finding.rewrites:
                 found.append(
-                    f"a {kind} message makes this chat template write earlier turns in another way, such as without "
-                    "their thoughts; here they stay as they were drawn (renderer.on_rewrite=append)"
+                    f"a {kind} message makes this chat template change earlier turns, such as remove their thoughts; "
+                    "in this run they stay as they were drawn (renderer.on_rewrite=append)"
                 )
         return tuple(found)
 
 
 def prove(template: TemplateText) -> Proof:
-    """Tries the template on conversations of several kinds."""
+    """Tests the template on conversations of several kinds."""
     return Proof(
         user=_finding(template, "user"),
         tool=_finding(template, "tool"),
@@ -133,7 +134,7 @@ def _rewrites(template: TemplateText, before: Messages, new: Message, tools: tup
             asked = template.text(before, tools)
         except UserError:
             continue
-        # What the model was given ends where it goes on, in a thought perhaps, which may be left out later.
+        # The context of the answer may end within a thought, which the template may remove later.
         if not later.startswith(now.rstrip()) or not later.startswith(asked.rstrip()):
             return True
     return False

@@ -1,4 +1,4 @@
-"""Text as token ids and back. Tags in a user's text stay text; tags that the model sampled are found by their id."""
+"""Conversion of text to token ids and back. Tags in a user's text stay text. Sampled tags are found by their ids."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HOLD, END = "\ue000", "\ue001"
-"""Private characters around the number of a tag in a user's text, while the chat template runs."""
+"""Private characters around the number of a masked tag in a user's text, while the chat template runs."""
 FIRST_MARK = 0xF0000
 """First of the private characters that stand for tags in an answer."""
 
@@ -37,7 +37,7 @@ class TokenText:
         self._by_length = by_length
 
     def hold(self, value: JSON) -> JSON:
-        """Returns a message's text, or the arguments of a call, with its tags put aside."""
+        """Returns a message's text, or the arguments of a call, with masked tags."""
         if isinstance(value, str):
             return self._typed.sub(lambda match: f"{HOLD}{self._numbers[match[0]]}{END}", value)
         if isinstance(value, Mapping):
@@ -47,11 +47,11 @@ class TokenText:
         return value
 
     def encode(self, text: str) -> list[int]:
-        """Tokenizes a template's text. The template's tags become their ids; tags that were put aside stay text."""
+        """Tokenizes a template's text. The template's tags become their ids; masked tags become text."""
         if HOLD not in text:
             return self._encode(text)
         found: list[int] = []
-        # Every second part is a number.
+        # Every second part is the number of a masked tag.
         for place, part in enumerate(self._held.split(text)):
             found += self._spelled(self._by_length[int(part)]) if place % 2 else self._encode(part)
         return found

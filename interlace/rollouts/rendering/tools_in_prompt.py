@@ -1,4 +1,4 @@
-"""Tools for chat templates that know none: described in the system message, called and answered in plain text."""
+"""Tools for chat templates without tools: described in the system message, called and answered in plain text."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ HEAD = (
 
 
 def written_out(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Messages:
-    """Returns the same conversation without tools, calls and tools' messages, all of it said in Hermes' format."""
+    """Returns the conversation with its tools, calls and tool messages written as text in Hermes' format."""
     found = [_plain(message) for message in messages]
     if tools:
         lines = [json.dumps(tool_mapping(tool), ensure_ascii=False, default=dict) for tool in tools]
@@ -40,7 +40,7 @@ def _call_text(call: ToolCall) -> str:
 
 
 def _joined(messages: Sequence[Message]) -> Sequence[Message]:
-    """Joins messages of the user that follow one another: templates want the roles to take turns."""
+    """Joins consecutive messages of the user, because templates require alternating roles."""
     found: list[Message] = []
     for message in messages:
         if found and message.role == found[-1].role == "user":

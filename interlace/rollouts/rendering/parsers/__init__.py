@@ -1,1 +1,1 @@
-"""Readers of answers: how a model's format marks thoughts and tool calls. One file each, found by name."""
+"""Parsers of answers, one file for each format of thoughts and tool calls, found by name."""

@@ -1,4 +1,4 @@
-"""Calls of DeepSeek's models, in tags of their own: `NAME<sep>{...}`, in V3 and R1 `function<sep>NAME` and a fence."""
+"""Format of DeepSeek's models, with special tags: `NAME<sep>{...}`, or in V3 and R1 `function<sep>NAME` and a fence."""
 
 import json
 import re
@@ -15,7 +15,7 @@ FENCED = re.compile(r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL)
 
 
 class DeepSeekParser(Parser):
-    """Thoughts, content, then the calls; what stands behind them is no part of an answer."""
+    """Parser of thoughts, content and calls in this order. Text after the calls is ignored."""
 
     thoughts: ClassVar[tuple[str, str] | None] = ("<think>", "</think>")
     tags: ClassVar[tuple[str, ...]] = (BEGIN, END, CALL, SEPARATOR, CALL_END, "<think>", "</think>")
@@ -33,7 +33,7 @@ class DeepSeekParser(Parser):
         found = between(body, answer.tag(CALL), answer.tag(CALL_END))
         calls = [_call(one, answer) if is_closed else _broken(CALL_END) for one, is_closed, _ in found]
         if begins and not calls:
-            calls = [ToolCall(name="", error="There is no call behind the tag that begins calls.")]
+            calls = [ToolCall(name="", error="There is no call after the tag that begins calls.")]
         return Parsed(content=answer.plain(content).strip(), reasoning=reasoning, calls=tuple(calls))
 
 

@@ -18,7 +18,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(Parser):
-    """JSON within tags, any number of calls."""
+    """Parser of any number of calls, each JSON within tags."""
 
     tags: ClassVar[tuple[str, ...]] = (BEGIN, END)
     signs: ClassVar[tuple[str, ...]] = (BEGIN, '"arguments"')

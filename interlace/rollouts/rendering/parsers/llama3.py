@@ -8,11 +8,11 @@ from interlace.rollouts.rendering.parsers.base import MarkedText, Parsed, Parser
 
 TAG = "<|python_tag|>"
 SIGNS = ('{"name":', '{"type":"function"')
-"""Beginnings of a call without a tag, spaces left out."""
+"""Possible beginnings of a call without a tag, with spaces removed."""
 
 
 class Llama3Parser(Parser):
-    """The whole answer is a call, or several one behind the other, where it begins as one; else it is content."""
+    """Parser of answers that consist of one or more consecutive calls. Any other answer is content."""
 
     tags = (TAG,)
     signs = ('"parameters": ', "ipython")

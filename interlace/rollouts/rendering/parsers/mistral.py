@@ -11,7 +11,7 @@ BEGIN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
 
 
 class MistralParser(Parser):
-    """Content, then calls: one list of them, as up to Mistral Nemo, or each behind a tag of its own, as since then."""
+    """Parser of content and then calls: one list of calls (up to Mistral Nemo), or a tag before each call (later)."""
 
     tags: ClassVar[tuple[str, ...]] = (BEGIN, ARGUMENTS)
     signs: ClassVar[tuple[str, ...]] = (BEGIN,)

@@ -4,7 +4,7 @@ from interlace.rollouts.rendering.parsers.hermes import HermesParser
 
 
 class Qwen3Parser(HermesParser):
-    """Reasoning before content and calls."""
+    """Parser of reasoning before content and calls."""
 
     thoughts = ("<think>", "</think>")
     tags = (*HermesParser.tags, "<think>", "</think>")

@@ -21,7 +21,7 @@ PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTAL
 
 
 class Qwen3CoderParser(Parser):
-    """Arguments as bare text, read by the tool's schema; an argument without text is an empty text."""
+    """Parser of calls with arguments as bare text, read by the tool's schema. An empty argument is an empty text."""
 
     thoughts = ("<think>", "</think>")
     tags = (BEGIN, END, "<think>", "</think>")

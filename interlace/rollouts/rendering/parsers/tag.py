@@ -1,4 +1,4 @@
-"""`<name>argument</name>`: the tool's name as the tag, its only argument as bare text; for models of one's own."""
+"""`<name>argument</name>`: the tool's name is the tag, its argument is bare text. For models without a tool format."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from interlace.rollouts.rendering.parsers.base import MarkedText, Parsed, Parser
 
 
 class TagParser(Parser):
-    """Calls of the tools that were shown, and of no others: any other tag is content."""
+    """Parser of calls of the tools in the prompt. Any other tag is content."""
 
     thoughts = ("<think>", "</think>")
     tags = ("<think>", "</think>")
