@@ -18,8 +18,7 @@ class RankLoad(NamedTuple):
 
 
 def deal(loads: Sequence[RankLoad], num_ranks: int) -> list[list[int]]:
-    """Returns the indices of the items for each rank, so that the largest total load is small. Ties keep the item
-    order.
+    """Returns the indices of the items for each rank, so that the largest load is small. Ties keep the item order.
 
     A group starts out whole on one rank, because its shared cost then counts once. Items move away from their group if
     this relieves the fullest rank. If the shared costs are small, items are assigned one by one when that balances

@@ -175,9 +175,7 @@ class Channel(Generic[K, R]):
         return self._rows[key]
 
     async def feed(self, rows: AsyncIterable[tuple[K, R]], columns: Sequence[str]) -> None:
-        """Runs a source as a task: opens each (key, row) with `columns` when there is room, and closes the channel at
-        the end.
-        """
+        """Runs a source as a task: opens each (key, row) with `columns` when there is room, then closes the channel."""
         async for key, row in rows:
             await self.has_room(f"source of {self.name}")
             self.open(key, row, columns)

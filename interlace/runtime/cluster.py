@@ -76,9 +76,7 @@ class Cluster(ABC):
     """Devices, workers on them, and the tasks of a run."""
 
     def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
-        """Makes a cluster on a running event loop. hang_after_s: seconds without any progress after which the run
-        fails.
-        """
+        """Makes a cluster on a running event loop. hang_after_s: seconds without progress after which the run fails."""
         self.devices = tuple(devices)
         self._schedule = schedule
         self.clock = self._make_clock()
@@ -88,8 +86,7 @@ class Cluster(ABC):
         self.watchdog = Watchdog(self.clock, self.waits, hang_after_s=hang_after_s)
         self._groups: list[WorkerGroup[Worker]] = []
         self._after_workers = AsyncExitStack()
-        """Resources released after all groups, last added first: ranks without a group, and resources that workers
-        share."""
+        """Resources released after all groups, last added first: ranks without a group, and shared resources."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.hurries = False

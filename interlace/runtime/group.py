@@ -127,8 +127,7 @@ class WorkerGroup(Generic[W_co]):
         """Indices of its devices within the cluster."""
         self.working_bytes = use.working_bytes
         self.version: int | None = None
-        """Version of the weights that the ranks serve or receive, if a driver sets it. It is recorded in the group's
-        spans."""
+        """Version of the weights that the ranks serve or receive, if a driver sets it. The group's spans contain it."""
         self._class, self._ranks, self._services, self._copies = worker_class, tuple(ranks), services, copies
         self._rank_devices = [self.device_indices[number :: len(ranks)][: use.used] for number in range(len(ranks))]
         self._operations: dict[str, Operation] = {}

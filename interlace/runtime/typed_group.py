@@ -30,8 +30,7 @@ class Driver(Protocol):
 
 
 class TypedGroup(Protocol):
-    """Interface of a worker group, without its operations. An operation is named by its function,
-    `ActorGroup.accumulate`.
+    """Interface of a worker group, without its operations. A function names an operation: `ActorGroup.accumulate`.
 
     Its arguments are positional.
     """

@@ -11,8 +11,7 @@ T = TypeVar("T")
 
 
 Wait = tuple[str, str, float]
-"""One current wait or operation: the component, the event or operation, and the start time. Every call makes one, so it
-is a plain tuple."""
+"""A current wait or operation: component, event or operation, start time. A tuple, because every call makes one."""
 
 
 class WaitRegistry:
@@ -55,9 +54,7 @@ class WaitRegistry:
 
     @contextmanager
     def operation(self, *, who: str, what: str) -> Iterator[None]:
-        """Registers the block as an operation outside the controller, such as the start of a worker or a write to a
-        file.
-        """
+        """Registers the block as an operation outside the controller, such as the start of a worker or a file write."""
         token = self.begin(who, what, self.clock.now())
         try:
             yield

@@ -1,3 +1,1 @@
-"""Description of how a flow runs, as data, and the pure rules that follow from it: synchronous, without iteration over
-sets.
-"""
+"""Description of how a flow runs, as data, and the pure, synchronous rules that follow. Never iterates a set."""

@@ -29,8 +29,7 @@ class Decision:
 
 
 class Arbiter:
-    """Grants all devices of a claim or none, the most downstream stage first, then first come. A waiting claim reserves
-    devices.
+    """Grants all devices of a claim or none: downstream stages first, then first come. Waiting claims reserve devices.
 
     Acquiring devices one by one could deadlock. Without reservations, smaller claims could starve a claim on many
     devices.

@@ -10,9 +10,7 @@ from interlace.core.config import Config
 
 
 class Adaptive(Config):
-    """Adaptive limit (AIMD): grows while the KV cache has room, is trimmed when it fills, and is cut after a
-    preemption.
-    """
+    """Adaptive limit (AIMD): grows while the KV cache has room, shrinks when it fills and after a preemption."""
 
     kind: Literal["adaptive"] = "adaptive"
     initial: int = Field(default=16, ge=1)
@@ -27,8 +25,7 @@ class Adaptive(Config):
     high: float = Field(default=0.8, gt=0, le=1)
     """KV use above which the limit is trimmed."""
     growth: float = Field(default=1.25, gt=1)
-    """Growth factor. The limit grows at most once per as many finished sequences as the limit, so that the effect is
-    visible."""
+    """Growth factor, applied at most once per as many finished sequences as the limit, so that its effect shows."""
     cut: float = Field(default=0.75, gt=0, lt=1)
     """Factor of a cut, applied to the number of sequences at the preemption."""
 
@@ -102,8 +99,7 @@ class FixedLimit:
 
 
 class AdaptiveLimit:
-    """Limit with additive increase and multiplicative decrease on KV use, like prime-rl's controller for all its
-    engines.
+    """Limit with additive increase and multiplicative decrease on KV use, like prime-rl's controller of all engines.
 
     A lowered limit removes no sequence; it takes effect as sequences end. Above 90 % of the cache prime-rl cancels the
     youngest sequences; here the engine preempts them, and the limit is then cut.

@@ -44,8 +44,7 @@ _VARIANTS: Mapping[str, Mapping[str, object]] = {
 
 
 def equivalents(schedule: Schedule) -> dict[str, Schedule]:
-    """Returns a schedule and its variants by name. All give the same samples and, except for rounding, the same
-    weights.
+    """Returns a schedule and its variants by name. All give the same samples and, up to rounding, the same weights.
 
     The variants need two devices. Raises UserError for a schedule whose result depends on timing.
     """

@@ -6,8 +6,7 @@ from interlace.schedule.schedule import Schedule
 
 
 class Gate:
-    """Slots for groups. A slot returns at a publication, or when its group is dropped, never when its group is
-    consumed.
+    """Slots for groups. A slot returns at a publication, or when its group is dropped, never at consumption.
 
     A slot that returned at consumption could admit a group whose deadline cannot be met. With the bound `consumed at
     the last publication + floor((1 + depth) P S)` every admitted group can meet its deadline.

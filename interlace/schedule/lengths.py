@@ -154,9 +154,7 @@ class LengthRanker:
         self._guesses.pop(request_id, None)
 
     def metrics(self) -> Metrics:
-        """Returns the rank correlations of predicted and real lengths for the latest responses: of the model, and of
-        the history.
-        """
+        """Returns the rank correlation of predicted and real lengths, for the model and for the history alone."""
         if not self._learns or len(self._scored) < 2:
             return {}
         expected, of_history, real = zip(*self._scored, strict=True)

@@ -77,8 +77,7 @@ def _share(low: int, high: int, spec: str, size: int, role: str) -> range:
 
 
 def _bound(percent: int, size: int) -> int:
-    """Returns the first device of a share, or the end. The result is rounded, and kept inside so that no share is
-    empty.
+    """Returns the first device of a share, or its end: rounded, and moved inwards so that no share is empty.
 
     Two shares that meet get the same result: 0-75% and 75-100% neither overlap nor omit a device.
     """

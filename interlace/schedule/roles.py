@@ -21,8 +21,7 @@ class Role:
     """One kind of worker in the flow."""
 
     name: str
-    """Name of the role. It is the key of its placement and granule in a schedule, and of its section, if any, in a
-    recipe."""
+    """Name of the role. Keys its placement and granule in a schedule, and its section, if any, in a recipe."""
     one_instance: bool = False
     """True if one instance spans all devices of its placement. Otherwise each device has an instance, unless the
     placement sets `devices_per_instance`."""

@@ -156,11 +156,9 @@ class Schedule(Config):
     tail: Tail = NoTail()
     """Policy for the long tail of responses."""
     switch: Literal["when_idle", "when_ready"] = "when_idle"
-    """Time at which rollout releases a shared device: when it has no work left, or as soon as another stage is
-    ready."""
+    """Time at which rollout releases a shared device: when it has no work left, or once another stage is ready."""
     kv_on_switch: Literal["offload", "recompute"] = "offload"
-    """Treatment of running sequences' KV cache when their device changes hands: moved to the host, or computed
-    again."""
+    """Treatment of running sequences' KV cache when their device changes hands: moved to the host, or recomputed."""
     min_hold: float = Field(default=0.0, ge=0)
     """Minimum seconds that rollout keeps a shared device, with `when_ready`."""
     lend_until: Annotated[Annotated[float, Field(gt=0, le=1)] | None, BeforeValidator(none_as_null)] = None
@@ -226,9 +224,7 @@ class Schedule(Config):
         return self.placement.instances(role, devices)
 
     def moves_kv_cache(self, devices: tuple[Device, ...]) -> bool:
-        """Returns whether running sequences' KV cache is moved to the host and back because other roles share their
-        devices.
-        """
+        """Returns whether running sequences' KV cache is moved to the host while another role uses their device."""
         if self.switch != "when_ready" or self.kv_on_switch != "offload":
             return False
         held = {device for instance in self.instances("rollout", devices) for device in instance}

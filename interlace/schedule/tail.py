@@ -28,8 +28,7 @@ class Oversample(Config):
     prompts: float = Field(default=1.25, ge=1)
     """Groups launched for each group needed."""
     responses: float = Field(default=1.0, ge=1)
-    """Samples launched for each sample needed. The first to finish are shorter, which biases the samples of a
-    prompt."""
+    """Samples launched for each sample needed. The first to finish are shorter, which biases a prompt's samples."""
 
 
 class TailBatching(Config):

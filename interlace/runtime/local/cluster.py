@@ -138,9 +138,7 @@ class LocalCluster(Cluster):
         return Rendezvous(url=f"file://{self._own_folder('meeting')}/store")
 
     def _patience_s(self) -> float:
-        """Returns how long the end waits for a thread, which cannot be killed: as long as for a hang, unless the run
-        hurries.
-        """
+        """Returns how long the end waits for a thread, which cannot be killed: as for a hang, or less in a hurry."""
         return HURRIED_S if self.hurries else self.watchdog.hang_after_s
 
 

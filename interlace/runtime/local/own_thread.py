@@ -11,9 +11,7 @@ T = TypeVar("T")
 
 
 class OwnThread:
-    """Daemon thread: unlike an executor's thread, a function that never returns does not prevent the process from
-    ending.
-    """
+    """Daemon thread. Unlike an executor's thread, it never prevents the process from ending."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()

@@ -22,8 +22,7 @@ class SpawnedRank(ProcessRank):
     """A worker in a new Python process, which always ends with this process."""
 
     async def start(self, factory: Factory, folder: Path | None) -> None:
-        """Starts the process and constructs the worker. A UserError passes unchanged; any other error becomes a
-        RemoteError.
+        """Starts the process and constructs the worker. A UserError passes unchanged; other errors become RemoteError.
 
         folder: the folder of shared arrays.
         """

@@ -1,5 +1,4 @@
-"""Channels that workers write and read directly: row contents stay with the rank that made them; the flow sees only
-keys.
+"""Channels that workers write and read directly: contents stay with the rank that made them; the flow has only keys.
 
 A row has a number, which alone determines the rank that makes it and the rank that reads it. Rows are handed out in the
 order of their numbers, so the speed of the ranks changes nothing. A reader fetches a row's content from the rank that

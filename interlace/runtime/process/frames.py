@@ -116,8 +116,7 @@ def with_buffers(dump: Callable[[OnBuffer], bytes]) -> Pickled:
 
 
 class Assembler:
-    """Assembler of messages. One read can contain several small ones; large arrays are received directly into their
-    memory.
+    """Assembler of messages. One read can contain several small ones; large arrays are received into their own memory.
 
     Receive bytes into `space`, then call received() with their number.
     """

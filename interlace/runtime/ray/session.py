@@ -104,9 +104,7 @@ class RaySession:
             self._parts.end()
 
     def lost_part(self) -> str:
-        """Returns the name of a missing process of a Ray instance started here, without which its ranks end; else
-        empty.
-        """
+        """Returns the missing process of a Ray instance started here, without which its ranks end; else empty."""
         return self._parts.lost() if self._parts else ""
 
 
