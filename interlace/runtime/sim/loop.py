@@ -105,9 +105,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.call_at(self.now_s + delay, callback, *args, context=context)
 
     def alarm(self, delay: float) -> "asyncio.Future[None]":
-        """Returns a future that is done after `delay` seconds, or earlier if it gets a result: a sleep without a
-        callback.
-        """
+        """Returns a future that is done after `delay` seconds, or once it has a result: a sleep without a callback."""
         future: asyncio.Future[None] = asyncio.Future(loop=self)
         heapq.heappush(self._scheduled, (self.now_s + delay, next(self._numbers), future))
         return future
