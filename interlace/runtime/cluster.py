@@ -137,7 +137,7 @@ class Cluster(ABC):
         """
         directory = self._mail_directory()
         if directory is None:
-            raise UserError(f"channel {name!r}: nothing is sent from rank to rank on a virtual clock.")
+            raise UserError(f"channel {name!r}: ranks cannot exchange messages on a virtual clock.")
         make_box = partial(mailbox_of, directory)
         made = Exchange(
             name, make_box, self.waits, writers=writers, readers=readers, num_rows=num_rows, on_lost=on_lost

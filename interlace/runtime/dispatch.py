@@ -37,8 +37,8 @@ def deal_arguments(how: Operation, args: tuple[Any, ...], *, num_ranks: int, cop
     parts = how.split(args, num_parts)
     if len(parts) != num_parts:
         raise InterlaceError(
-            f"the operation's split function gave {len(parts)} parts for {num_parts}: return one tuple of arguments a "
-            "part."
+            f"the operation's split function gave {len(parts)} parts for {num_parts}: return one tuple of arguments "
+            "per part."
         )
     return Dealt(arguments=_to_ranks(parts, copies))
 

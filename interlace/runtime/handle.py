@@ -28,7 +28,7 @@ class Handle(Generic[T]):
         done, _ = await asyncio.wait({self.task}, timeout=timeout_s)
         if not done:
             raise InterlaceError(
-                f"{self.task.get_name()} is not done after {timeout_s} s; it goes on and can be waited for again."
+                f"{self.task.get_name()} is not done after {timeout_s} s; it continues and can be awaited again."
             )
         return self.task.result()
 

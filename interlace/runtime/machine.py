@@ -95,7 +95,7 @@ def _gpus(count: int | None, machines: Sequence[Machine], spec: str) -> list[tup
     if len(found) < (count or 1):
         where = "this machine has" if len(machines) == 1 else f"these {len(machines)} machines have"
         raise UserError(
-            f"cluster.devices = {spec!r}: {where} {len(found)} GPUs that torch can use. Ask for what is there, for "
-            f"`auto`, or for CPU cores: cpu:{sum(machine.num_cores for machine in machines)}."
+            f"cluster.devices = {spec!r}: {where} {len(found)} GPUs that torch can use. Request at most these, "
+            f"`auto`, or CPU cores: cpu:{sum(machine.num_cores for machine in machines)}."
         )
     return found[:count]

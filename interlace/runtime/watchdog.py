@@ -118,7 +118,7 @@ class LoopWatch:
                 return
             sys.stderr.write(
                 f"error: {error}\nIt could not be freed, so the process ends, with exit code {self.EXIT_CODE}. Do not "
-                "block there: await, or leave it to a thread or a process. The newest checkpoint is whole.\n"
+                "block the event loop: await, or use a thread or a process. The newest checkpoint is intact.\n"
             )
             sys.stderr.flush()
             os._exit(self.EXIT_CODE)

@@ -174,7 +174,7 @@ class WorkerContext:
         from interlace.runtime.process.mail import mailbox_of
 
         if self.directory is None:
-            raise UserError(f"{self.name} is on a virtual clock, where nothing is sent from rank to rank.")
+            raise UserError(f"{self.name} is on a virtual clock, and ranks cannot exchange messages there.")
         return mailbox_of(self.directory, self.name)
 
 
@@ -200,8 +200,8 @@ class Worker:
                 continue
             if operation_of(cls, name) is None:
                 raise UserError(
-                    f"{cls.__name__}.{name}: a public method of a worker is an operation, and says so. Write "
-                    "@operation(bin=...) before it, or @operation(on_device=False) where it needs no device, or "
+                    f"{cls.__name__}.{name}: a public method of a worker is an operation and must be declared. Write "
+                    "@operation(bin=...) before it, or @operation(on_device=False) if it needs no device, or "
                     "begin its name with an underscore."
                 )
 

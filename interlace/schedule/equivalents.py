@@ -58,21 +58,21 @@ def refuse_races(schedule: Schedule) -> None:
     """Raises UserError if the training data depends on timing."""
     if schedule.max_staleness > 0:
         raise UserError(
-            f"max_staleness = {schedule.max_staleness:g}: which weights a token comes from depends on how fast each "
-            "part is, so no two runs need agree. Take a synchronous schedule, such as schedule=verl-colocated."
+            f"max_staleness = {schedule.max_staleness:g}: the weights that generate a token depend on timing, "
+            "so no two runs need agree. Use a synchronous schedule, such as schedule=verl-colocated."
         )
     if isinstance(schedule.tail, Oversample | TailBatching):
         raise UserError(
-            f"tail {schedule.tail.kind!r} trains on what finishes first, which depends on how fast each part is. "
+            f"tail {schedule.tail.kind!r} trains on the first samples to finish, which depends on timing. "
             "Set schedule.tail=none."
         )
     if schedule.on_straggler != "hold":
         raise UserError(
-            f"on_straggler {schedule.on_straggler!r} gives up what comes late, which depends on how fast each part "
-            "is. Set schedule.on_straggler=hold."
+            f"on_straggler {schedule.on_straggler!r} drops or restarts late groups, which depends on timing. "
+            "Set schedule.on_straggler=hold."
         )
     if schedule.batching == "arrival" and schedule.sync_every > 1:
         raise UserError(
-            f"batching 'arrival' with sync_every {schedule.sync_every} deals the groups of a version to its steps as "
-            "they finish, which depends on how fast each part is. Set schedule.batching=step or schedule.sync_every=1."
+            f"batching 'arrival' with sync_every {schedule.sync_every} assigns the groups of a version to its steps "
+            "as they finish, which depends on timing. Set schedule.batching=step or schedule.sync_every=1."
         )

@@ -59,7 +59,7 @@ def _part(part: str, spec: str, size: int, role: str) -> range:
     if last >= size:
         raise UserError(
             f"placement.{role} = {spec!r} names device {last}, but the pool has {size} (0-{size - 1}). "
-            f"Give the cluster more (cluster.devices, of a virtual one --devices) or use a share such as 0-50%."
+            f"Give the cluster more (cluster.devices, or --devices for a virtual one) or use a share such as 0-50%."
         )
     return range(first, last + 1)
 
@@ -70,8 +70,8 @@ def _share(low: int, high: int, spec: str, size: int, role: str) -> range:
     first, end = _bound(low, size), _bound(high, size)
     if first == end:
         raise UserError(
-            f"placement.{role} = {spec!r} is no whole device of {size}. Give the cluster more (cluster.devices, of a "
-            f"virtual one --devices) or widen it."
+            f"placement.{role} = {spec!r} is no whole device of {size}. Give the cluster more (cluster.devices, or "
+            f"--devices for a virtual one), or widen the share."
         )
     return range(first, end)
 

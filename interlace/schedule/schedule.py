@@ -82,8 +82,8 @@ class Placement(Config):
         if one_instance and len(found) > 1:
             raise UserError(
                 f"placement.{role}: devices_per_instance={size} would make {len(found)} instances of it, and a run has "
-                f"one. Leave devices_per_instance out, or give it {size} devices; how many data-parallel ranks share "
-                "its devices, the recipe says (actor.ranks, critic.ranks)."
+                f"one. Leave devices_per_instance out, or give it {size} devices. The recipe sets the number of "
+                "data-parallel ranks that share its devices (actor.ranks, critic.ranks)."
             )
         return found
 
@@ -183,11 +183,11 @@ class Schedule(Config):
         if isinstance(self.tail, Oversample | TailBatching) and (self.max_staleness > 0 or self.sync_every > 1):
             raise ValueError(
                 f"tail {self.tail.kind!r} works by rounds, a step each, and needs max_staleness 0 and sync_every 1 "
-                f"(they are {self.max_staleness:g} and {self.sync_every}). Change them, or take tail none or migrate"
+                f"(they are {self.max_staleness:g} and {self.sync_every}). Change them, or use tail none or migrate"
             )
         if self.overtake is not None and self.batching == "step":
             raise ValueError(
-                f"overtake {self.overtake:g} says how far finished groups may go before older ones, which batching "
+                f"overtake {self.overtake:g} sets how far finished groups may overtake older ones, which batching "
                 "'step' forbids. Use batching 'arrival', or overtake none"
             )
         if self.on_straggler != "hold" and self.batching == "step":
@@ -197,9 +197,9 @@ class Schedule(Config):
             )
         if self.on_update == "keep" and self.kv_on_switch == "recompute":
             raise ValueError(
-                "on_update 'keep' promises that a running sequence's KV cache outlives an update, kv_on_switch "
-                "'recompute' drops it whenever its device changes hands: whether it was kept would be chance. "
-                "Use kv_on_switch 'offload', or on_update 'recompute'"
+                "on_update 'keep' guarantees that a running sequence's KV cache survives an update, but kv_on_switch "
+                "'recompute' drops it when its device changes hands: whether it was kept would be chance. Use "
+                "kv_on_switch 'offload', or on_update 'recompute'"
             )
         create_dispatch(self.dispatch)  # refuses an unknown policy here, before the run starts
         return self

@@ -64,8 +64,8 @@ class SpawnedRank(ProcessRank):
         if code is not None and code < 0:
             ended = f"it was ended by {signal.Signals(-code).name}"
         return (
-            f"(process {self._process.pid}; {ended}). If memory ran out, give it less, or more ranks; a script that "
-            f"trains on several ranks with functions of its own starts its work under `{GUARD}`."
+            f"(process {self._process.pid}; {ended}). If memory ran out, use smaller batches or more ranks. "
+            f"If a script trains on several ranks with functions that it defines, it must start under `{GUARD}`."
         )
 
 

@@ -191,7 +191,7 @@ class Exchange:
         """Opens a row. Returns the reason of a refusal as text, or an empty string if the row is open."""
         where = f"channel {self.name!r}, row {key}:"
         if source not in self._writers:
-            return f"{where} {source} is none of the writers: {', '.join(self._writers)}."
+            return f"{where} {source} is not one of the writers: {', '.join(self._writers)}."
         if key < 0 or (self._num_rows is not None and key >= self._num_rows):
             return f"{where} the channel ends before it, at {self._num_rows} rows."
         if key in self._holders or key in self.failed or (key < self._next and key not in self._again):

@@ -118,7 +118,7 @@ class Mailbox:
                 line.send(Call(number=1, method=tag, args=(self.name, value)))
             except OSError as error:
                 del self._calls[to]
-                raise InterlaceError(f"{self.name}: {to} is gone, and a message to it with it ({error}).") from error
+                raise InterlaceError(f"{self.name}: {to} is gone, and a message to it was lost ({error}).") from error
 
     def recv(self, source: str, tag: str, patience_s: float) -> Any:
         """Waits for the next value from a sender. Raises InterlaceError if none arrives in time, or none can."""

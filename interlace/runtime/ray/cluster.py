@@ -71,8 +71,8 @@ class RayCluster(Cluster):
             await asyncio.sleep(LOOK_EVERY_S)
         await asyncio.sleep(STOPPED_WITHIN_S)
         raise WorkerDiedError(
-            f"{lost} is gone, which the run's ranks cannot outlive. If the system ended that for want of memory, give "
-            "the run less."
+            f"{lost} is gone, and the run's ranks cannot continue without it. If it was killed because memory ran out, "
+            "reduce the memory use of the run."
         )
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:

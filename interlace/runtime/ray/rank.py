@@ -78,10 +78,10 @@ class RayRank(ProcessRank):
             reason = str(error) if error else "its serving thread ended"
         if lost := self._lost_part():
             return (
-                f"{self._where}, because {lost} is gone, which it cannot outlive. If the system ended that for want of "
-                f"memory, give the run less. Ray says: {reason}"
+                f"{self._where}, because {lost} is gone, and it cannot continue without it. If that was killed because "
+                f"memory ran out, reduce the memory use of the run. Ray says: {reason}"
             )
-        return f"{self._where}. If memory ran out there, give it less, or other devices. Ray says: {reason}"
+        return f"{self._where}. If memory ran out there, use smaller batches or other devices. Ray says: {reason}"
 
     async def _before_call(self, values: Sequence[Any]) -> None:
         # Ray transfers and counts the references; the frame contains only names.

@@ -84,7 +84,7 @@ class RaySession:
             free = " and ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in sorted({*bundles[0], *bundles[-1]}))
             raise UserError(
                 f"the Ray cluster has not had {len(slots)} free devices within {RESERVE_WITHIN_S:.0f} s; free now: "
-                f"{free}. Ask for fewer (cluster.devices), or end what else runs there."
+                f"{free}. Request fewer (cluster.devices), or end other jobs there."
             )
         return group
 
@@ -165,7 +165,7 @@ def _token_hint(error: Exception) -> str:
     answered = isinstance(error, ConnectionError) and error.errno is None  # a process listens there
     if not answered or "RAY_AUTH_MODE" in os.environ:
         return ""
-    return " One that was started where ~/.ray/auth_token is asks for that token: set RAY_AUTH_MODE=token."
+    return " A cluster that was started with ~/.ray/auth_token requires that token: set RAY_AUTH_MODE=token."
 
 
 def _knock(address: str) -> None:
@@ -207,8 +207,8 @@ def _start(machine: Machine) -> None:
             return
     raise InterlaceError(
         f"Ray did not start on this machine in {STARTS} attempts: {failures[-1]}. Its own logs are under "
-        f"{tempfile.gettempdir()}/ray/session_latest/logs. The machine may be out of memory or very busy: end what "
-        "else runs, or take cluster=local, which needs no Ray."
+        f"{tempfile.gettempdir()}/ray/session_latest/logs. The machine may be out of memory or very busy: end other "
+        "programs, or use cluster=local, which needs no Ray."
     ) from failures[-1]
 
 

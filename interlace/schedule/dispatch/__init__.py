@@ -76,7 +76,7 @@ class _Checked(DispatchPolicy):
             or any(each not in engines for each in chosen)
         ):
             raise UserError(
-                f"dispatch = {self._spec!r} answered {chosen!r:.200} for {len(expected_tokens)} requests and "
+                f"dispatch = {self._spec!r} returned {chosen!r:.200} for {len(expected_tokens)} requests and "
                 f"{len(loads)} engines. assign() returns a list with the engine of each request, a number below "
                 f"{len(loads)}."
             )
