@@ -78,7 +78,7 @@ PYTHON_LEROBOT ?= python3.12
 	@.venv-lerobot/bin/python -m pip install --quiet 'lerobot[smolvla,pi]==0.6.1'
 	@touch $@
 
-# torch is installed first, so that its CPU build satisfies vLLM's requirements; torchvision and torchaudio are left out.
+# torch is installed first, so that its CPU build satisfies vLLM's requirements; audio, vision and codec packages are left out.
 # vLLM's requirements are read from its metadata, interlace's from pyproject.toml.
 VLLM_PIP := .venv-vllm/bin/python -m pip install --quiet
 .venv-vllm/.installed: pyproject.toml tests/contract/vllm_requirements.py
