@@ -1,5 +1,5 @@
-# One virtual environment, made on first use. PYTHON picks the interpreter that makes it (3.11 or newer).
-# Elsewhere than on a machine whose index serves CPU wheels, pip takes torch's CUDA build; for the CPU one:
+# One virtual environment, created on first use. PYTHON selects its interpreter (3.11 or newer).
+# pip installs torch's CUDA build unless the package index serves CPU wheels. To install the CPU build:
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -21,22 +21,22 @@ test: check
 test-slow: .venv/.installed-dev
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200 $(PYTEST_ARGS)
 
-# Whatever runs on Ray; the default tests start it for a few.
+# All tests that run on Ray. The default tests include a few of them.
 test-ray: .venv/.installed-dev
 	$(BIN)/python -m pytest -m ray $(PYTEST_ARGS)
 
-# vLLM's CPU build in a separate environment: the tests that every engine passes, and training on it. SGLang needs a
-# GPU, so the routes and fields that its dialect uses are checked in its source.
+# Tests with vLLM's CPU build in a separate environment: the contract of every engine, and training. SGLang needs a GPU,
+# so the routes and fields that its dialect uses are checked against its source code.
 test-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest --show-capture=no -m vllm tests/contract tests/e2e $(PYTEST_ARGS)
 	.venv-vllm/bin/python -m pytest -m slow tests/contract/test_sglang_source.py
 
-# SmolVLA, pi0 and pi0.5 next to LeRobot's own code, which runs in a separate environment with Python 3.12.
+# Compares SmolVLA, pi0 and pi0.5 with LeRobot's code, which runs in a separate environment with Python 3.12.
 test-lerobot: .venv/.installed-dev .venv-lerobot/.installed
 	.venv-lerobot/bin/python tests/oracles/lerobot_fixtures.py .venv-lerobot/fixtures
 	INTERLACE_LEROBOT_FIXTURES=.venv-lerobot/fixtures $(BIN)/python -m pytest tests/contract/test_lerobot.py $(PYTEST_ARGS)
 
-# Whatever breaks a run, tried one by one: about half an hour. FAULTS_ARGS="--family storage" tries a part.
+# Injects each known fault into a run: about half an hour. FAULTS_ARGS="--family storage" selects one family.
 test-faults: .venv/.installed-dev
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
 
@@ -60,7 +60,7 @@ clean:
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-# The stamps are newer than what they were made from, so a second run starts at once. One pip call each.
+# A stamp file is newer than its inputs, so a second run starts at once. Each environment takes one pip call.
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
 	@echo 'installing into .venv (a minute or two, once)'
 	@$(PIP) --editable .
@@ -71,8 +71,6 @@ clean:
 	@$(PIP) --editable '.[dev]'
 	@touch $@ .venv/.installed
 
-# torch first, so that the build for CPU cores is what vLLM's requirements find; vision and audio are left out. What vLLM
-# requires is read from its own metadata, what interlace requires from pyproject.toml.
 PYTHON_LEROBOT ?= python3.12
 .venv-lerobot/.installed: tests/oracles/lerobot_fixtures.py
 	@echo 'installing LeRobot into .venv-lerobot (ten minutes, once)'
@@ -80,6 +78,8 @@ PYTHON_LEROBOT ?= python3.12
 	@.venv-lerobot/bin/python -m pip install --quiet 'lerobot[smolvla,pi]==0.6.1'
 	@touch $@
 
+# torch is installed first, so that its CPU build satisfies vLLM's requirements; audio, vision and codec packages are left out.
+# vLLM's requirements are read from its metadata, interlace's from pyproject.toml.
 VLLM_PIP := .venv-vllm/bin/python -m pip install --quiet
 .venv-vllm/.installed: pyproject.toml tests/contract/vllm_requirements.py
 	@echo 'installing vLLM into .venv-vllm (a few minutes, once)'

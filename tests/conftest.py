@@ -1,4 +1,4 @@
-"""What every test runs under: one thread a library, no network, examples that are the same each time."""
+"""Environment of every test: one thread per library, no network, and the same examples on every run."""
 
 import importlib.util
 import os

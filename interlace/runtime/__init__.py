@@ -1,1 +1,1 @@
-"""The runtime: a single asyncio controller, worker groups, channels, device locks, stages. Imports no torch."""
+"""The runtime: a single asyncio controller, worker groups, channels and device locks. Imports no torch."""

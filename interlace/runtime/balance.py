@@ -1,4 +1,4 @@
-"""Dealing work to data-parallel ranks by load."""
+"""Assigns work to data-parallel ranks by load."""
 
 import heapq
 from collections import Counter, defaultdict
@@ -9,19 +9,20 @@ from typing import NamedTuple
 
 
 class RankLoad(NamedTuple):
-    """Load that an item puts on the rank it is dealt to."""
+    """Load that one item adds to its rank."""
 
     own: int
     shared: int = 0
-    """Asked once for all items of a group on a rank, such as their prompt."""
+    """Cost that the items of a group on one rank incur only once, such as their prompt."""
     group: Hashable = None
 
 
 def deal(loads: Sequence[RankLoad], num_ranks: int) -> list[list[int]]:
-    """Indices of the items for each rank, so that the largest total is small. Ties keep the items' order.
+    """Returns the indices of the items for each rank, so that the largest load is small. Ties keep the item order.
 
-    Groups are dealt whole, for what they share is asked once then; items leave theirs where the fullest rank gains by
-    it. Where what is shared is small against the items, these are dealt one by one, if that is more even.
+    A group starts out whole on one rank, because its shared cost then counts once. Items move away from their group if
+    this relieves the fullest rank. If the shared costs are small, items are assigned one by one when that balances
+    better.
     """
     if num_ranks == 1:
         return [list(range(len(loads)))]
@@ -40,7 +41,7 @@ def deal(loads: Sequence[RankLoad], num_ranks: int) -> list[list[int]]:
 
 
 class _Rank:
-    """Items of one rank, and their load."""
+    """Items of one rank, and their total load."""
 
     def __init__(self, loads: Sequence[RankLoad], items: Iterable[int]) -> None:
         self._loads, self._num_of = loads, Counter[Hashable]()
@@ -50,12 +51,12 @@ class _Rank:
             self.add(item)
 
     def gain(self, item: int) -> int:
-        """Returns by how much the rank's total would grow with one more item."""
+        """Returns the increase of the rank's total from one more item."""
         own, shared, group = self._loads[item]
         return own if self._num_of[group] else own + shared
 
     def loss(self, item: int) -> int:
-        """Returns by how much the rank's total would shrink without one of its items."""
+        """Returns the decrease of the rank's total without one of its items."""
         own, shared, group = self._loads[item]
         return own if self._num_of[group] > 1 else own + shared
 
@@ -71,7 +72,7 @@ class _Rank:
 
 
 def _level(ranks: Sequence[_Rank]) -> None:
-    """Moves items from the fullest rank to the emptiest for as long as the larger of the two shrinks by it."""
+    """Moves items from the fullest rank to the emptiest as long as each move lowers the larger of the two totals."""
     while True:
         fullest, emptiest = max(ranks, key=lambda rank: rank.total), min(ranks, key=lambda rank: rank.total)
         moves = [
@@ -87,7 +88,7 @@ def _level(ranks: Sequence[_Rank]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Partition:
-    """Some of the items, dealt to the ranks, the fullest first."""
+    """Assignment of some items to the ranks, in descending order of load."""
 
     totals: tuple[int, ...]
     items: tuple[tuple[int, ...], ...]
@@ -97,15 +98,17 @@ class _Partition:
         return self.totals[0] - self.totals[-1]
 
     def merged(self, other: "_Partition") -> "_Partition":
-        """Merges the fullest rank of one with the emptiest of the other, and so on."""
+        """Merges the fullest rank of one partition with the emptiest rank of the other, and so on."""
         pairs = zip(self.totals, self.items, reversed(other.totals), reversed(other.items), strict=True)
         ranks = sorted(((total + more, own + others) for total, own, more, others in pairs), key=lambda rank: -rank[0])
         return _Partition(tuple(total for total, _ in ranks), tuple(items for _, items in ranks))
 
 
 def _differenced(loads: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Deals by largest differencing (Karmarkar and Karp, 1982): the two partitions that are least even are merged,
-    the full ranks of one with the empty ranks of the other, until one is left.
+    """Assigns items by largest differencing (Karmarkar and Karp, 1982).
+
+    The two most uneven partitions are merged repeatedly, full ranks of one with empty ranks of the other, until one
+    partition is left.
     """
     none = ((),) * (num_ranks - 1)
     heap = []

@@ -25,14 +25,15 @@ _ABSENT = object()
 
 
 class ChannelFull(InterlaceError):
-    """A bounded channel has no room; the row was not taken, so the caller still has it."""
+    """A bounded channel has no room. The row was not taken; the caller keeps it."""
 
 
 class Channel(Generic[K, R]):
-    """A table that fills while it is read.
+    """A table whose readers run while writers still fill it.
 
-    A row is opened, its columns are put (each once), and it ends when every reader acknowledged it, or by a tombstone.
-    Puts never block: the gate is the bound of a policy run. A bound of the channel's own refuses instead (ChannelFull).
+    A writer opens a row and puts its columns, each once. The row ends when every reader has acknowledged it, or by a
+    tombstone. Puts never block: the gate bounds a policy run. A channel with a separate bound raises ChannelFull
+    instead of blocking.
     """
 
     def __init__(
@@ -46,14 +47,13 @@ class Channel(Generic[K, R]):
         may_open: Callable[[], bool] | None = None,
         on_end: Callable[[R, TerminalEvent | None], None] | None = None,
     ) -> None:
-        """record_type: a frozen dataclass, without slots and __post_init__, whose fields are the columns.
+        """Makes an empty channel.
 
+        record_type: a frozen dataclass whose fields are the columns; it has no slots and no __post_init__.
         marks: further columns that hold no value.
-
-        may_open: says whether a row may still be opened without anything else having to happen first; None: until
+        may_open: returns whether a row can still be opened without any prior event; if None, rows can be opened until
         the channel is closed.
-
-        on_end: called with each row that ends and its event; the event is None where all readers acknowledged the row.
+        on_end: called with each row that ends and its event; the event is None if all readers acknowledged the row.
         """
         self.name = name
         self._waits = waits
@@ -65,7 +65,7 @@ class Channel(Generic[K, R]):
         self._columns = (*(field.name for field in fields), *marks)
         self._bits = {column: 1 << place for place, column in enumerate(self._columns)}
         self._masks: dict[tuple[str, ...], int] = {}
-        """Bit mask of each set of columns asked for so far: few sets, and each again with every row."""
+        """Cache of the bit mask for each set of columns. There are few sets, and every row requests them again."""
         self._rows: dict[K, R] = {}
         self._have: dict[K, int] = {}
         self._unread: dict[K, int] = {}
@@ -73,7 +73,7 @@ class Channel(Generic[K, R]):
         self._max_rows, self._on_end = max_rows, on_end
         self._closed = False
         self.num_opened = 0
-        """Rows so far."""
+        """Rows opened so far."""
         self._room = Signal(waits)
         self._may_open = may_open
 
@@ -87,13 +87,13 @@ class Channel(Generic[K, R]):
 
     @property
     def may_open(self) -> bool:
-        """True if a row may still be opened without anything else having to happen first."""
+        """True if a row can still be opened without any prior event."""
         return not self._closed if self._may_open is None else self._may_open()
 
     def subscribe(self, name: str, needs: Sequence[str], calls: "ReaderCalls[R] | None" = None) -> "Cursor[K, R]":
-        """Adds a reader that gets each row once all columns in `needs` are there. Rows opened before are included.
+        """Adds a reader, which gets each row once all columns in `needs` are written. It also gets rows opened earlier.
 
-        calls: what the reader is called with instead of asking.
+        calls: callbacks for the reader, used instead of lease() and get().
         """
         cursor = Cursor(self, name, self._mask(tuple(needs)), len(self._cursors), calls)
         self._cursors.append(cursor)
@@ -105,11 +105,14 @@ class Channel(Generic[K, R]):
         return cursor
 
     def __contains__(self, key: K) -> bool:
-        """Says whether the row is open."""
+        """Returns whether the row is open."""
         return key in self._rows
 
     def open(self, key: K, record: R, columns: Sequence[str]) -> None:
-        """Adds a row of which `columns` are there. ChannelFull at the bound, ValueError for a key that is open."""
+        """Adds a row that already has `columns`.
+
+        Raises ChannelFull at the bound, ValueError if the key is already open.
+        """
         if self._closed:
             raise ValueError(f"channel {self.name!r} is closed; row {key} comes too late")
         if key in self._rows:
@@ -118,13 +121,13 @@ class Channel(Generic[K, R]):
             raise ChannelFull(f"channel {self.name!r} holds {self._max_rows} rows, its bound; await has_room() first.")
         self.num_opened += 1
         self._rows[key], self._have[key] = record, self._mask(tuple(columns))
-        self._unread[key] = (1 << len(self._cursors)) - 1  # the bit of each cursor
+        self._unread[key] = (1 << len(self._cursors)) - 1  # one bit per cursor
         for cursor in self._cursors:
             cursor._opened(key)
         self._offer_to_all(key)
 
     def put(self, key: K, values: Mapping[str, object], *, marks: Sequence[str] = ()) -> bool:
-        """Writes columns of a row. False where the row has ended meanwhile (a late result of a dropped sample)."""
+        """Writes columns of a row. Returns False if the row has already ended (a late result of a dropped sample)."""
         if key not in self._rows:
             return False
         added, had = self._mask((*values, *marks)), self._have[key]
@@ -137,10 +140,10 @@ class Channel(Generic[K, R]):
         return True
 
     def end(self, key: K, event: TerminalEvent) -> bool:
-        """Ends a row: its tombstone reaches every reader that has not acknowledged it. False where it had ended."""
+        """Ends a row: readers that have not acknowledged it get its tombstone. Returns False if it had ended before."""
         if key not in self._rows:
             return False
-        # Removed first: what a tombstone sets off may end the same row again.
+        # Remove the row first, because a reaction to its tombstone may end the same row again.
         unread = self._unread[key]
         record = self._remove(key, event)
         for cursor in self._cursors:
@@ -149,16 +152,16 @@ class Channel(Generic[K, R]):
         return True
 
     def end_unwritten(self, key: K, column: str, event: TerminalEvent) -> bool:
-        """Ends a row as end() does, but only where its `column` is not there yet."""
+        """Ends a row as end() does, but only if its `column` has not been written."""
         return key in self._rows and not self._have[key] & self._mask((column,)) and self.end(key, event)
 
     def close(self) -> None:
-        """Ends the stream: readers end once they have had every open row."""
+        """Ends the stream: readers finish after they have received every open row."""
         self._closed = True
         self.wake()
 
     def wake(self) -> None:
-        """Lets every reader look again, after the gate opened or closed."""
+        """Makes every reader check its state again, after the gate opened or closed."""
         for cursor in self._cursors:
             cursor.changed.fire()
 
@@ -168,11 +171,11 @@ class Channel(Generic[K, R]):
             await self._room.wait(who=who, what=f"room in channel {self.name}")
 
     def record(self, key: K) -> R:
-        """Returns a row as it stands. KeyError where the row has ended."""
+        """Returns the current state of a row. Raises KeyError if the row has ended."""
         return self._rows[key]
 
     async def feed(self, rows: AsyncIterable[tuple[K, R]], columns: Sequence[str]) -> None:
-        """Runs a source, to be spawned: opens each (key, row) when there is room, with `columns`; closes at the end."""
+        """Runs a source as a task: opens each (key, row) with `columns` when there is room, then closes the channel."""
         async for key, row in rows:
             await self.has_room(f"source of {self.name}")
             self.open(key, row, columns)
@@ -181,10 +184,10 @@ class Channel(Generic[K, R]):
     def fill(
         self, column: str, needs: Sequence[str], function: Callable[[R], Awaitable[object]]
     ) -> Coroutine[None, None, None]:
-        """Runs a stage, to be spawned: `column` of each row is what `function` gives for it, once `needs` are there."""
+        """Runs a stage as a task: once a row has the columns `needs`, writes the result of `function` to `column`."""
         cursor = self.subscribe(
             column, needs
-        )  # now, and not when the stage comes to run: no row ends before it is read
+        )  # subscribed now, not when the task starts, so that no row ends before it is read
 
         async def rows() -> None:
             async for key, row in cursor.rows():
@@ -195,7 +198,7 @@ class Channel(Generic[K, R]):
     def _offer_to_all(self, key: K) -> None:
         have = self._have[key]
         for cursor in self._cursors:
-            # A reader may end the row at once; the others have had its tombstone then, and pass over this.
+            # One reader may end the row at once. The others then have its tombstone and skip the row here.
             if have & cursor._needs == cursor._needs and key in cursor._above:
                 cursor._offer(key)
 
@@ -231,26 +234,26 @@ class Channel(Generic[K, R]):
 
 
 def with_columns(record: R, values: Mapping[str, object]) -> R:
-    """Returns a copy with other values. dataclasses.replace does the same in many times the time, at every put."""
+    """Returns a copy with other values. dataclasses.replace does the same but takes many times longer, on every put."""
     copy: R = object.__new__(type(record))
-    object.__setattr__(copy, "__dict__", {**record.__dict__, **values})  # past the lock of a frozen record
+    object.__setattr__(copy, "__dict__", {**record.__dict__, **values})  # bypasses the frozen record's check
     return copy
 
 
 class ReaderCalls(Protocol[R_contra]):
-    """A reader that only counts: called at each row, in the middle of the put or end that brought it about."""
+    """Callbacks of a reader that only counts. They run inside the put or end that causes them."""
 
     def row_ready(self, row: R_contra) -> None:
-        """Notes that a row has the columns that the reader needs; a leased row is never queued."""
+        """Called when a row has the columns that the reader needs. The row is leased at once, never queued."""
         ...
 
     def row_ended(self, row: R_contra, event: TerminalEvent) -> None:
-        """Notes that a row ended which the reader had not acknowledged."""
+        """Called when a row ended that the reader had not acknowledged."""
         ...
 
 
 class Cursor(Generic[K, R]):
-    """One reader's place in a channel. Rows that are ready are leased, and done with once acknowledged."""
+    """One reader's position in a channel. The reader leases ready rows and acknowledges them when it has finished."""
 
     def __init__(self, channel: Channel[K, R], name: str, needs: int, place: int, calls: ReaderCalls[R] | None) -> None:
         self.name = name
@@ -263,23 +266,23 @@ class Cursor(Generic[K, R]):
 
     @property
     def num_ready(self) -> int:
-        """Rows that lease() would give."""
+        """Rows that lease() would return."""
         return len(self._ready)
 
     @property
     def exhausted(self) -> bool:
-        """End of stream: nothing is ready, nothing comes."""
+        """End of stream: no row is ready, and none will follow."""
         return self._channel.closed and not self._above and not self._ready
 
     @property
     def starved(self) -> bool:
-        """Nothing is live above this reader and nothing new may be opened: what is ready now is all there is."""
+        """True if no open row can still become ready and no row can be opened: the ready rows are the last ones."""
         return not self._above and not self._channel.may_open
 
     def lease(
         self, max_rows: int | None = None, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None
     ) -> list[R]:
-        """Takes rows in the order in which they became ready: at most `max_rows`, or up to a sum of `weight`."""
+        """Takes rows in the order in which they became ready: at most `max_rows`, or up to a total of `max_weight`."""
         rows: list[R] = []
         total = 0
         while self._ready and (max_rows is None or len(rows) < max_rows):
@@ -294,7 +297,7 @@ class Cursor(Generic[K, R]):
         return rows
 
     def sort_ready(self, order: Callable[[K], Any]) -> None:
-        """Puts what is ready in an order of its own, where that of arrival would depend on who was faster."""
+        """Sorts the ready rows, so that results do not depend on the order of arrival."""
         if len(self._ready) > 1:
             for key in sorted(self._ready, key=order):
                 self._ready.move_to_end(key)
@@ -302,7 +305,7 @@ class Cursor(Generic[K, R]):
     async def get(
         self, num_rows: int, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None
     ) -> list[R]:
-        """Leases once `num_rows` are ready, or fewer once no more can come; [] is the end of the stream."""
+        """Leases rows once `num_rows` are ready, or fewer if no more can follow. Returns [] at the end of stream."""
         while self.num_ready < num_rows and not self._channel.closed:
             await self.changed.wait(who=self.name, what=f"{num_rows} rows of channel {self._channel.name}")
         while not self._ready and not self.exhausted:
@@ -310,7 +313,7 @@ class Cursor(Generic[K, R]):
         return self.lease(num_rows, max_weight=max_weight, weight=weight)
 
     async def rows(self) -> AsyncIterator[tuple[K, R]]:
-        """Yields (key, row) to the end of the stream; each row is acknowledged once the loop asks for the next."""
+        """Yields (key, row) until the end of the stream. Each row is acknowledged when the loop requests the next."""
         while not self.exhausted:
             if not self._ready:
                 await self.changed.wait(who=self.name, what=f"rows of channel {self._channel.name}")
@@ -320,7 +323,7 @@ class Cursor(Generic[K, R]):
             self.acknowledge([key])
 
     def acknowledge(self, keys: Sequence[K]) -> None:
-        """Gives leased rows back as done. Keys that ended meanwhile are ignored."""
+        """Acknowledges leased rows. Ignores keys whose rows have ended."""
         for key in keys:
             if self._leased.pop(key, _ABSENT) is None:
                 self._channel._acknowledged(key, self.bit)
@@ -329,7 +332,7 @@ class Cursor(Generic[K, R]):
         self._above[key] = None
 
     def _offer(self, key: K) -> None:
-        """Offers the row, which has all that this reader needs."""
+        """Offers a row that has all the columns that this reader needs."""
         del self._above[key]
         if self._calls:
             self._leased[key] = None

@@ -1,14 +1,14 @@
-"""Clocks: the source of time. Everything in the runtime asks its clock, and so also runs on a virtual one."""
+"""Clocks: the source of time. All runtime code reads its clock, so the runtime also runs on a virtual clock."""
 
 import asyncio
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds since some start; only differences mean something."""
+    """Source of time in seconds since an arbitrary start. Only differences are meaningful."""
 
     def now(self) -> float:
-        """Returns seconds; safe to call from any thread."""
+        """Returns seconds. Safe to call from any thread."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
@@ -22,9 +22,9 @@ class LoopClock:
         self._start = loop.time()
 
     def now(self) -> float:
-        """Seconds since this clock was made."""
+        """Returns seconds since this clock was made."""
         return self._loop.time() - self._start
 
     async def sleep(self, seconds: float) -> None:
-        """Lets others run for that long."""
+        """Suspends the current task for that long."""
         await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Clusters, which run workers: three back ends, one contract."""
+"""Clusters, which run workers. Three back ends implement one contract."""
 
 import asyncio
 import math
@@ -30,41 +30,45 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSpec:
-    """Recipe for the ranks of a group."""
+    """Specification of the ranks of a group."""
 
     name: str
     """`role` or `role/instance`."""
     factory: Callable[[WorkerContext], Worker]
-    """Called on each rank; it and what it closes over must be picklable for a cluster of processes."""
+    """Function that makes the worker on each rank. For a cluster of processes, it and its closure must be picklable."""
     worker_class: type[Worker]
     devices: tuple[Device, ...] = ()
     num_ranks: int = 1
     copies: int = 1
-    """Neighbouring ranks that are called with the same samples: they share a model's layers or rows of tokens."""
+    """Number of neighbouring ranks that get the same samples, because they share a model's layers or rows of tokens."""
     used_devices: int | None = None
-    """Devices that each rank computes on, the first ones; None: all. The ledger counts no others for its work."""
+    """Number of devices that each rank computes on, counted from the first. If None, all. The ledger counts no others
+    for its work."""
     working_bytes: int = 0
-    """Bytes that an operation needs on each device beside the state: activations, logits, gathered layers."""
+    """Bytes that an operation needs on each device in addition to the state: activations, logits, gathered layers."""
     stage: int = 0
     preemptible: bool = False
     may_die: bool = False
-    """True if the run goes on where a rank's process dies, which it has of its own then: its calls raise
-    WorkerDiedError, and channels have what it held made again, or end that as `failed`."""
+    """True if the run continues when a rank's process dies. The rank then has a separate process. Its calls raise
+    WorkerDiedError. Channels request its rows again or end them as `failed`."""
 
 
 class WorkerProcess(Rank, Protocol):
-    """A rank that has a process of its own."""
+    """A rank with a separate process."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_open(self) -> bool:
-        """True if the process is still there."""
+        """True while the process exists."""
         ...
 
     async def death(self) -> WorkerDiedError | None:
-        """Returns why the process is gone, once that is found out; None where it is there, or was ended."""
+        """Returns the cause of the process's death, once it is determined.
+
+        Returns None if it still runs or was ended deliberately.
+        """
         ...
 
 
@@ -72,7 +76,7 @@ class Cluster(ABC):
     """Devices, workers on them, and the tasks of a run."""
 
     def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
-        """Made on a running event loop. hang_after_s: seconds without any progress before it is an error."""
+        """Makes a cluster on a running event loop. hang_after_s: seconds without progress after which the run fails."""
         self.devices = tuple(devices)
         self._schedule = schedule
         self.clock = self._make_clock()
@@ -82,36 +86,36 @@ class Cluster(ABC):
         self.watchdog = Watchdog(self.clock, self.waits, hang_after_s=hang_after_s)
         self._groups: list[WorkerGroup[Worker]] = []
         self._after_workers = AsyncExitStack()
-        """Resources that end after all groups, last added first: ranks without a group, what workers share."""
+        """Resources released after all groups, last added first: ranks without a group, and shared resources."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.hurries = False
-        """True if the run ends without waiting for running operations: the run hangs, or was stopped."""
+        """True if the run ends without waiting for running operations, because it hangs or was stopped."""
         self.loop_limit_s: Callable[[], float] = lambda: hang_after_s
-        """How long the event loop may stand still, asked on another thread."""
+        """Returns how long the event loop may be blocked. Called on another thread."""
         self._exchanges: list[Exchange] = []
         self.processes: list[WorkerProcess] = []
-        """Processes of the workers that have a process of their own; added as they start."""
+        """Processes of the workers that have a separate process, in the order of their start."""
 
     def _make_clock(self) -> Clock:
         return LoopClock(asyncio.get_running_loop())
 
     @property
     def groups(self) -> Sequence[WorkerGroup[Worker]]:
-        """Workers that were started and are still there."""
+        """Workers that were started and have not ended."""
         return self._groups
 
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
-        """Returns the devices of each instance of a role. Raises UserError where the placement names a missing one."""
+        """Returns the devices of each instance of a role. Raises UserError if the placement names a missing device."""
         return self._schedule.placement.instances(role, self.devices)
 
     async def start(
         self, name: str, worker_class: type[W], *args: object, on: str, may_die: bool = False
     ) -> WorkerGroup[W]:
-        """Starts one worker of your own, made as `worker_class(context, *args)`.
+        """Starts one user-defined worker, made as `worker_class(context, *args)`.
 
-        on: its devices, as a placement names them: `all`, `0`, `50-100%`. may_die: see WorkerSpec. Raises as launch()
-        does.
+        on: its devices, in the syntax of a placement: `all`, `0`, `50-100%`. may_die: see WorkerSpec. Raises the same
+        errors as launch().
         """
         devices = resolve(on, self.devices, role=name)
         factory = partial(_make, worker_class=worker_class, args=args)
@@ -127,13 +131,13 @@ class Cluster(ABC):
         num_rows: int | None = None,
         on_lost: Callable[[int, str], bool] | None = None,
     ) -> Exchange:
-        """Opens a channel that ranks put to and get from themselves (`context.channel(name)`). See Exchange.
+        """Opens a channel that ranks write and read directly (`context.channel(name)`). See Exchange.
 
         Raises UserError on a virtual clock.
         """
         directory = self._mail_directory()
         if directory is None:
-            raise UserError(f"channel {name!r}: nothing is sent from rank to rank on a virtual clock.")
+            raise UserError(f"channel {name!r}: ranks cannot exchange messages on a virtual clock.")
         make_box = partial(mailbox_of, directory)
         made = Exchange(
             name, make_box, self.waits, writers=writers, readers=readers, num_rows=num_rows, on_lost=on_lost
@@ -142,7 +146,7 @@ class Cluster(ABC):
         return made
 
     def _broke(self, spec: WorkerSpec, context: WorkerContext) -> Callable[[Exception], None]:
-        """Returns what a rank's failures that no caller waits for are given to."""
+        """Returns the handler for a rank's failures that no caller waits for."""
 
         def lost(error: Exception) -> None:
             if not isinstance(error, WorkerDiedError):
@@ -154,7 +158,7 @@ class Cluster(ABC):
         return lost if spec.may_die else self.fail
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
-        """Starts a group. Raises RemoteError where a constructor does, UserError where memory is short."""
+        """Starts a group. Raises RemoteError if a constructor fails, UserError if memory does not suffice."""
         with self.waits.operation(who=spec.name, what="start"):
             is_apart = spec.num_ranks > 1 or spec.may_die
             rendezvous = await self._rendezvous(spec) if is_apart else None
@@ -189,7 +193,7 @@ class Cluster(ABC):
 
     async def dismiss(self, group: TypedGroup) -> None:
         """Ends one group whose work is done."""
-        mine = cast(WorkerGroup[Worker], group)  # what its callers see of one
+        mine = cast(WorkerGroup[Worker], group)  # callers see this group as a TypedGroup
         self._groups.remove(mine)
         self.lock.forget(mine)
         with self.waits.operation(who=mine.name, what="close"):
@@ -199,15 +203,15 @@ class Cluster(ABC):
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous | None:  # noqa: ARG002 - for clusters of processes
-        """Returns the place where the ranks of a group meet."""
+        """Returns the rendezvous of the group's ranks."""
         return None
 
     def _mail_directory(self) -> Directory | None:
-        """Returns the book in which ranks find each other's mailboxes."""
+        """Returns the directory in which ranks find each other's mailboxes."""
         return None
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":
-        """Runs a stage's loop, or a part of its work, until the run ends; its exception ends the run."""
+        """Runs a stage's loop, or a part of its work, until the run ends. Its exception ends the run."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -220,7 +224,7 @@ class Cluster(ABC):
             self.fail(error)
 
     async def outside(self, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
-        """Runs work outside the workers, e.g. writing a file, as a recorded span; its end is ordered like a result."""
+        """Runs work outside the workers, such as writing a file, as a recorded span. Orders its end like a result."""
         timeline, start_s, end_s = self.timeline, self.clock.now(), math.inf
         span = Span(
             start_s=start_s,
@@ -243,31 +247,31 @@ class Cluster(ABC):
 
     @asynccontextmanager
     async def waiting(self, who: str, what: str) -> AsyncIterator[None]:
-        """Registers what is awaited inside and no worker brings about; what it gave is taken in in its turn."""
+        """Registers a wait for something outside the workers. Then waits for this result's turn (see ResultOrder)."""
         with self.waits.operation(who=who, what=what):
             yield
             await self._turn()
 
     async def _turn(self) -> None:  # noqa: B027 - a virtual clock has no waiting
-        """Waits until a result may be taken in, where they come one at a time."""
+        """Waits until a result may be processed, if results are processed one at a time."""
 
     @property
     def place_child(self) -> Place | None:
-        """Returns what starts processes that do jobs beside the workers; None starts them on this machine."""
+        """Returns the function that starts job processes next to the workers. If None, they start on this machine."""
         return None
 
     def at_end(self, close: Callable[[], None]) -> None:
-        """Registers a function that ends what beside the workers is of the run; called after the workers' end."""
+        """Registers a function that releases a resource of the run. It is called after all workers have ended."""
         self._after_workers.callback(close)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the run with this error; the first one counts."""
+        """Ends the run with this error. Only the first error counts."""
         if not self._failed.done():
             self.hurries = isinstance(error, HangError | StoppedError)
             self._failed.set_exception(error)
 
     async def run(self, main: Awaitable[T]) -> T:
-        """Awaits `main`; the first exception of any spawned task, or a hang, ends it with that exception."""
+        """Awaits `main`. The first exception of a spawned task, or a hang, ends the run with that exception."""
         flow = asyncio.ensure_future(main)
         watch = self._watch()
         try:
@@ -305,13 +309,13 @@ class Cluster(ABC):
             self._failed.exception()
 
     async def shutdown(self) -> None:
-        """Ends all workers; those that do not end well keep no other from it. Raises the first one's error then."""
+        """Ends all workers, even if some fail to end. Then raises the first failure."""
         errors: list[Exception] = []
         async with self._after_workers:
             for group in reversed(self._groups):
                 try:
                     await group.close()
-                except Exception as error:  # noqa: BLE001 - whatever a worker's close() raises
+                except Exception as error:  # noqa: BLE001 - a worker's close() may raise anything
                     errors.append(error)
             self._groups.clear()
             if errors:
@@ -319,8 +323,8 @@ class Cluster(ABC):
 
 
 async def _leave(devices: Sequence[Device], ranks: Sequence[Rank]) -> None:
-    """Offloads a new worker, made on its devices and loaded once called: until then others may need the room."""
-    if devices[0].pool == "cuda":  # a CPU's memory is the host's
+    """Offloads a new worker. It was made on its devices but is loaded only when called; others may need the memory."""
+    if devices[0].pool == "cuda":  # a CPU device uses the host's memory
         await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
 
 

@@ -1,4 +1,4 @@
-"""Measured decode speed of an engine by batch: the costs of a step, and the batches that are too small."""
+"""Measured decode speed of an engine by batch size: the costs of a step, and the batch sizes that are too small."""
 
 import math
 from dataclasses import dataclass
@@ -9,31 +9,31 @@ from interlace.core.decode_costs import DecodeCosts
 from interlace.runtime.timeline import EngineCall
 
 UNDERFILLED_SHARE = 0.5
-"""Share of the best tokens/s: a batch that decodes at less does not use the device."""
+"""Share of the best tokens/s. A batch that decodes more slowly underfills the device."""
 LEAST_USE = 0.02
-"""Share of the KV cache from which on it shows the size of the cache."""
+"""Smallest share of the KV cache from which its size can be estimated."""
 MIN_CALLS = 3
-"""Calls of a batch size that are measured before its tokens/s may be the best."""
+"""Number of measured calls that a batch size needs before its tokens/s may count as the best."""
 
 
 class DecodeCurve:
-    """Tokens/s of one engine against its batch, over all calls so far. Batches are counted by powers of two.
+    """Tokens/s of one engine against its batch size, over all calls so far. Batch sizes are grouped by powers of two.
 
-    Where decoding is limited by reading the weights, a step takes as long for one sequence as for many, and tokens/s
-    grow with the batch until computing becomes the limit (the roofline). The share above cuts that curve.
+    If reading the weights limits decoding, a step takes as long for one sequence as for many. Tokens/s then grow with
+    the batch until computing becomes the limit (the roofline). UNDERFILLED_SHARE sets the threshold on that curve.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._too_small: set[int] | None = None
-        """Sizes that are underfilled; None if calls were observed since."""
+        """Underfilled batch sizes. None if calls were observed since they were computed."""
         self._products, self._targets = np.zeros((3, 3)), np.zeros(3)
-        """Normal equations of the seconds of a step by (1, batch, tokens held)."""
+        """Normal equations for the seconds of a step by (1, batch, held tokens)."""
         self._kv_tokens = 0.0
-        """Tokens that the KV cache holds; 0 until a call has held some."""
+        """Capacity of the KV cache in tokens; 0 until a call has held some."""
 
     def observe(self, call: EngineCall) -> None:
-        """Learns from a call that mostly decoded; one that mostly read prompts says little of the batch."""
+        """Adds a call that mostly decoded. Calls that mostly read prompts contain little information on the batch."""
         seconds = call.span.end_s - call.span.start_s
         if seconds <= 0 or call.num_new_tokens <= call.num_prompt_tokens + call.num_repeated_tokens:
             return
@@ -52,20 +52,20 @@ class DecodeCurve:
         self._products += np.outer(row, row)
         self._targets += row * (seconds / steps)
         if call.kv_use > LEAST_USE:
-            # The share is the largest of the call and the tokens are its mean, so the estimate is low, not high.
+            # kv_use is the call's maximum and num_held_tokens its mean, so the estimate errs on the low side.
             self._kv_tokens = max(self._kv_tokens, call.num_held_tokens / call.kv_use)
         self._too_small = None
 
     def tokens_per_s(self, batch: int) -> float | None:
-        """Returns tokens/s at batches of about this size; None where there was none."""
+        """Returns tokens/s at batches of about this size. Returns None if there were none."""
         seen = self._seen.get(batch.bit_length())
         return seen.tokens_per_s if seen else None
 
     def costs(self) -> DecodeCosts | None:
-        """Returns the measured costs of a decode step; None if fewer than two sizes were measured often enough.
+        """Returns the measured costs of a decode step. Returns None if fewer than two sizes have enough measurements.
 
-        The part of the context is fitted by least squares over all calls, with a part of the batch. A step of more
-        sequences takes no less time: noise to the contrary is smoothed away.
+        A least-squares fit over all calls separates the cost of the context from the cost of the batch. A step of more
+        sequences takes no less time, so noise to the contrary is smoothed out.
         """
         seen = [each for _, each in sorted(self._seen.items()) if each.num_calls >= MIN_CALLS]
         if len(seen) < 2:
@@ -79,13 +79,18 @@ class DecodeCurve:
         return DecodeCosts(steps=found, context_token_s=context_token_s, kv_tokens=self._kv_tokens or math.inf)
 
     def _context_token_s(self) -> float:
-        """Returns the seconds that a cached token adds to a step, at most the share that the calls leave for it."""
+        """Returns the seconds that a cached token adds to a step, at most the smallest mean time of a call per held
+        token.
+        """
         solved, *_ = np.linalg.lstsq(self._products, self._targets, rcond=None)
         most = min((each.seconds / each.held_steps for each in self._seen.values() if each.held_steps), default=0.0)
         return float(min(max(solved[2], 0.0), most))
 
     def is_underfilled(self, batch: int) -> bool:
-        """Says whether a batch decodes at less than the share of the best; False where nothing is known of its size."""
+        """Returns whether a batch decodes at less than UNDERFILLED_SHARE of the best.
+
+        Returns False for an unmeasured size.
+        """
         if self._too_small is None:
             best = max([seen.tokens_per_s for seen in self._seen.values() if seen.num_calls >= MIN_CALLS], default=0.0)
             self._too_small = {
@@ -103,9 +108,9 @@ class _Seen:
     num_calls: int = 0
     num_steps: float = 0.0
     held_steps: float = 0.0
-    """Sum over calls of the tokens held times the steps."""
+    """Sum over calls of held tokens times steps."""
     weighted_batch: float = 0.0
-    """Sum over calls of their batch times their tokens."""
+    """Sum over calls of batch size times new tokens."""
 
     @property
     def tokens_per_s(self) -> float:

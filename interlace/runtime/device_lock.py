@@ -1,8 +1,9 @@
-"""Lock on devices and on what is loaded there: lock -> onload -> run -> offload, done by the runtime.
+"""Lock on devices and on the state loaded there: lock -> onload -> run -> offload, done by the runtime.
 
-A tenant's state comes and goes by parts, of which an operation says those that it needs: an update needs gradients,
-moments and weights, a publication weights alone. Where what an operation needs does not fit, parts of others leave, the
-least recently used tenant's first, in the order in which that tenant gives them up; then its own that are not needed.
+A tenant's state is loaded and unloaded in parts, and each operation declares the parts that it needs. An update needs
+gradients, moments and weights; a publication needs only weights. If the needed parts do not fit, parts of other tenants
+are unloaded first, starting with the least recently used tenant, in the order that this tenant defines. After those,
+the tenant's own unneeded parts are unloaded.
 """
 
 import asyncio
@@ -32,17 +33,17 @@ class Tenant(Protocol):
 
     @property
     def working_bytes(self) -> int:
-        """Bytes that an operation needs on each device beside the state, while it runs."""
+        """Bytes that a running operation needs on each device in addition to the state."""
         ...
 
     @property
     def part_bytes(self) -> Mapping[str, int]:
-        """Bytes that each part of the state needs on each of its devices, in the order of giving them up."""
+        """Bytes of each part of the state on each of its devices, in the order of unloading."""
         ...
 
     @property
     def operations(self) -> Sequence[Operation]:
-        """Returns the operations that it may be held for."""
+        """Operations for which the tenant may hold its devices."""
         ...
 
     async def load(self, parts: Sequence[str]) -> None: ...
@@ -50,18 +51,18 @@ class Tenant(Protocol):
     async def unload(self, parts: Sequence[str]) -> None: ...
 
     def ask_to_yield(self) -> None:
-        """Asks to hand the devices over soon: another tenant is ready."""
+        """Requests that the tenant release the devices soon, because another tenant is ready."""
         ...
 
 
 @dataclass(kw_only=True, slots=True)
 class Hold:
-    """The history of one claim. Times are infinite until it is so."""
+    """The history of one claim. A time is infinite until its event happens."""
 
     devices: tuple[int, ...]
     asked_s: float
     loaded_s: float = math.inf
-    """All its devices were granted and its state is there."""
+    """Time at which all its devices were granted and its state was loaded."""
     granted_s: float = math.inf
     released_s: float = math.inf
 
@@ -69,8 +70,8 @@ class Hold:
 class DeviceLock:
     """Lock that grants devices and keeps the memory ledger.
 
-    A tenant stays loaded until another does not fit; then the least recently used leaves. The caller of hold() never
-    waits for a channel, the gate or a handle of another group while it holds.
+    A tenant stays loaded until another does not fit. Then the least recently used tenant is unloaded. While the caller
+    of hold() holds devices, it must not wait for a channel, the gate or a handle of another group.
     """
 
     def __init__(
@@ -80,14 +81,14 @@ class DeviceLock:
         self._holds: list[Hold] = []
         self._arbiter = Arbiter(len(devices), switch)
         self._residents: list[OrderedDict[str, Tenant]] = [OrderedDict() for _ in devices]
-        """Tenants of each device of which any part is loaded, the least recently used first."""
+        """Tenants with a loaded part on each device, least recently used first."""
         self._loaded: dict[str, set[str]] = {}
-        """Parts of each tenant that are loaded, on all of its devices."""
+        """Loaded parts of each tenant, on all its devices."""
         self._grants: dict[int, asyncio.Future[None]] = {}
         self._tenants: dict[str, Tenant] = {}
 
     def check_fit(self, tenant: Tenant) -> None:
-        """Raises UserError where what an operation of a tenant needs is alone larger than one of its devices."""
+        """Raises UserError if an operation of the tenant alone needs more memory than one of its devices has."""
         for device in (self._devices[index] for index in tenant.device_indices):
             for how in tenant.operations:
                 state = sum(tenant.part_bytes[part] for part in _needed(tenant, how))
@@ -103,7 +104,7 @@ class DeviceLock:
 
     @asynccontextmanager
     async def hold(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Holds all devices of a tenant, exclusively its own. A state of one part is loaded; see bring()."""
+        """Holds all devices of a tenant exclusively. Loads the state if it has only one part; else see bring()."""
         claim = Claim(
             owner=tenant.name, devices=tenant.device_indices, stage=tenant.stage, preemptible=tenant.preemptible
         )
@@ -127,35 +128,38 @@ class DeviceLock:
             self._pump()
 
     async def bring(self, tenant: Tenant, how: Operation) -> None:
-        """Loads the parts that an operation of a tenant, which holds its devices, needs, and makes room for it."""
+        """Loads the parts that an operation needs and makes room for them. The tenant must hold its devices."""
         working = tenant.working_bytes if how.makes_activations else 0
         await self._make_resident(tenant, _needed(tenant, how), working)
 
     def is_wanted(self, devices: Container[int]) -> bool:
-        """Says whether a claim waits for one of these devices."""
+        """Returns whether a claim waits for one of these devices."""
         return any(device in devices for claim in self._arbiter.waiting() for device in claim.devices)
 
     def take_holds(self) -> Sequence[Hold]:
-        """Claims that waited or held since the last time; those that still do come again."""
+        """Returns the claims that waited or held since the last call.
+
+        Claims that still do are returned again next time.
+        """
         holds = self._holds
         self._holds = [hold for hold in holds if hold.released_s == math.inf]
         return holds
 
     def forget(self, tenant: Tenant) -> None:
-        """Removes a tenant that ends from the ledger without unloading its state."""
+        """Removes an ending tenant from the ledger without unloading its state."""
         self._loaded.pop(tenant.name, None)
         for device in tenant.device_indices:
             self._residents[device].pop(tenant.name, None)
 
     def loaded_parts(self, device: int) -> Mapping[str, Mapping[str, int]]:
-        """Returns the bytes of each part of each tenant that are loaded on a device now, by the ledger."""
+        """Returns the bytes of each currently loaded part of each tenant on a device, according to the ledger."""
         return {
             name: {part: size for part, size in tenant.part_bytes.items() if part in self._loaded[name]}
             for name, tenant in self._residents[device].items()
         }
 
     def loaded_bytes(self, device: int) -> int:
-        """Returns the bytes loaded on a device now, by the ledger."""
+        """Returns the bytes currently loaded on a device, according to the ledger."""
         return sum(sum(parts.values()) for parts in self.loaded_parts(device).values())
 
     async def _acquire(self, claim: Claim) -> None:
@@ -224,6 +228,6 @@ class DeviceLock:
 
 
 def _needed(tenant: Tenant, how: Operation) -> list[str]:
-    """Returns the parts of a tenant's state that an operation needs: all, where the tenant has none of those named."""
+    """Returns the parts of a tenant's state that an operation needs. If the tenant has none of the named parts, all."""
     named = [part for part in tenant.part_bytes if how.parts is None or part in how.parts]
     return named or [*tenant.part_bytes]

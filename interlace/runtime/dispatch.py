@@ -1,6 +1,7 @@
-"""How the arguments of an operation are dealt to a group's ranks, and its results put together.
+"""Distribution of an operation's arguments to a group's ranks, and collection of its results.
 
-Ranks that share a model's layers or rows of tokens are neighbours: `copies` of them are one part, called with the same.
+Ranks that share a model's layers or rows of tokens are neighbours. `copies` such ranks form one part and get the same
+arguments.
 """
 
 from collections.abc import Sequence
@@ -18,13 +19,13 @@ class Dealt:
     """An operation's arguments, by rank."""
 
     arguments: Sequence[tuple[Any, ...]]
-    """One entry a rank."""
+    """One entry per rank."""
     order: Sequence[Sequence[int]] = ()
-    """By part, the indices of the items that it has; empty where no items were dealt."""
+    """Indices of the items of each part. Empty if no items were distributed."""
 
 
 def deal_arguments(how: Operation, args: tuple[Any, ...], *, num_ranks: int, copies: int) -> Dealt:
-    """Deals arguments to the parts of a group, each to all ranks of its part."""
+    """Distributes arguments to the parts of a group. All ranks of a part get the same arguments."""
     if how.split == "broadcast":
         return Dealt(arguments=[args] * num_ranks)
     num_parts = num_ranks // copies
@@ -36,14 +37,14 @@ def deal_arguments(how: Operation, args: tuple[Any, ...], *, num_ranks: int, cop
     parts = how.split(args, num_parts)
     if len(parts) != num_parts:
         raise InterlaceError(
-            f"the operation's split function gave {len(parts)} parts for {num_parts}: return one tuple of arguments a "
-            "part."
+            f"the operation's split function gave {len(parts)} parts for {num_parts}: return one tuple of arguments "
+            "per part."
         )
     return Dealt(arguments=_to_ranks(parts, copies))
 
 
 def collect_results(how: Operation, results: Sequence[Any], dealt: Dealt, *, copies: int) -> Any:
-    """Puts the ranks' results together; of the ranks of a part the first one's counts, but for `all`."""
+    """Collects the ranks' results. Except for `all`, only the first rank of each part counts."""
     if how.collect == "first":
         return results[0]
     if how.collect == "all":

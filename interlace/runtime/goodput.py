@@ -1,4 +1,4 @@
-"""Ledger of device-seconds: the timeline's spans and the lock's claims, put into bins."""
+"""Ledger of device-seconds: assigns the timeline's spans and the lock's claims to bins."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -31,7 +31,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[Interval]:
-    """Returns the parts of the first not covered by the second; both disjoint and in order."""
+    """Returns the parts of `intervals` that `taken` does not cover. Both must be disjoint and in order."""
     left: list[Interval] = []
     place = 0
     for low, high in intervals:
@@ -51,12 +51,12 @@ def without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[In
 
 
 def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """Returns the intervals that both cover; both disjoint and in order."""
+    """Returns the intersection of two lists of intervals. Both must be disjoint and in order."""
     return without(first, without(first, second))
 
 
 def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> dict[str, float]:
-    """Seconds of a window by bin: each point goes to the first layer that covers it, what none covers to `idle`."""
+    """Returns the seconds of a window by bin. Each point counts for the first layer that covers it, else as `idle`."""
     free = [window] if window[1] > window[0] else []
     free_s = _length(free)
     seconds = dict.fromkeys(BINS, 0.0)
@@ -72,10 +72,10 @@ def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> 
 
 
 class LedgerBuilder:
-    """Builder of one ledger for each stretch of a run; each device-second is in exactly one of them."""
+    """Builder of one ledger for each stretch of a run. Each device-second is in exactly one of them."""
 
     def __init__(self, lock: DeviceLock, num_devices: int, rollout_devices: Iterable[int]) -> None:
-        """rollout_devices: those that an engine may generate on."""
+        """rollout_devices: the devices on which an engine may generate."""
         self._lock = lock
         self._num_devices, self._rollout_devices = num_devices, frozenset(rollout_devices)
         self._start_s = 0.0
@@ -84,22 +84,22 @@ class LedgerBuilder:
         self._lost_share = 0.0
 
     def startup(self, records: Records) -> Ledger:
-        """Returns the ledger of everything until now, before the first step."""
+        """Returns the ledger of the time before the first step."""
         self._note_calls(records)
         window = self._next_window(records)
         return Ledger(seconds=sum_bins([fill(window, [("startup", [window])])] * self._num_devices))
 
     def step(self, records: Records, num_trained_tokens: int, num_lost_tokens: int) -> Ledger:
-        """Returns the ledger of a step that ends now, given response tokens of its ended samples, trained and lost."""
+        """Returns the ledger of a step that ends now. The arguments count response tokens of ended samples."""
         self._note_calls(records)
         lost, self._num_dropped_tokens = num_lost_tokens + self._num_dropped_tokens, 0
         self._lost_share = lost / (lost + num_trained_tokens) if lost else 0.0
         return self._close(records)
 
     def between(self, records: Records, *, evaluated: bool) -> Ledger:
-        """Returns the ledger between two steps; the last step's lost share applies to what was generated there.
+        """Returns the ledger of the time between two steps. Generation in it gets the last step's lost share.
 
-        evaluated: whether held-out prompts were answered; then nothing that engines did meanwhile counts as generation.
+        evaluated: whether held-out prompts were answered; if True, the engines' work does not count as generation.
         """
         self._note_calls(records)
         ledger = self._close(records)
@@ -145,7 +145,7 @@ class LedgerBuilder:
             self._curves[group].observe(call)
 
     def _split_generation(self, seconds: dict[str, float], served: Sequence[EngineCall], window: Interval) -> None:
-        """Divides what a device served among the bins of generation, by the calls that ended in the window."""
+        """Divides a device's serving time among the bins of generation, based on the calls that ended in the window."""
         whole = repeated = underfilled = 0.0
         start_s, end_s = window
         for call in served:
@@ -153,7 +153,7 @@ class LedgerBuilder:
             low, high = span.start_s, span.end_s
             call_s = (high if high < end_s else end_s) - (low if low > start_s else start_s)
             if call_s <= 0:
-                continue  # it ended in the window before, and was taken in during this one
+                continue  # the call ended in the previous window but was processed during this one
             tokens = call.num_new_tokens + call.num_prompt_tokens + call.num_repeated_tokens
             again = call_s * call.num_repeated_tokens / tokens if tokens else 0.0
             whole += call_s
@@ -164,7 +164,7 @@ class LedgerBuilder:
         if whole > 0:
             seconds["re_prefill"] = served_s * repeated / whole
             seconds["decode_underfilled"] = served_s * underfilled / whole
-        full = max(0.0, served_s - seconds["re_prefill"] - seconds["decode_underfilled"])  # but for rounding
+        full = max(0.0, served_s - seconds["re_prefill"] - seconds["decode_underfilled"])  # removes rounding errors
         seconds["discarded"] = full * self._lost_share
         seconds["generate"] = full - seconds["discarded"]
 
@@ -179,7 +179,10 @@ def sum_bins(devices: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[Interval]]]:
-    """Lists, of each device, layers of what ran on it. Where operations overlap, generation and idle ones come last."""
+    """Lists the layers of operations on each device.
+
+    If operations overlap, generation and idle ones have lowest priority.
+    """
     found: list[dict[str, list[Interval]]] = [{name: [] for name in OPERATION_BINS} for _ in range(num_devices)]
     for span in spans:
         if span.bin:
@@ -189,9 +192,9 @@ def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[I
 
 
 def _waited_for(hold: Hold, busy: Sequence[Sequence[Interval]]) -> list[Interval]:
-    """Returns when any device of a group computes while the group holds them. The other devices wait then.
+    """Returns the times in which any device computes while a group holds several. The group's other devices wait then.
 
-    busy: when something ran, of each device; disjoint and in order.
+    busy: for each device, the intervals in which an operation ran, disjoint and in order.
     """
     if hold.granted_s == math.inf:
         return []
@@ -200,7 +203,7 @@ def _waited_for(hold: Hold, busy: Sequence[Sequence[Interval]]) -> list[Interval
 
 
 def _touching(intervals: Sequence[Interval], window: Interval) -> Sequence[Interval]:
-    """Returns the intervals that share time with a window; the given ones are disjoint and in order."""
+    """Returns the intervals that overlap a window. The intervals must be disjoint and in order."""
     first = bisect_right(intervals, window[0], key=itemgetter(1))
     return intervals[first : bisect_left(intervals, window[1], key=itemgetter(0))]
 
@@ -210,11 +213,11 @@ def _reserved(
     waits: Mapping[int, Sequence[Interval]],
     busy: Sequence[Interval],
 ) -> list[tuple[str, Iterable[Interval]]]:
-    """Returns the layers of a device that does nothing though a group has the device or waits for it.
+    """Returns the layers of a device that computes nothing although a group holds it or waits for it.
 
-    mine: claims on the device. waits: of a claim on several devices, by its id(), when one of them computes, so that
-    the others wait. busy: when something ran on this device, disjoint and in order. Where a group never computes on a
-    device that it holds (it has fewer threads than devices), the device waits for nothing: it is idle.
+    mine: claims on the device. waits: for each claim on several devices, by its id(), the times when one of them
+    computes and the others wait. busy: intervals in which an operation ran on this device, disjoint and in order. If a
+    group never computes on a device that it holds (it has fewer threads than devices), the device is idle, not waiting.
     """
     held = [hold for hold in mine if hold.granted_s < math.inf]
     loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold in held]

@@ -1,4 +1,4 @@
-"""N ranks of one worker on their devices, called as if they were one."""
+"""A group of ranks of one worker on their devices, called as one."""
 
 import asyncio
 import math
@@ -22,11 +22,11 @@ from interlace.schedule.placement import Device
 W_co = TypeVar("W_co", bound=Worker, covariant=True)
 _NO_TURN = nullcontext()
 SWITCH = Operation(bin="switch", phase="switch")
-"""How a worker's state is moved, whatever the worker's own class declares."""
+"""Declaration of the operations that move a worker's state, independent of the worker's class."""
 
 
 class RankResult(NamedTuple):
-    """Result of an operation, and when the operation ran at the worker, in the run clock's seconds."""
+    """Result of an operation, and the interval in which the worker ran it, in the run clock's seconds."""
 
     value: Any
     start_s: float
@@ -34,27 +34,27 @@ class RankResult(NamedTuple):
 
 
 class Rank(Protocol):
-    """Home of one worker object: a thread, an actor, or a coroutine on a virtual clock."""
+    """Holder of one worker object: a thread, an actor, or a coroutine on a virtual clock."""
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Runs an operation after those called before. Raises RemoteError."""
+        """Runs an operation after all earlier calls. Raises RemoteError."""
         ...
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Runs a concurrent operation without waiting for the one that runs, and for no result."""
+        """Runs a concurrent operation without waiting for the running one. There is no result."""
         ...
 
     async def close(self) -> None: ...
 
 
 def turn_of(worker: object, method: str, turn: asyncio.Lock) -> AbstractAsyncContextManager[None]:
-    """Returns the context of a coroutine operation: operations on the device take turns, others overlap."""
+    """Returns the context of a coroutine operation. Operations on the device take turns; others overlap."""
     how = operation_of(type(worker), method)
     return turn if how is None or how.on_device else _NO_TURN
 
 
 class Services(Protocol):
-    """Services that a cluster gives to its groups."""
+    """Services that a cluster provides to its groups."""
 
     clock: Clock
     timeline: Timeline
@@ -75,7 +75,7 @@ class _Call:
 
 
 class CausedGroup:
-    """Operations of a group, for one cause."""
+    """Operations of a group, called for a given cause."""
 
     def __init__(self, group: "WorkerGroup[Any]", cause: str) -> None:
         self._group, self._cause = group, cause
@@ -86,20 +86,20 @@ class CausedGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceUse:
-    """The devices of a group, and what it makes of them."""
+    """The devices of a group, and its use of them."""
 
     devices: tuple[Device, ...] = ()
     used: int | None = None
-    """Devices of each rank that it computes on, the first ones; None: all."""
+    """Number of devices that each rank computes on, counted from the first. If None, all."""
     working_bytes: int = 0
-    """On each device, what an operation needs beside the loaded state."""
+    """Bytes that an operation needs on each device in addition to the loaded state."""
 
 
 class WorkerGroup(Generic[W_co]):
-    """`group.method(...)` runs the worker's method on all ranks and returns a Handle at once.
+    """Group whose `group.method(...)` runs the worker's method on all ranks and returns a Handle at once.
 
-    How arguments are split and results collected is declared on the method (`@operation`). The devices are taken for
-    the call and given back; `async with group.hold(cause)` keeps them over several calls.
+    The declaration of the method (`@operation`) determines how arguments are split and results are collected. A call
+    takes the devices and releases them; `async with group.hold(cause)` keeps them over several calls.
     """
 
     def __init__(
@@ -114,52 +114,55 @@ class WorkerGroup(Generic[W_co]):
         stage: int = 0,
         preemptible: bool = False,
     ) -> None:
-        """Makes the group of ranks that were started.
+        """Makes a group of ranks that are already running.
 
-        copies: neighbouring ranks that are one part, to which samples are dealt together.
-        stage: place in the flow, counted from upstream; where several groups wait for a device, the one with the
-        larger number goes first.
+        copies: number of neighbouring ranks that form one part and get the same samples.
+        stage: position in the flow, counted from upstream; if several groups wait for a device, the largest number goes
+        first.
         """
         self.name, self.stage, self.preemptible = name, stage, preemptible
         use = use or DeviceUse()
         self.devices = use.devices
         self.device_indices = tuple(device.index for device in use.devices)
-        """Numbers of its devices within the cluster."""
+        """Indices of its devices within the cluster."""
         self.working_bytes = use.working_bytes
         self.version: int | None = None
-        """Version of the weights that the ranks serve or take in, where a driver says so; marks the group's spans."""
+        """Version of the weights that the ranks serve or receive, if a driver sets it. The group's spans contain it."""
         self._class, self._ranks, self._services, self._copies = worker_class, tuple(ranks), services, copies
         self._rank_devices = [self.device_indices[number :: len(ranks)][: use.used] for number in range(len(ranks))]
         self._operations: dict[str, Operation] = {}
-        """Operations called so far, as declared."""
+        """Declarations of the operations called so far."""
         self._holder: asyncio.Task[Any] | None = None
         self.part_bytes: Mapping[str, int] = {STATE: 0}
-        """Bytes that each part of the state needs on each device, as last measured there, in the order of giving up."""
+        """Bytes of each part of the state on each device, as last measured, in the order of unloading."""
         self._cause = ""
         self._driver: Driver | None = None
 
     def driven_by(self, driver: Driver) -> None:
-        """Names what is asked for the group's devices; a group without a driver gives them back after each hold."""
+        """Sets the driver, which is asked to yield the devices.
+
+        Without a driver, the group releases them after each hold.
+        """
         self._driver = driver
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the group."""
+        """Number of ranks of the group."""
         return len(self._ranks)
 
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
         return self.called_for(method, "")
 
     def call(self, operation: Callable[..., Any], *args: Any) -> Handle[Any]:
-        """Calls the worker's operation of this function's name, as `group.operation(...)` does."""
+        """Calls the worker's operation with this function's name, as `group.operation(...)` does."""
         return self.called_for(operation.__name__, "")(*args)
 
     def with_cause(self, cause: str) -> "CausedGroup":
-        """Gives the group's operations, called for another cause than that of the hold they are in, if any."""
+        """Returns the group's operations with a cause that replaces the cause of the hold."""
         return CausedGroup(self, cause)
 
     def called_for(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
-        """Gives one operation, to be called for a cause."""
+        """Returns one operation, to be called for a cause."""
         how = self._declared(method)
 
         def call(*args: Any, **kwargs: Any) -> Handle[Any]:
@@ -180,9 +183,9 @@ class WorkerGroup(Generic[W_co]):
         return how
 
     async def inline(self, operation: Callable[..., Any], *args: Any, cause: str = "") -> tuple[Any, Span]:
-        """Awaits the operation in the caller's own task, for one that has nothing to do until it is done.
+        """Awaits the operation in the caller's task, for a caller that only waits for its result.
 
-        cause: another than that of the hold it is in, if any. Returns the result, and the span of rank 0.
+        cause: replaces the cause of the surrounding hold, if given. Returns the result, and the span of rank 0.
         """
         method = operation.__name__
         call, coroutine = self._prepared(method, self._declared(method), args, {}, cause)
@@ -190,11 +193,11 @@ class WorkerGroup(Generic[W_co]):
         return value, call.spans[0]
 
     async def ask(self, operation: Callable[..., Any]) -> Any:
-        """Returns the answer of rank 0 to a question about its state, without a span and without progress."""
+        """Returns rank 0's answer to a question about its state. Records no span and no progress."""
         return (await self._ranks[0].call(operation.__name__, (), {})).value
 
     def notify(self, operation: Callable[..., Any], *args: Any) -> None:
-        """Runs a concurrent operation on all ranks beside whatever runs there."""
+        """Runs a concurrent operation on all ranks, alongside running operations."""
         method = operation.__name__
         how = operation_of(self._class, method)
         if how is None or not how.concurrent:
@@ -206,7 +209,7 @@ class WorkerGroup(Generic[W_co]):
 
     @asynccontextmanager
     async def hold(self, cause: str = "") -> AsyncIterator[None]:
-        """Keeps the group's devices, state loaded, over several calls of this task; other tasks' calls wait.
+        """Holds the group's devices over several calls of this task, with the state loaded. Calls of other tasks wait.
 
         Never await other groups or channels inside.
         """
@@ -227,7 +230,7 @@ class WorkerGroup(Generic[W_co]):
     def _prepared(
         self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str
     ) -> tuple[_Call, Coroutine[Any, Any, Any]]:
-        # Decided here, in the caller's task: who holds the devices has taken them for this call too.
+        # Decided here, in the caller's task: a task that holds the devices has taken them for this call too.
         is_held = self._is_held_here
         call = _Call(method, how, args, kwargs, cause or (self._cause if is_held else ""))
         if not how.on_device or (is_held and self.has_one_part):
@@ -251,7 +254,7 @@ class WorkerGroup(Generic[W_co]):
 
     @property
     def has_one_part(self) -> bool:
-        """Says whether the state comes and goes as a whole: then it is there throughout a hold."""
+        """True if the state has one part. It then stays loaded throughout a hold."""
         return len(self.part_bytes) == 1
 
     def _on_ranks(self, call: _Call) -> Coroutine[Any, Any, Any]:
@@ -263,7 +266,7 @@ class WorkerGroup(Generic[W_co]):
     async def _collected(self, call: _Call) -> Any:
         dealt = deal_arguments(call.how, call.args, num_ranks=self.num_ranks, copies=self._copies)
         ranks = [self._on_rank(number, call, args) for number, args in enumerate(dealt.arguments)]
-        # One alone needs no task of its own.
+        # a single rank needs no separate task
         results = await asyncio.gather(*ranks) if len(ranks) > 1 else [await ranks[0]]
         return collect_results(call.how, results, dealt, copies=self._copies)
 
@@ -294,18 +297,18 @@ class WorkerGroup(Generic[W_co]):
             services.waits.end(running)
             now_s = services.clock.now()
             if not called_s <= start_s <= end_s <= now_s:
-                # Another process's clock is known to within a message's way: nothing ran before it was called.
+                # Another process's clock is known only up to the message delay: nothing ran before it was called.
                 start_s = min(max(start_s, called_s), now_s)
                 end_s = max(start_s, min(end_s, now_s))
             timeline.end(span, start_s, end_s)
 
     async def load(self, parts: Sequence[str] | None = None) -> None:
-        """Loads parts of the state onto the devices; None: all. Called by the device lock."""
+        """Loads parts of the state onto the devices. If `parts` is None, all. Called by the device lock."""
         await self._switch("onload", (), parts)
         await self.measure_memory(parts)
 
     async def unload(self, parts: Sequence[str] | None = None) -> None:
-        """Takes parts of the state off the devices; None: all. Called by the device lock."""
+        """Unloads parts of the state from the devices. If `parts` is None, all. Called by the device lock."""
         await self._switch("offload", self._driver.unload_arguments if self._driver else (), parts)
         if self._driver:
             self._driver.unloaded([*self.part_bytes] if parts is None else parts)
@@ -315,7 +318,7 @@ class WorkerGroup(Generic[W_co]):
         await self._on_ranks(_Call(method, SWITCH, args, told, "switch"))
 
     async def measure_memory(self, parts: Sequence[str] | None = None) -> None:
-        """Asks the ranks what parts of their state, which are loaded, need on a device; None: all."""
+        """Measures the memory of parts of the state on a device; they must be loaded. If `parts` is None, all."""
         how = Operation(collect="all", on_device=False)
         found = await self._on_ranks(_Call("memory_parts", how, (), {}, "memory ledger"))
         largest = {part: max(each[part] for each in found) for part in found[0]}
@@ -323,11 +326,11 @@ class WorkerGroup(Generic[W_co]):
         self.part_bytes = largest | kept
 
     def loaded_bytes(self) -> int:
-        """Returns the bytes that the group's whole state needs on each device, as last measured."""
+        """Returns the bytes of the group's whole state on each device, as last measured."""
         return sum(self.part_bytes.values())
 
     def ask_to_yield(self) -> None:
-        """Asks the driver to yield; called by the device lock where another group is ready."""
+        """Requests that the driver yield. The device lock calls this when another group is ready."""
         if self._driver:
             self._driver.ask_to_yield()
 

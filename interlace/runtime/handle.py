@@ -1,4 +1,4 @@
-"""A call on a worker group returns a Handle at once."""
+"""Handle of a call on a worker group, returned at once."""
 
 import asyncio
 from collections.abc import Generator
@@ -17,22 +17,22 @@ class Handle(Generic[T]):
     """
 
     def __init__(self, task: "asyncio.Task[T]", spans: list[Span]) -> None:
-        """task: named as the operation. spans: filled as the ranks begin."""
+        """task: named after the operation. spans: filled as the ranks begin."""
         self.task, self.spans = task, spans
 
     def __await__(self) -> Generator[object, None, T]:
         return self.task.__await__()
 
     async def wait(self, timeout_s: float) -> T:
-        """Returns the result; InterlaceError once `timeout_s` have passed, while the operation itself goes on."""
+        """Returns the result. Raises InterlaceError after `timeout_s`; the operation itself continues."""
         done, _ = await asyncio.wait({self.task}, timeout=timeout_s)
         if not done:
             raise InterlaceError(
-                f"{self.task.get_name()} is not done after {timeout_s} s; it goes on and can be waited for again."
+                f"{self.task.get_name()} is not done after {timeout_s} s; it continues and can be awaited again."
             )
         return self.task.result()
 
     @property
     def durations_s(self) -> tuple[float, ...]:
-        """Seconds each rank took; empty until it is done."""
+        """Seconds of each rank's operation. Empty until it is done."""
         return tuple(span.end_s - span.start_s for span in self.spans) if self.task.done() else ()

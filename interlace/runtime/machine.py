@@ -1,4 +1,4 @@
-"""Computers of a cluster, and the devices of them that a run uses."""
+"""Machines of a cluster, and the devices on them that a run uses."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from interlace.core.errors import UserError, nearest
 from interlace.schedule.placement import Device
 
 SHARED_BY = 4
-"""CPU devices that may share a core, so that schedules for several devices can be tried on a small machine."""
+"""Number of CPU devices that may share a core, so that small machines can run schedules for several devices."""
 _POOL = re.compile(r"(?P<pool>[a-z]+)(:(?P<count>\d+))?")
 
 
@@ -26,7 +26,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSlot:
-    """A device and where it is."""
+    """A device and its location."""
 
     device: Device
     machine: str
@@ -35,9 +35,9 @@ class DeviceSlot:
 
 
 def find_slots(spec: str, machines: Sequence[Machine]) -> tuple[DeviceSlot, ...]:
-    """Finds the devices of `auto`, or of counts by kind (`cpu:2`, `cuda:1,cpu:4`); a kind without a count means all.
+    """Finds the devices of `auto`, or of counts by kind (`cpu:2`, `cuda:1,cpu:4`). A kind without a count means all.
 
-    auto takes every GPU, or one device for each CPU core if there is no GPU. Up to SHARED_BY CPU devices share a core.
+    `auto` takes every GPU, or one device per CPU core if there is no GPU. Up to SHARED_BY CPU devices share a core.
     Raises UserError for a spec that cannot be read and for devices that do not exist.
     """
     if spec == "auto":
@@ -65,7 +65,10 @@ def _read(part: str, spec: str, seen: Sequence[str]) -> tuple[str, int | None]:
 
 
 def _cores(count: int | None, machines: Sequence[Machine]) -> list[tuple[str, int, int]]:
-    """Returns (machine, number, bytes) of each CPU device, dealt evenly over the machines where a count is given."""
+    """Returns (machine, index, bytes) of each CPU device.
+
+    If a count is given, they are spread evenly over the machines.
+    """
     shares = [machine.num_cores for machine in machines]
     if count is not None:
         most = SHARED_BY * sum(shares)
@@ -92,7 +95,7 @@ def _gpus(count: int | None, machines: Sequence[Machine], spec: str) -> list[tup
     if len(found) < (count or 1):
         where = "this machine has" if len(machines) == 1 else f"these {len(machines)} machines have"
         raise UserError(
-            f"cluster.devices = {spec!r}: {where} {len(found)} GPUs that torch can use. Ask for what is there, for "
-            f"`auto`, or for CPU cores: cpu:{sum(machine.num_cores for machine in machines)}."
+            f"cluster.devices = {spec!r}: {where} {len(found)} GPUs that torch can use. Request at most these, "
+            f"`auto`, or CPU cores: cpu:{sum(machine.num_cores for machine in machines)}."
         )
     return found[:count]

@@ -1,4 +1,4 @@
-"""Results reach the controller one at a time, so that what it does follows from their order alone."""
+"""Order of results: they reach the controller one at a time, so that its actions depend only on their order."""
 
 import asyncio
 from collections import deque
@@ -9,26 +9,27 @@ from interlace.runtime.group import Rank, RankResult
 
 
 class ResultOrder:
-    """Queue that lets one result through at a time: the next once all that the last one set off has come to rest.
+    """Queue that passes on one result at a time, the next once all reactions to the previous one have finished.
 
-    Results that come at nearly one moment would otherwise be worked on in turns, mixed as it happens, and the order in
-    which they came would not say what the controller did. Rest also shows a stall: nothing is left that could go on.
+    Otherwise the handling of results that arrive almost together would be interleaved at random, and their order would
+    not determine the controller's actions. The end of all reactions also reveals a stall: nothing is left that could
+    continue.
     """
 
     MAX_TURNS = 1000
-    """Turns of the event loop after which a result goes through all the same: a task may be busy for good."""
+    """Turns of the event loop after which the next result passes anyway, because a task may be busy forever."""
 
     def __init__(self, on_rest: Callable[[], None] = lambda: None) -> None:
-        """Made on a running event loop. on_rest: called once results have passed and all they set off is at rest."""
+        """Makes a queue on a running event loop. on_rest: called once no result waits and all reactions are done."""
         self._loop, self._on_rest = asyncio.get_running_loop(), on_rest
-        # The callbacks that are ready. asyncio does not say otherwise whether there are any; of a loop that keeps them
-        # elsewhere it is unknown whether it rests, and a result then waits for one turn only.
+        # The ready callbacks of the loop; asyncio has no public interface for them. If a loop stores them elsewhere,
+        # its rest cannot be observed, and a result then waits for only one turn.
         self._ready: Sequence[object] | None = getattr(self._loop, "_ready", None)
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._num_turns, self._is_looking = 0, False
 
     async def wait_turn(self) -> None:
-        """Returns when it is one's turn: first come, first served."""
+        """Returns when the caller's result may pass: first come, first served."""
         turn = self._loop.create_future()
         self._waiting.append(turn)
         if not self._is_looking:
@@ -52,14 +53,14 @@ class ResultOrder:
 
 
 class OrderedRank:
-    """A rank whose results pass a result_order."""
+    """A rank whose results pass through a ResultOrder."""
 
     def __init__(self, rank: Rank, result_order: ResultOrder) -> None:
-        """result_order: the run's."""
+        """result_order: the order of the run."""
         self._rank, self._result_order = rank, result_order
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Calls the rank; the result waits for its turn. An error does not wait: the run ends with it."""
+        """Calls the rank. The result waits for its turn; an error does not, because it ends the run."""
         ran = await self._rank.call(method, args, kwargs)
         await self._result_order.wait_turn()
         return ran

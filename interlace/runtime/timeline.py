@@ -1,7 +1,7 @@
 """Timeline: every operation on every device is a span with a cause, kept until the ledger of its step is closed.
 
-The goodput ledger asks for the spans of each step (`Timeline.take`). Any further use of them is a `Recorder`, which
-gets the same records at the same moment: a recorder costs nothing while the step goes on.
+The goodput ledger takes the spans of each step (`Timeline.take`). Any other consumer is a `Recorder`, which gets the
+same records at the same moment, so a recorder costs nothing during the step.
 """
 
 import math
@@ -21,28 +21,28 @@ class Span:
     """One operation of one rank. Times are the run clock's seconds."""
 
     start_s: float
-    """When the rank began with it; while it goes on, when it was called."""
+    """Start of the operation on the rank; before its end is known, the time of the call."""
     end_s: float = math.inf
     devices: tuple[int, ...]
-    """The rank's own; none for an operation off the devices."""
+    """The rank's devices. Empty for an operation that uses none."""
     group: str
     """The worker group, e.g. `rollout/0`."""
     rank: int
     operation: str
     cause: str
-    """Reason of the span: `generate`, `train`, `publication`, `switch`, a stage's name; empty where none was given."""
+    """Cause of the span: `generate`, `train`, `publication`, `switch` or a stage's name. Empty if none was given."""
     step: int
-    """In training when it was called; the first is 1, and 0 comes before."""
+    """Training step at the time of the call. The first step is 1; 0 is the time before it."""
     version: int
-    """Version of the weights that an engine serves or takes in; elsewhere the version that was current."""
+    """Version of the weights that an engine serves or receives; for other groups, the current version."""
     bin: Bin | None = None
-    """Bin of the ledger, as the operation declares it; None off the devices."""
+    """Bin of the ledger that the operation declares. None for an operation that uses no devices."""
     phase: str = ""
-    """Phase of a step, as the operation declares it."""
+    """Phase of a step that the operation declares."""
     given: Sequence[Any] = ()
-    """Its first argument, where that is a sequence: samples or requests, mostly."""
+    """The first argument, if it is a sequence: usually samples or requests."""
     finished: Sequence[SampleKey] = ()
-    """Rows of the flow that it brought to an end, such as samples that were generated whole; rank 0's."""
+    """Rows of the flow that the operation finished, such as completely generated samples. Set for rank 0."""
 
     @property
     def role(self) -> str:
@@ -52,7 +52,7 @@ class Span:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class EngineCall:
-    """Work that one call of a rollout engine computed."""
+    """Work of one call of a rollout engine."""
 
     span: Span
     """Span of rank 0."""
@@ -63,26 +63,26 @@ class EngineCall:
     num_new_tokens: int
     """Tokens drawn."""
     num_prompt_tokens: int
-    """Prompt tokens of sequences that began with this call."""
+    """Prompt tokens of sequences that began in this call."""
     num_repeated_tokens: int
-    """Computed before and now again: of sequences that were taken out and resubmitted, or whose cache was dropped."""
+    """Tokens computed again: of resubmitted sequences, or of sequences whose cache was dropped."""
     num_running: int = 0
-    """Sequences that go on after it."""
+    """Sequences that continue after the call."""
     num_queued: int = 0
-    """Requests that wait for the engine, before it and inside."""
+    """Requests that wait for the engine, both before it and inside."""
     num_waiting: int = 0
     """Queued requests that wait inside the engine."""
     num_preemptions: int = 0
-    """Sequences that lost their cells of the KV cache in it."""
+    """Sequences that lost their KV-cache cells in the call."""
     kv_use: float = 0.0
-    """Largest share of the KV cache that was held, 0 ... 1."""
+    """Largest share of the KV cache in use, 0 ... 1."""
     num_held_tokens: float = 0.0
-    """Tokens of the contexts of its sequences, mean over the call."""
+    """Context tokens of its sequences, averaged over the call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolWait:
-    """Time in which an engine had nothing to do, and samples of its own had tools running."""
+    """Time in which an engine was idle while tools ran for its samples."""
 
     devices: tuple[int, ...]
     start_s: float
@@ -94,44 +94,44 @@ class StepRecord:
     """A step that ended."""
 
     step: int
-    """The first is 1."""
+    """Number of the step; the first is 1."""
     start_s: float
     end_s: float
     counts: Mapping[str, float]
-    """Values that are drawn over time: staleness, samples in flight."""
+    """Values that are plotted over time: staleness, samples in flight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Records:
-    """All of one stretch of a run."""
+    """All records of one stretch of a run."""
 
     spans: Sequence[Span]
     """Spans that ended in the stretch, in the order in which they ended."""
     running: Sequence[Span]
-    """Spans that go on."""
+    """Spans that are still running."""
     served: Sequence[EngineCall]
     steps: Sequence[StepRecord]
     num_dropped_tokens: int
-    """Generated of samples that ended before they were finished."""
+    """Generated tokens of samples that ended before they were finished."""
     end_s: float
     waits: Sequence[ToolWait] = ()
-    """Waits for tools that ended in the stretch, and those that go on, until now."""
+    """Waits for tools that ended in the stretch, and those still in progress, up to now."""
 
     @property
     def touching(self) -> Sequence[Span]:
-        """Whatever ran in the stretch; some may have begun before it."""
+        """Spans that overlap the stretch. Some may have begun before it."""
         return [*self.spans, *self.running]
 
 
 class Recorder(Protocol):
-    """Keeper of what the ledger has no need of once a step is over."""
+    """Consumer of records that the ledger does not need after a step."""
 
     def keep(self, records: Records) -> None:
-        """Takes in one stretch after the other, without a gap."""
+        """Accepts the next stretch. Consecutive stretches have no gap."""
         ...
 
     def close(self, records: Records) -> None:
-        """Takes in the last stretch; what is still running then is not reported again."""
+        """Accepts the last stretch. Spans that are still running are not reported again."""
         ...
 
 
@@ -146,7 +146,7 @@ class NoRecorder:
 
 
 class KeepAll:
-    """Recorder that keeps what ended, to be looked at afterwards."""
+    """Recorder that keeps all ended spans and steps for later inspection."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -162,13 +162,13 @@ class KeepAll:
 
 @dataclass(kw_only=True)
 class Timeline:
-    """Spans of the current stretch, what rollout engines computed in it, and where the run is."""
+    """Spans and engine calls of the current stretch, and the position of the run."""
 
     clock: Clock
     step: int = 0
-    """Step that new spans are marked with; set by the loop."""
+    """Current step, recorded in new spans; set by the loop."""
     version: int = 0
-    """Current version of the weights, which marks new spans; set at each publication."""
+    """Current version of the weights, recorded in new spans; set at each publication."""
     _recorder: Recorder = field(default_factory=NoRecorder)
     _spans: list[Span] = field(default_factory=list)
     _running: dict[Span, None] = field(default_factory=dict)
@@ -180,27 +180,27 @@ class Timeline:
     _num_waits: int = 0
 
     def begin(self, span: Span) -> None:
-        """Notes that an operation was called."""
+        """Registers an operation that was called."""
         self._running[span] = None
 
     def end(self, span: Span, start_s: float, end_s: float) -> None:
-        """Records that an operation ended, after it ran from start to end."""
+        """Records the end of an operation, which ran from start_s to end_s."""
         del self._running[span]
         span.start_s, span.end_s = start_s, end_s
         self._spans.append(span)
 
     def serve(self, served: EngineCall) -> None:
-        """Notes that a call of a rollout engine ended."""
+        """Records a call of a rollout engine that ended."""
         self._served.append(served)
 
     def begin_wait(self, devices: tuple[int, ...]) -> int:
-        """Notes that an engine on these devices waits for tools from now on. Returns the token for end_wait()."""
+        """Registers that an engine on these devices now waits for tools. Returns the token for end_wait()."""
         self._num_waits += 1
         self._waiting[self._num_waits] = devices, self.clock.now()
         return self._num_waits
 
     def end_wait(self, token: int) -> None:
-        """Notes that it waits no more."""
+        """Records the end of a wait."""
         wait, now_s = self._waited(self._waiting.pop(token)), self.clock.now()
         if wait.start_s < now_s:
             self._waits.append(wait)
@@ -209,22 +209,22 @@ class Timeline:
         return ToolWait(devices=began[0], start_s=began[1], end_s=self.clock.now())
 
     def drop_tokens(self, count: int) -> None:
-        """Tokens were generated of a sample that ended before it was finished."""
+        """Counts generated tokens of a sample that ended before it was finished."""
         self._num_dropped_tokens += count
 
     def end_step(self, record: StepRecord) -> None:
-        """Notes that a step ended."""
+        """Records a step that ended."""
         self._steps.append(record)
 
     def take(self) -> Records:
-        """Closes the stretch that began with the last take(), and hands it to the recorder too."""
+        """Ends the stretch that began with the last take(). Returns its records and passes them to the recorder."""
         records = self._records()
         self._recorder.keep(records)
         return records
 
     @contextmanager
     def recorded_by(self, recorder: Recorder) -> Iterator[None]:
-        """Gives a recorder what happens inside, and what was not taken before."""
+        """Passes all records inside the block to a recorder, including earlier ones that were not taken."""
         before, self._recorder = self._recorder, recorder
         try:
             yield
@@ -248,7 +248,7 @@ class Timeline:
 
 
 class OnDevices(Protocol):
-    """Whatever takes place on devices."""
+    """An entry that occupies devices."""
 
     @property
     def devices(self) -> tuple[int, ...]: ...

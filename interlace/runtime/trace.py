@@ -1,9 +1,9 @@
-"""timeline.json: the run as a Chrome trace, which Perfetto opens, also while the run goes on.
+"""timeline.json: the run as a Chrome trace. Perfetto opens it, even while the run continues.
 
-The format is that of the Trace Event Format document (JSON array form, whose closing bracket may be missing): a track
-a device, a track a worker rank, a track of steps; an arrow from where a group's last sample was generated to where the
-group is trained on; counters. Operations of a rank that overlap (rewards scored at once) stand beside its track, as
-asynchronous events. All is written at step boundaries: the file grows with the run, memory does not.
+The format is the JSON array form of the Trace Event Format, whose closing bracket may be missing. It has one track per
+device, one per worker rank, one of steps, and counters. An arrow leads from the generation of a group's last sample to
+its training. Operations of a rank that overlap (concurrently scored rewards) are asynchronous events next to its track.
+All is written at step boundaries: the file grows with the run, memory does not.
 """
 
 import json
@@ -21,14 +21,14 @@ from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord
 from interlace.schedule.placement import Device
 
 MAX_ORIGINS = 1 << 16
-"""Groups whose generation is remembered for an arrow; those that were dropped are never asked for."""
+"""Number of groups whose generation is remembered for an arrow. Dropped groups are never looked up."""
 
 
 class TraceFile:
-    """A recorder that writes."""
+    """A recorder that writes a trace file."""
 
     def __init__(self, path: Path, devices: Sequence[Device]) -> None:
-        """Replaces a file of that name."""
+        """Opens the file; replaces an existing one."""
         self._file: TextIO = path.open("w", encoding="utf-8")
         self._devices = tuple(devices)
         self._lines: list[str] = []
@@ -44,14 +44,14 @@ class TraceFile:
         self._file.write("[\n" + self._text())
 
     def keep(self, records: Records) -> None:
-        """Appends what ended."""
+        """Appends the operations and steps that ended."""
         self._append(records)
         if text := self._text():
             self._file.write(",\n" + text)
             self._file.flush()
 
     def close(self, records: Records) -> None:
-        """Appends the rest. What never ended is drawn until now, and says so."""
+        """Appends the rest. Spans that never ended are drawn until now and marked as unfinished."""
         self._append(records)
         for span in records.running:
             self._draw(span, records.end_s)
@@ -67,14 +67,17 @@ class TraceFile:
                 self._arrows.generated(span, tracks[span])
         for served in records.served:
             self._counters.served(served)
-        # After what was generated, some of which the same stretch trains on.
+        # After the generated samples, because the same stretch may train on some of them.
         for span, track in tracks.items():
             self._arrows.end_at(span, track)
         for step in records.steps:
             self._step(step)
 
     def _draw(self, span: Span, end_s: float, call: EngineCall | None = None) -> "_Track":
-        """Returns its worker's track, on which alone are the samples that the operation was given."""
+        """Draws a span.
+
+        Returns its worker's track; only there, the event lists the samples that the operation was given.
+        """
         start_us, end_us = _us(span.start_s), _us(end_s)
         when = _When(start_us, end_us, f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}')
         what, worker = _heads(span.group, span.rank, span.operation)
@@ -121,7 +124,7 @@ class TraceFile:
 
 
 class _When(NamedTuple):
-    """Time of a slice: begin and end in microseconds, and the same as the trace's text."""
+    """Time of a slice: begin and end in microseconds, and the same as text for the trace."""
 
     start_us: float
     end_us: float
@@ -130,15 +133,15 @@ class _When(NamedTuple):
 
 @dataclass(slots=True)
 class _Track:
-    """Slices of a track must not overlap; what has no room there is drawn as an event beside it."""
+    """Track whose slices must not overlap; an operation that would overlap becomes an asynchronous event."""
 
     place: str
-    """Numbers of process and thread, as events have them."""
+    """Process and thread ids of the track, in the trace's syntax."""
     reach_us: float = 0.0
 
 
 class _Tracks(dict[tuple[int, str], _Track]):
-    """(process, name) -> track; one that is asked for first is made."""
+    """(process, name) -> track. A missing track is made on access."""
 
     def __init__(self, lines: list[str]) -> None:
         super().__init__()
@@ -148,14 +151,14 @@ class _Tracks(dict[tuple[int, str], _Track]):
         return self.reserve(*key, len(self))
 
     def reserve(self, process: int, name: str, number: int) -> _Track:
-        """Makes a track before anything is on it."""
+        """Makes a track before anything is drawn on it."""
         self[process, name] = _Track(f'"pid":{process},"tid":{number}')
         _name(self._lines, "thread_name", process, number, name)
         return self[process, name]
 
 
 class _Arrows:
-    """From the call that finished a group's last sample to the first operation of each role that trains on it."""
+    """Arrows from the call that finished a group's last sample to each role's first operation that trains on it."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
@@ -163,7 +166,7 @@ class _Arrows:
         self._number = 0
 
     def generated(self, span: Span, track: _Track) -> None:
-        """Remembers where groups come from."""
+        """Remembers the call that finished each group."""
         inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
         for key in span.finished:
             self._origins[key.gid] = (track, inside_us)
@@ -171,7 +174,7 @@ class _Arrows:
             del self._origins[next(iter(self._origins))]
 
     def end_at(self, span: Span, track: _Track) -> None:
-        """Draws the arrows that end at a span; none unless it trains."""
+        """Draws the arrows that end at a span. Only training spans have any."""
         if span.bin != "train":
             return
         here = f'{track.place},"ts":{_us(span.start_s)}'
@@ -186,21 +189,21 @@ class _Arrows:
 
 
 class _Counters:
-    """Numbers over time, each written where it changes."""
+    """Numbers over time, each written when it changes."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
         self._last: dict[str, object] = {}
 
     def served(self, served: EngineCall) -> None:
-        """An engine's, as the call began and after it."""
+        """Writes an engine's counters at the begin and end of a call."""
         span, kv_use = served.span, round(served.kv_use, 3)
         self._engine(span.group, span.start_s, (served.batch, kv_use, served.num_queued))
         after = (served.num_running, kv_use if served.num_running else 0.0, served.num_queued)
         self._engine(span.group, span.end_s, after)
 
     def count(self, name: str, at_s: float, value: float) -> None:
-        """One number."""
+        """Writes one number, if it changed."""
         if self._last.get(name) != value:
             self._last[name] = value
             self._write(name, at_s, f'"value":{value}')
@@ -224,19 +227,19 @@ def _start(span: Span) -> float:
 
 
 def _us(seconds: float) -> float:
-    """Microseconds to the nanosecond: the same instant is the same number wherever it stands."""
+    """Converts seconds to microseconds, rounded to nanoseconds, so that equal times give equal numbers."""
     return round(seconds * 1e6, 3)
 
 
 @lru_cache(maxsize=4096)
 def _heads(group: str, rank: int, operation: str) -> tuple[str, str]:
-    """(name and category of an operation's events, name of its worker's track)."""
+    """Returns the name and category of an operation's events, and the name of its worker's track."""
     role = group.partition("/")[0]
     return f'"name":{_quoted(f"{role}.{operation}")},"cat":{_quoted(role)}', f"{group} rank {rank}"
 
 
 def _computed(call: EngineCall) -> str:
-    """Returns what an engine's call computed, as arguments: a profile is fitted to these."""
+    """Returns the work of an engine's call as arguments; profiles are fitted to these."""
     prompt_tokens = call.num_prompt_tokens + call.num_repeated_tokens
     return (
         f',"batch":{call.batch},"running":{call.num_running},"new_tokens":{call.num_new_tokens},'
@@ -250,7 +253,7 @@ def _samples(given: Sequence[object]) -> str:
 
 
 def _names_of(given: Sequence[object]) -> list[JSON]:
-    """Returns `uid [indices]` of each group, samples of no group (an evaluation's) by their uid."""
+    """Returns `uid [indices]` of each group. Samples outside any group (of an evaluation) have only their uid."""
     groups: dict[str, list[int]] = {}
     for item in given:
         if not is_row(item):

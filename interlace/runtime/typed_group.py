@@ -1,4 +1,4 @@
-"""Worker group as its callers see it. Roles' own protocols add their operations, each giving a Handle."""
+"""Worker group as its callers see it. Protocols of the roles add their operations, each of which returns a Handle."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,73 +13,73 @@ R = TypeVar("R")
 
 
 class Driver(Protocol):
-    """A holder of a group's devices over many calls, such as a rollout engine's loop; yields them when asked."""
+    """A holder of a group's devices over many calls, such as a rollout engine's loop. It yields them on request."""
 
     @property
     def unload_arguments(self) -> tuple[object, ...]:
-        """Returns the arguments for the worker's offload()."""
+        """Arguments for the worker's offload()."""
         ...
 
     def ask_to_yield(self) -> None:
-        """Asks for the devices: another group is ready."""
+        """Requests the devices, because another group is ready."""
         ...
 
     def unloaded(self, parts: Sequence[str]) -> None:
-        """Notes that parts of the group's state have left the devices."""
+        """Called when parts of the group's state have left the devices."""
         ...
 
 
 class TypedGroup(Protocol):
-    """A worker group beside its operations. An operation is named by its function, `ActorGroup.accumulate`.
+    """Interface of a worker group, without its operations. A function names an operation: `ActorGroup.accumulate`.
 
-    Its arguments are given by place.
+    Its arguments are positional.
     """
 
     name: str
     """`role` or `role/instance`."""
     version: int | None
-    """Version of the weights that the ranks serve or take in, where a driver says so."""
+    """Version of the weights that the ranks serve or receive, if a driver sets it."""
     devices: tuple[Device, ...]
     device_indices: tuple[int, ...]
-    """Numbers of its devices within the cluster."""
+    """Indices of its devices within the cluster."""
 
     def with_cause(self, cause: str) -> Self:
-        """Gives the group's operations, and nothing else of it, to be called for this cause."""
+        """Returns the group's operations, and nothing else of it, to be called for this cause."""
         ...
 
     def call(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts) -> Handle[R]:
-        """Calls the operation of this name."""
+        """Calls the operation with this function's name."""
         ...
 
     async def inline(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts, cause: str = "") -> tuple[R, Span]:
-        """Awaits the operation in the caller's own task. Returns its result, and the span of rank 0.
+        """Awaits the operation in the caller's task. Returns its result, and the span of rank 0.
 
-        cause: another than that of the hold it is in, if any.
+        cause: replaces the cause of the surrounding hold, if given.
         """
         ...
 
     async def ask(self, operation: Callable[[Self], Handle[R]]) -> R:
-        """Returns the answer of rank 0 to a question about its state, without a span and without progress."""
+        """Returns rank 0's answer to a question about its state. Records no span and no progress."""
         ...
 
     def notify(self, operation: Callable[[Self, *Ts], Handle[None]], *args: *Ts) -> None:
-        """Runs a concurrent operation beside whatever runs, and waits for nothing."""
+        """Runs a concurrent operation alongside running operations, and waits for nothing."""
         ...
 
     def hold(self, cause: str = "") -> AbstractAsyncContextManager[None]:
-        """Keeps the group's devices, state loaded, over several calls of this task."""
+        """Holds the group's devices over several calls of this task, with the state loaded."""
         ...
 
     def driven_by(self, driver: Driver) -> None:
-        """Names what is asked for the group's devices."""
+        """Sets the driver, which is asked to yield the devices."""
         ...
 
     async def load(self, parts: Sequence[str] | None = None) -> None:
-        """Brings parts of the state onto the devices; None: all."""
+        """Loads parts of the state onto the devices. If `parts` is None, all."""
         ...
 
     async def unload(self, parts: Sequence[str] | None = None) -> None:
-        """Moves parts of the state off the devices; None: all."""
+        """Unloads parts of the state from the devices. If `parts` is None, all."""
         ...
 
     def loaded_bytes(self) -> int:
@@ -88,5 +88,5 @@ class TypedGroup(Protocol):
 
     @property
     def part_bytes(self) -> Mapping[str, int]:
-        """Returns the same of each part of the state."""
+        """Bytes of each part of the state on each device, as last measured."""
         ...

@@ -1,4 +1,4 @@
-"""Every wait is registered: who, on what, since when. What hangs can then be named instead of guessed."""
+"""Registry of all waits: the waiting component, the awaited event, and the start. A hang can thus be diagnosed."""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterator
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 Wait = tuple[str, str, float]
-"""One wait, or one operation, that goes on now: who, what, since when. A bare tuple, for every call makes one."""
+"""A current wait or operation: component, event or operation, start time. A tuple, because every call makes one."""
 
 
 class WaitRegistry:
-    """The edges of the wait-for graph, and how many operations are out (running on a worker)."""
+    """The edges of the wait-for graph, and the operations that run on workers."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -23,7 +23,7 @@ class WaitRegistry:
         self._operations: dict[int, Wait] = {}
         self._next = 0
         self.progress = 0
-        """Grows whenever a wait or an operation ends."""
+        """Counter that grows whenever a wait or an operation ends."""
 
     async def wait_for(self, awaitable: Awaitable[T], *, who: str, what: str) -> T:
         """Awaits, registered for as long as it takes."""
@@ -38,11 +38,11 @@ class WaitRegistry:
 
     @property
     def num_running(self) -> int:
-        """Operations that go on outside the controller now; while there is one, nothing is stalled."""
+        """Operations that run outside the controller. While there is one, nothing is stalled."""
         return len(self._operations)
 
     def begin(self, who: str, what: str, since_s: float) -> int:
-        """Notes that something goes on outside the controller from now on. Returns the token for end()."""
+        """Registers an operation outside the controller that runs from now on. Returns the token for end()."""
         self._next += 1
         self._operations[self._next] = (who, what, since_s)
         return self._next
@@ -54,7 +54,7 @@ class WaitRegistry:
 
     @contextmanager
     def operation(self, *, who: str, what: str) -> Iterator[None]:
-        """Notes that something goes on outside the controller in the block: a worker is started, a file is written."""
+        """Registers the block as an operation outside the controller, such as the start of a worker or a file write."""
         token = self.begin(who, what, self.clock.now())
         try:
             yield
@@ -62,7 +62,7 @@ class WaitRegistry:
             self.end(token)
 
     def longest(self) -> str:
-        """Returns the operation that goes on for longest; where none does, the longest wait. Empty where nothing is."""
+        """Returns the longest-running operation, or the longest wait if none runs. Empty if there are neither."""
         entries = [*self._operations.values()] or [*self._waits.values()]
         if not entries:
             return ""
@@ -78,7 +78,7 @@ class WaitRegistry:
 
 
 class Signal:
-    """Signal that wakes the waiters. A wait re-checks its condition: a signal says that something changed, not what."""
+    """Signal that wakes its waiters. They re-check their condition, because a signal does not identify the change."""
 
     def __init__(self, waits: WaitRegistry) -> None:
         self._waits = waits
@@ -91,7 +91,7 @@ class Signal:
         return self._waits.wait_for(future, who=who, what=what)
 
     def fire(self) -> None:
-        """Wakes all who wait now."""
+        """Wakes all current waiters."""
         if not self._futures:
             return
         futures, self._futures = self._futures, []

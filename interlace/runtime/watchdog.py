@@ -1,4 +1,4 @@
-"""Ends a run that cannot go on with an error that names who waits for what, instead of hanging."""
+"""Ends a run that cannot continue with an error that lists all waits, instead of a hang."""
 
 import asyncio
 import os
@@ -14,10 +14,11 @@ from interlace.runtime.waits import WaitRegistry
 
 
 class Watchdog:
-    """A watch for stalls: no operation runs and nothing ended since the last look.
+    """A watch for stalls: no operation runs, and none has ended since the last check.
 
-    A stall first asks those registered, in order, to move something (resume what is suspended, flush a partial
-    granule). If none can, the stall is a bug and the run ends. So does an operation that runs on for too long.
+    At a stall, the registered resolvers are called in order; each may make progress possible (resume suspended work,
+    flush a partial granule). If none can, the stall is a bug and the run ends. An operation that runs for too long also
+    ends it.
     """
 
     LOOK_EVERY_S = 0.25
@@ -28,17 +29,20 @@ class Watchdog:
         self.num_stalls = 0
 
     def on_stall(self, resolver: Callable[[], bool]) -> None:
-        """Registers a resolver, which may move something at a stall and returns True where it did."""
+        """Registers a resolver, called at a stall. It returns True if it made progress possible."""
         self._resolvers.append(resolver)
 
     def resolve_or_raise(self) -> bool:
-        """Asks the resolvers in order, at a stall, until one moved something. HangError where none did."""
+        """Calls the resolvers in order until one makes progress possible. Raises HangError if none does."""
         if not self._resolved():
             raise HangError(f"nothing can go on; this is a bug.\n{self._waits.graph()}")
         return True
 
     def at_rest(self) -> None:
-        """The controller has done all that there was to do: where no operation is out, that is a stall, or the end."""
+        """Called when the controller has finished all its work.
+
+        If no operation runs, this is a stall or the end of the run.
+        """
         if self._waits.num_running == 0:
             self._resolved()
 
@@ -48,7 +52,7 @@ class Watchdog:
         return found
 
     async def run(self) -> None:
-        """Looks now and then, for ever, for stalls that at_rest() was not called for. Raises HangError."""
+        """Checks periodically, forever, for stalls that at_rest() did not report. Raises HangError."""
         seen, since, quiet_looks = -1, self._clock.now(), 0
         while True:
             await self._clock.sleep(self.LOOK_EVERY_S)
@@ -57,7 +61,7 @@ class Watchdog:
                 continue
             if self._waits.num_running == 0:
                 quiet_looks += 1
-            # Two looks in a row, since a look can fall between the end of a wait and the next operation's start.
+            # Two checks in a row, since a check can fall between the end of a wait and the start of the next operation.
             if quiet_looks >= 2:
                 self.resolve_or_raise()
             if self._clock.now() - since > self.hang_after_s:
@@ -67,19 +71,19 @@ class Watchdog:
 
 
 class LoopWatch:
-    """A thread that sees whether the event loop turns, which nothing that lives on the loop can.
+    """A thread that checks whether the event loop is blocked, which code on the loop itself cannot do.
 
-    A loop that was blocked for too long, and goes on, ends the run in order, with the reason. Where it does not go on,
-    the process ends at once: what was saved so far is whole, for checkpoints appear whole or not at all.
+    If the loop was blocked for too long and then continues, the run ends in order, with the reason. If it does not
+    continue, the process ends at once. Earlier checkpoints stay intact, because checkpoints are written atomically.
     """
 
     EXIT_CODE = 3
-    """Exit status of a process whose loop could not be freed."""
+    """Exit status of a process whose event loop stayed blocked."""
     GRACE_S = 3.0
     _BEAT_S = 0.25
 
     def __init__(self, waits: WaitRegistry, *, limit_s: Callable[[], float], on_blocked: Callable[[Exception], None]):
-        """limit_s: how long the loop may stand still, asked now and then. on_blocked: called on it, if it goes on."""
+        """limit_s: returns how long the loop may be blocked. on_blocked: called on the loop, if it continues."""
         self._waits, self._limit_s, self._on_blocked = waits, limit_s, on_blocked
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -92,7 +96,7 @@ class LoopWatch:
         threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
 
     def end(self) -> None:
-        """Watches no more."""
+        """Stops watching."""
         self._ended.set()
 
     def _beat(self) -> None:
@@ -114,7 +118,7 @@ class LoopWatch:
                 return
             sys.stderr.write(
                 f"error: {error}\nIt could not be freed, so the process ends, with exit code {self.EXIT_CODE}. Do not "
-                "block there: await, or leave it to a thread or a process. The newest checkpoint is whole.\n"
+                "block the event loop: await, or use a thread or a process. The newest checkpoint is intact.\n"
             )
             sys.stderr.flush()
             os._exit(self.EXIT_CODE)
@@ -122,12 +126,12 @@ class LoopWatch:
     def _blocker(self) -> str:
         frame = sys._current_frames().get(self._loop_thread)
         frames = traceback.extract_stack(frame) if frame else []
-        # What called the loop is of no interest.
+        # Frames below the loop's own are omitted.
         start = max((place + 1 for place, entry in enumerate(frames) if entry.name == "_run"), default=0)
         return "".join(traceback.format_list(frames[start:]))
 
     def _graph(self) -> str:
         try:
             return self._waits.graph()
-        except RuntimeError:  # the loop went on, and changed what was read
+        except RuntimeError:  # the loop continued and changed the registry
             return ""

@@ -1,4 +1,4 @@
-"""Workers: plain classes around one thing, whose operations are their public methods."""
+"""Workers: plain classes around one resource, whose public methods are operations."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 SplitFunction: TypeAlias = Callable[[tuple[Any, ...], int], Sequence[tuple[Any, ...]]]
-"""Deals an operation's arguments to a number of parts: one tuple of arguments each."""
+"""Splits an operation's arguments into a number of parts. Returns one tuple of arguments per part."""
 CollectFunction: TypeAlias = Callable[[Sequence[Any]], Any]
-"""Puts the parts' results together, in the order of the parts."""
+"""Combines the parts' results, in the order of the parts."""
 Split: TypeAlias = Literal["broadcast", "samples"] | SplitFunction
 Collect: TypeAlias = Literal["first", "all", "concat"] | CollectFunction
 Bin = Literal["train", "inference", "score", "simulate", "weight_sync", "switch", "generate", "idle"]
-"""Bins of the goodput ledger that operations fill. Where operations overlap on a device, the first of these counts."""
+"""Bins of the goodput ledger that operations fill. If operations overlap on a device, the earliest of these counts."""
 OPERATION_BINS: tuple[Bin, ...] = get_args(Bin)
 _PHASES: dict[Bin | None, str] = {
     "train": "train",
@@ -31,31 +31,32 @@ _PHASES: dict[Bin | None, str] = {
     "weight_sync": "weight_sync",
     "switch": "switch",
 }
-"""Bin -> phase of a step that its operations are in, if they do not say otherwise."""
+"""Bin -> default phase of its operations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """Way in which the runtime calls a method on the ranks of a group."""
+    """Declaration of how the runtime calls a method on the ranks of a group."""
 
     split: Split = "broadcast"
-    """broadcast: every rank gets the same. samples: the first argument, a sequence, is dealt to the data-parallel ranks
-    by load; ranks that share a model's layers or rows of tokens get the same. Or a function of your own."""
+    """broadcast: every rank gets the same arguments. samples: the first argument, a sequence, is distributed to the
+    data-parallel ranks by load; ranks that share a model's layers or rows of tokens get the same. Or a user-defined
+    function."""
     collect: Collect = "first"
-    """first: rank 0's result. all: a list, one a rank. concat: the data-parallel ranks' sequences, back in the
-    argument's order. Or a function of your own, of one result a data-parallel rank."""
+    """first: rank 0's result. all: a list of all ranks' results. concat: the data-parallel ranks' sequences, in the
+    argument's order. Or a user-defined function of one result per data-parallel rank."""
     on_device: bool = True
-    """The runtime takes the group's devices for it (lock, onload, run)."""
+    """True if the runtime takes the group's devices for it (lock, onload, run)."""
     concurrent: bool = False
-    """May run while another operation of the same rank runs; must be thread-safe and return at once."""
+    """True if it may run while another operation of the same rank runs. It must be thread-safe and return at once."""
     bin: Bin | None = None
-    """Bin of the goodput ledger for the time in which it runs on its devices; None where it takes none."""
+    """Bin of the goodput ledger for the time on its devices. None if it uses no devices."""
     parts: tuple[str, ...] | None = None
-    """Parts of the worker's state (`memory_parts`) that it needs on the devices; None: all."""
+    """Parts of the worker's state (`memory_parts`) that it needs on the devices. If None, all."""
     makes_activations: bool = True
-    """Flag: it needs the group's working bytes (activations, logits) beside the state."""
+    """True if it needs the group's working bytes (activations, logits) in addition to the state."""
     phase: str = ""
-    """Phase of a step: `timing_s/PHASE` counts the seconds in which it runs. Empty for an operation of no phase."""
+    """Phase of a step: `timing_s/PHASE` counts the seconds in which it runs. Empty if it belongs to no phase."""
 
 
 _ATTRIBUTE = "_interlace_operation"
@@ -72,11 +73,11 @@ def operation(
     parts: tuple[str, ...] | None = None,
     makes_activations: bool = True,
 ) -> Callable[[Method], Method]:
-    """Declares a method as an operation: how it is called, and where its time is booked.
+    """Declares a method as an operation: how it is called, and which ledger bin its time fills.
 
-    bin: `idle` for an operation that computes nothing of a step, such as copying a checkpoint.
-    phase: None takes the usual one of the bin.
-    Raises UserError for an unknown bin, and for an operation on the devices without one.
+    bin: `idle` for an operation that computes nothing for a step, such as copying a checkpoint.
+    phase: None takes the default phase of the bin.
+    Raises UserError for an unknown bin, and for an operation on the devices without a bin.
     """
     if bin is None and on_device:
         raise UserError(
@@ -105,7 +106,7 @@ def operation(
 
 
 def operation_of(worker_class: type, name: str) -> Operation | None:
-    """Finds a method's declaration: its own, or that of the method it overrides. None where there is none."""
+    """Returns the declaration of a method or of the method that it overrides. Returns None if there is none."""
     for cls in worker_class.__mro__ if callable(getattr(worker_class, name, None)) else ():
         declared: Operation | None = getattr(vars(cls).get(name), _ATTRIBUTE, None)
         if declared is not None:
@@ -119,13 +120,13 @@ RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendezvous:
-    """Meeting place of a group's ranks for torch.distributed: `init_process_group(init_method=place.url, ...)`."""
+    """Meeting point of a group's ranks for torch.distributed: `init_process_group(init_method=place.url, ...)`."""
 
     url: str
-    """`file://PATH` in a folder of the user's own, where all ranks are on one machine; else `tcp://HOST:PORT`, the
-    address of rank 0's node and a port that was free there when the group was started."""
+    """`file://PATH` in a private folder of the user if all ranks are on one machine. Otherwise `tcp://HOST:PORT`: the
+    address of rank 0's node, and a port that was free when the group was started."""
     secret: str = ""
-    """Prefix of the names in the store: without it nothing there can be read or replaced."""
+    """Prefix of the names in the store. Without it, no entry can be read or replaced."""
 
 
 PATIENCE_S = 60.0
@@ -134,33 +135,33 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerContext:
-    """Place of a rank, as the rank itself sees it."""
+    """Identity, devices and peers of a rank, for the worker's use."""
 
     group: str
     rank: int
     num_ranks: int
     devices: tuple[str, ...]
-    """Names of the devices it may compute on, e.g. ('cuda:0',); empty for a worker that needs none."""
+    """Names of the devices it may compute on, e.g. ('cuda:0',). Empty for a worker that needs none."""
     rendezvous: Rendezvous | None = None
-    """Meeting place of a group of several processes; None where ranks are threads, or alone."""
+    """Meeting point of a group of several processes. None if ranks are threads, or if there is one rank."""
     directory: "Directory | None" = None
-    """Book in which ranks find each other's mailboxes; None where there is no content to send."""
+    """Directory in which ranks find each other's mailboxes. None on a virtual clock."""
 
     @property
     def name(self) -> str:
-        """Returns the rank's name for others: GROUP.NUMBER, such as `camera.0`."""
+        """Name of the rank for other ranks: GROUP.NUMBER, such as `camera.0`."""
         return f"{self.group}.{self.rank}"
 
     def send(self, to: str, value: object, *, tag: str = "", patience_s: float = PATIENCE_S) -> None:
-        """Sends arrays, tensors, or whatever can be pickled to another rank, past the controller. to: its name.
+        """Sends a picklable value, such as arrays or tensors, directly to another rank. to: the rank's name.
 
-        Tensors arrive on the host. Within a process a value is handed over, not copied. Raises InterlaceError where the
-        other rank is not there.
+        Tensors arrive on the host. Within a process the value is passed on without a copy. Raises InterlaceError if the
+        other rank does not exist.
         """
         self._mailbox().send(to, value, tag, patience_s)
 
     def recv(self, source: str, *, tag: str = "", patience_s: float = PATIENCE_S) -> Any:
-        """Returns the next value that a rank sent with this tag. Raises InterlaceError where none comes in time."""
+        """Returns the next value that a rank sent with this tag. Raises InterlaceError if none arrives in time."""
         return self._mailbox().recv(source, tag, patience_s)
 
     def channel(self, name: str, *, patience_s: float = PATIENCE_S) -> "ChannelEnd":
@@ -173,12 +174,12 @@ class WorkerContext:
         from interlace.runtime.process.mail import mailbox_of
 
         if self.directory is None:
-            raise UserError(f"{self.name} is on a virtual clock, where nothing is sent from rank to rank.")
+            raise UserError(f"{self.name} is on a virtual clock, and ranks cannot exchange messages there.")
         return mailbox_of(self.directory, self.name)
 
 
 class Tracer(Protocol):
-    """A recording of what one process computes, on all its threads, that began when this was made."""
+    """A recording of all threads' computation in one process. It begins when the tracer is made."""
 
     def stop(self) -> bytes:
         """Ends the recording and returns it."""
@@ -186,21 +187,21 @@ class Tracer(Protocol):
 
 
 class Worker:
-    """Base of all workers. Constructed on the rank's own thread or process; operations run there one at a time.
+    """Base of all workers. A worker is made on the rank's thread or process; its operations run there one at a time.
 
     An operation that is a coroutine function runs on the event loop instead; those that need no device overlap.
     """
 
     def __init_subclass__(cls) -> None:
-        """Raises UserError for a public method that is not declared: its time would be booked nowhere."""
+        """Raises UserError for a public method without a declaration, because its time would not be counted."""
         super().__init_subclass__()
         for name, member in vars(cls).items():
             if name.startswith("_") or not isfunction(member) or hasattr(Worker, name):
                 continue
             if operation_of(cls, name) is None:
                 raise UserError(
-                    f"{cls.__name__}.{name}: a public method of a worker is an operation, and says so. Write "
-                    "@operation(bin=...) before it, or @operation(on_device=False) where it needs no device, or "
+                    f"{cls.__name__}.{name}: a public method of a worker is an operation and must be declared. Write "
+                    "@operation(bin=...) before it, or @operation(on_device=False) if it needs no device, or "
                     "begin its name with an underscore."
                 )
 
@@ -210,11 +211,11 @@ class Worker:
 
     @operation(bin="switch")
     def onload(self) -> "Awaitable[None] | None":
-        """Brings the worker's state onto its devices. Called by the runtime, never by flow code."""
+        """Loads the worker's state onto its devices. Called by the runtime, never by flow code."""
 
     @operation(bin="switch")
     def offload(self) -> "Awaitable[None] | None":
-        """Moves it off again, without losing any."""
+        """Moves the state off the devices without losing any of it."""
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:
@@ -223,15 +224,16 @@ class Worker:
 
     @operation(on_device=False)
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns the bytes of each part of the state that comes and goes by itself, in the order of giving them up.
+        """Returns the bytes of each part of the state that is loaded separately, in the order of unloading.
 
-        onload() and offload() of a worker with several parts take `parts`, those to move; None: all.
+        If a worker has several parts, its onload() and offload() take `parts`, the names of the parts to move. If None,
+        all.
         """
         return {STATE: self.memory_bytes()}
 
     @operation(on_device=False)
     async def start_trace(self, make: Callable[[], Tracer]) -> None:
-        """Starts recording the worker's process, beside what runs there."""
+        """Starts recording the worker's process, alongside running operations."""
         self._tracer = await asyncio.to_thread(make)
 
     @operation(on_device=False)
@@ -243,4 +245,4 @@ class Worker:
         return await asyncio.to_thread(tracer.stop)
 
     def close(self) -> None:
-        """Ends what the worker started (processes, files). Called once, after its last operation, whatever ended it."""
+        """Releases the worker's resources (processes, files). Called once, after its last operation, in every case."""

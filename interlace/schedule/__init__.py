@@ -1,1 +1,1 @@
-"""How a flow runs, as data, and the pure rules that follow from it: synchronous, no set iterated."""
+"""Description of how a flow runs, as data, and the pure, synchronous rules that follow. Never iterates a set."""

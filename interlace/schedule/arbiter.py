@@ -1,4 +1,7 @@
-"""Device arbitration: who computes where, next. Pure decisions; the lock in runtime/ carries them out."""
+"""Device arbitration: decides which worker group computes on which devices next.
+
+The lock in runtime/ applies the decisions.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,29 +9,30 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A worker group asks for all its devices at once."""
+    """Request of a worker group for all its devices at once."""
 
     owner: str
     devices: tuple[int, ...]
     stage: int
-    """Place in the flow, counted from upstream; a larger number goes first."""
+    """Position in the flow, counted from upstream. A larger number has priority."""
     preemptible: bool
-    """Rollout can be asked to yield; nothing else can."""
+    """True if the owner can be asked to yield. Only rollout can."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """Decision that follows from the claims as they stand."""
+    """Decision for the current claims."""
 
     granted: tuple[Claim, ...]
     yields: tuple[str, ...]
-    """Owners that should hand their devices over."""
+    """Owners that should release their devices."""
 
 
 class Arbiter:
-    """Grants all devices of a claim or none: most-downstream first, then first come; who waits reserves.
+    """Grants all devices of a claim or none: downstream stages first, then first come. Waiting claims reserve devices.
 
-    One-by-one acquisition deadlocks, and without reservation a wide claim starves behind narrow ones.
+    Acquiring devices one by one could deadlock. Without reservations, smaller claims could starve a claim on many
+    devices.
     """
 
     def __init__(self, num_devices: int, switch: Literal["when_idle", "when_ready"]) -> None:
@@ -48,14 +52,14 @@ class Arbiter:
         self._waiting = [entry for entry in self._waiting if entry[2] is not claim]
 
     def release(self, claim: Claim) -> None:
-        """Frees a granted claim's devices."""
+        """Releases the devices of a granted claim."""
         for device in claim.devices:
             if self._holders[device] is not claim:
                 raise ValueError(f"{claim.owner} releases device {device}, which it does not hold")
             self._holders[device] = None
 
     def decide(self) -> Decision:
-        """Grants what can be granted now."""
+        """Grants every claim that can be granted now."""
         granted: list[Claim] = []
         yields: list[str] = []
         reserved: dict[int, Claim] = {}
@@ -73,12 +77,12 @@ class Arbiter:
         return Decision(granted=tuple(granted), yields=tuple(dict.fromkeys(yields)))
 
     def holder(self, device: int) -> str | None:
-        """Returns the holder that computes on a device."""
+        """Returns the owner that holds a device. Returns None if the device is free."""
         claim = self._holders[device]
         return claim.owner if claim else None
 
     def waiting(self) -> tuple[Claim, ...]:
-        """Claims that wait, in the order in which they will be served."""
+        """Returns the waiting claims, in the order in which they will be served."""
         return tuple(entry[2] for entry in self._waiting)
 
     def _should_yield(self, claim: Claim, reserved: dict[int, Claim]) -> list[str]:

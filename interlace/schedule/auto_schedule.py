@@ -1,4 +1,4 @@
-"""A schedule that the planner has yet to choose: only the bounds of the choice are given."""
+"""Schedule that the planner has yet to choose. Only the bounds of the choice are given."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ BOUNDS = ("max_staleness",)
 
 
 def bounding(given: Mapping[str, object]) -> Schedule:
-    """Returns a schedule that stands for the bounds of one to be chosen. Raises UserError for any other field."""
+    """Returns a schedule that contains only the bounds of a later choice. Raises UserError for any other field."""
     if other := sorted(set(given) - set(BOUNDS)):
         raise UserError(
             f"schedule auto chooses every field; {', '.join(other)} cannot be given beside it. {', '.join(BOUNDS)} "
@@ -19,5 +19,5 @@ def bounding(given: Mapping[str, object]) -> Schedule:
 
 
 def bounds_of(schedule: Schedule) -> dict[str, object]:
-    """Returns the bounds that a schedule of bounding() stands for."""
+    """Returns the bounds that a schedule of bounding() contains."""
     return {name: getattr(schedule, name) for name in BOUNDS}

@@ -1,4 +1,4 @@
-"""The batcher: which finished groups may be trained on now."""
+"""The batcher: decides which finished groups may be trained on now."""
 
 import heapq
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from interlace.schedule.gate import Gate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """Facts of an admitted group that the rules need."""
+    """Number, step and deadline of an admitted group."""
 
     gid: int
     step: int
@@ -17,17 +17,17 @@ class Ticket:
 
 
 class Window:
-    """Places, in order of admission, that may be taken in any order: `size` of them, from the oldest outstanding on.
+    """Window of groups that may be taken in any order: the first `size` outstanding groups, in order of admission.
 
-    A place taken out of order stays in it until all older ones are taken, so at most size - 1 younger groups overtake
-    any group; a dropped one leaves it at once.
+    A group taken out of order keeps its place until all older groups are taken, so at most size - 1 younger groups
+    overtake any group. A dropped group leaves the window at once.
     """
 
     def __init__(self, size: int | None) -> None:
-        """size: None for no limit."""
+        """size: number of places. If None, no limit applies."""
         self._size = size
         self._places: list[int] = []
-        """Gids from the oldest outstanding on, without those that were dropped."""
+        """Gids from the oldest outstanding group on, without dropped groups."""
         self._taken: set[int] = set()
 
     def admit(self, gid: int) -> None:
@@ -36,19 +36,19 @@ class Window:
             self._places.append(gid)
 
     def take(self, gid: int) -> None:
-        """Notes that a group was taken."""
+        """Marks a group as taken."""
         if self._size is not None:
             self._taken.add(gid)
             self._move()
 
     def drop(self, gid: int) -> None:
-        """Removes a group that was not taken."""
+        """Removes a group that was dropped."""
         if self._size is not None:
             self._places.remove(gid)
             self._move()
 
     def holds(self, gid: int) -> bool:
-        """Says whether an outstanding group is near enough to the oldest."""
+        """Returns whether an outstanding group is within the window."""
         return self._size is None or len(self._places) <= self._size or gid <= self._places[self._size - 1]
 
     def _move(self) -> None:
@@ -58,11 +58,12 @@ class Window:
 
 
 class Batcher:
-    """Keeper of the hard staleness bound, and of how far a group may overtake.
+    """Enforces the hard staleness bound, and limits how far a group may overtake.
 
     slack(u) = slots left through version u - outstanding groups with deadline <= u. A group may be taken only if slack
-    stays >= 0 for every version before its own deadline; else the trainer waits for the groups that are due. And only
-    from the window: the oldest group has both the earliest deadline and a place in it, so it may always be taken.
+    stays >= 0 for every version before its own deadline; otherwise the trainer waits for the groups that are due. A
+    group may also be taken only from the window. The oldest group has the earliest deadline and is in the window, so it
+    may always be taken.
     """
 
     def __init__(self, gate: Gate, mode: Literal["step", "arrival"]) -> None:
@@ -70,37 +71,37 @@ class Batcher:
         self._outstanding: dict[int, int] = {}
         self._of_step: dict[int, int] = {}
         self._ready: dict[int, list[tuple[int, Ticket]]] = {}
-        """Step or deadline -> heap of (number of its arrival, group) within the window; none is empty."""
+        """Step or deadline -> heap of (arrival number, group) within the window. No heap is empty."""
         self._window = Window(gate.window)
         self._beyond: list[tuple[int, int, Ticket]] = []
-        """Heap of (gid, number of its arrival, group): finished groups that the window does not hold yet."""
+        """Heap of (gid, arrival number, group): finished groups beyond the window."""
         self._num_ready = self._arrivals = 0
 
     @property
     def num_ready(self) -> int:
-        """Finished groups within the window that were not taken yet: only deadlines keep them back."""
+        """Number of finished groups within the window that were not taken. Only deadlines delay them."""
         return self._num_ready
 
     def admit(self, ticket: Ticket) -> None:
-        """Notes that a group passed the gate."""
+        """Registers a group that passed the gate."""
         self._outstanding[ticket.deadline] = self._outstanding.get(ticket.deadline, 0) + 1
         self._of_step[ticket.step] = self._of_step.get(ticket.step, 0) + 1
         self._window.admit(ticket.gid)
 
     def drop(self, ticket: Ticket) -> None:
-        """Removes an admitted group that is not ready and ended untrained."""
+        """Removes an admitted group that ended untrained before it was ready."""
         self._leave(ticket)
         self._window.drop(ticket.gid)
         self._let_in()
 
     def ready(self, ticket: Ticket) -> None:
-        """Notes that a group is complete and may be taken."""
+        """Registers a complete group, which may be taken."""
         self._arrivals += 1
         heapq.heappush(self._beyond, (ticket.gid, self._arrivals, ticket))
         self._let_in()
 
     def take(self, need: int, step: int) -> list[Ticket]:
-        """Takes up to `need` groups for `step`, counted as consumed."""
+        """Takes up to `need` groups for `step`, and counts them as consumed."""
         taken: list[Ticket] = []
         while len(taken) < need and (place := self._allowed_queue(step)) is not None:
             ticket = heapq.heappop(self._ready[place])[1]
@@ -115,12 +116,12 @@ class Batcher:
         return taken
 
     def slack(self, version: int) -> int:
-        """Counts the groups not due by `version` that may be taken before those that are."""
+        """Counts the groups with a deadline after `version` that may be taken before the groups due by `version`."""
         due = sum(count for deadline, count in self._outstanding.items() if deadline <= version)
         return self._gate.slots_through(version) - due
 
     def urgent(self) -> int | None:
-        """Returns the earliest deadline without slack: what is due by then must not be held back any longer."""
+        """Returns the earliest deadline without slack. Groups due by then must not be delayed any longer."""
         return next((due for due in sorted(self._outstanding) if self.slack(due) <= 0), None)
 
     def _let_in(self) -> None:
@@ -145,7 +146,7 @@ class Batcher:
     def _allowed_queue(self, step: int) -> int | None:
         if self._mode == "step":
             return step if step in self._ready else None
-        # One queue a deadline, at most ceil(K) + 1 of them: the oldest arrival that may go is found without a scan.
+        # One queue per deadline, at most ceil(K) + 1 of them: the oldest permitted arrival is found without a scan.
         waiting = [(queue[0][0], deadline) for deadline, queue in self._ready.items()]
         heapq.heapify(waiting)
         while waiting:

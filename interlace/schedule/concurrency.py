@@ -1,4 +1,4 @@
-"""How many sequences one engine runs at once: a fixed number, or one that follows the use of its KV cache."""
+"""Number of sequences that one engine runs at once: fixed, or adapted to the use of its KV cache."""
 
 import math
 from collections.abc import Mapping
@@ -10,24 +10,24 @@ from interlace.core.config import Config
 
 
 class Adaptive(Config):
-    """Grows while the KV cache has room, trims when it fills, cuts when a sequence lost its cells (AIMD)."""
+    """Adaptive limit (AIMD): grows while the KV cache has room, shrinks when it fills and after a preemption."""
 
     kind: Literal["adaptive"] = "adaptive"
     initial: int = Field(default=16, ge=1)
-    """Sequences at the start."""
+    """Initial limit, in sequences."""
     floor: int = Field(default=1, ge=1)
     ceiling: int = Field(default=1024, ge=1)
-    """Never fewer, never more."""
+    """Smallest and largest limit: `floor` and `ceiling`."""
     low: float = Field(default=0.6, gt=0, le=1)
     """KV use below which the limit grows."""
     target: float = Field(default=0.7, gt=0, le=1)
-    """KV use that a trim aims at."""
+    """Target KV use of a trim."""
     high: float = Field(default=0.8, gt=0, le=1)
     """KV use above which the limit is trimmed."""
     growth: float = Field(default=1.25, gt=1)
-    """Factor of growth, at most once in as many finished sequences as the limit: what it changed has shown by then."""
+    """Growth factor, applied at most once per as many finished sequences as the limit, so that its effect shows."""
     cut: float = Field(default=0.75, gt=0, lt=1)
-    """Factor of a cut, of what was there when a sequence was preempted."""
+    """Factor of a cut, applied to the number of sequences at the preemption."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "Adaptive":
@@ -41,46 +41,46 @@ class Adaptive(Config):
 
 
 class EngineUse(NamedTuple):
-    """Report of an engine when a call ends. A tuple: one is made for every call."""
+    """Report of an engine at the end of a call. A tuple, because every call makes one."""
 
     num_here: int
-    """Sequences it has, running or waiting in it."""
+    """Sequences in the engine, running or waiting."""
     num_waiting: int
-    """Sequences of these that wait: the engine has a limit of its own."""
+    """Sequences among them that wait, because the engine has an internal limit."""
     num_finished: int
     """Sequences that ended in the call."""
     kv_use: float
-    """Largest share of its KV cache that running sequences held, 0 ... 1; 0 where it does not say."""
+    """Largest share of the KV cache that running sequences held, 0 ... 1; 0 if the engine does not report it."""
     num_preemptions: int
-    """Sequences that lost their cells in the call."""
+    """Sequences that lost their KV-cache cells in the call."""
     is_binding: bool
-    """True if more sequences are ready than the limit lets in."""
+    """True if more sequences are ready than the limit admits."""
 
 
 class ConcurrencyLimit(Protocol):
-    """One engine's limit."""
+    """Limit on the sequences of one engine."""
 
     @property
     def value(self) -> float:
-        """Sequences that the engine may have; infinite where it is its own affair."""
+        """Largest number of sequences in the engine. Infinite if only the engine's own limits apply."""
         ...
 
     @property
     def adapts(self) -> bool:
-        """True if the limit has to observe anything."""
+        """True if the limit needs calls of observe()."""
         ...
 
     def observe(self, use: EngineUse) -> None:
-        """Takes in what a call of the engine reported."""
+        """Processes the report of an engine's call."""
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Metrics to log about the limit."""
+        """Metrics of the limit to log."""
         ...
 
 
 class FixedLimit:
-    """Limit that is always the same."""
+    """Limit that never changes."""
 
     adapts = False
 
@@ -92,17 +92,17 @@ class FixedLimit:
         return self._value
 
     def observe(self, use: EngineUse) -> None:
-        """Does nothing: nothing follows."""
+        """Does nothing, because the limit is fixed."""
 
     def metrics(self) -> Mapping[str, float]:
         return {}
 
 
 class AdaptiveLimit:
-    """Additive-increase, multiplicative-decrease on KV use, as prime-rl's controller does it for all its engines.
+    """Limit with additive increase and multiplicative decrease on KV use, like prime-rl's controller of all engines.
 
-    A lowered limit takes no sequence out: it takes effect as sequences end. Above 90 % of the cache prime-rl cancels
-    the youngest; here the engine itself preempts, and that is what a cut answers.
+    A lowered limit removes no sequence; it takes effect as sequences end. Above 90 % of the cache prime-rl cancels the
+    youngest sequences; here the engine preempts them, and the limit is then cut.
     """
 
     adapts = True
@@ -120,7 +120,7 @@ class AdaptiveLimit:
         settings = self._settings
         self._num_finished += use.num_finished
         if use.num_preemptions:
-            # Until the engine has come down to the limit, further preemptions say nothing of the limit.
+            # Until the engine has shrunk to the limit, further preemptions do not show that the limit is too high.
             if not self._is_draining:
                 self._set(math.floor(settings.cut * min(use.num_here, self._value)))
             self._is_draining = True
@@ -144,14 +144,14 @@ class AdaptiveLimit:
 
 
 def create_limit(setting: "Concurrency") -> ConcurrencyLimit:
-    """Makes one engine's limit; each has its own."""
+    """Makes the limit of one engine. Every engine has a separate one."""
     if isinstance(setting, Adaptive):
         return AdaptiveLimit(setting)
     return FixedLimit(math.inf if setting is None else setting)
 
 
 def none_as_null(value: object) -> object:
-    """Reads `none`, the documentation's word, as YAML's null."""
+    """Converts `none`, the word in the documentation, to YAML's null."""
     return None if value == "none" else value
 
 

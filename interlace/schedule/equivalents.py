@@ -1,4 +1,4 @@
-"""Schedules that must train alike: with no staleness, where and when something is computed changes no sample."""
+"""Schedules that must train alike: without staleness, the place and time of a computation change no sample."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ _PLAIN: Mapping[str, object] = {
     "rollout_budget": None,
     "concurrency": None,
 }
-"""Settings that the variants start from; sync_every, batching and publication stay the schedule's own."""
+"""Settings that the variants start from. They keep the schedule's sync_every, batching and publication."""
 _STREAM: Mapping[str, object] = {role.name: "sample" for role in staged_roles()}
 _VARIANTS: Mapping[str, Mapping[str, object]] = {
     "colocated": {},
@@ -44,9 +44,9 @@ _VARIANTS: Mapping[str, Mapping[str, object]] = {
 
 
 def equivalents(schedule: Schedule) -> dict[str, Schedule]:
-    """Returns a schedule and others, by name, that give the same samples and, but for rounding, the same weights.
+    """Returns a schedule and its variants by name. All give the same samples and, up to rounding, the same weights.
 
-    The others need two devices. Raises UserError for a schedule under which the result depends on who is faster.
+    The variants need two devices. Raises UserError for a schedule whose result depends on timing.
     """
     refuse_races(schedule)
     own = schedule.model_dump()
@@ -55,24 +55,24 @@ def equivalents(schedule: Schedule) -> dict[str, Schedule]:
 
 
 def refuse_races(schedule: Schedule) -> None:
-    """Raises UserError where what is trained on depends on who is faster."""
+    """Raises UserError if the training data depends on timing."""
     if schedule.max_staleness > 0:
         raise UserError(
-            f"max_staleness = {schedule.max_staleness:g}: which weights a token comes from depends on how fast each "
-            "part is, so no two runs need agree. Take a synchronous schedule, such as schedule=verl-colocated."
+            f"max_staleness = {schedule.max_staleness:g}: the weights that generate a token depend on timing, "
+            "so no two runs need agree. Use a synchronous schedule, such as schedule=verl-colocated."
         )
     if isinstance(schedule.tail, Oversample | TailBatching):
         raise UserError(
-            f"tail {schedule.tail.kind!r} trains on what finishes first, which depends on how fast each part is. "
+            f"tail {schedule.tail.kind!r} trains on the first samples to finish, which depends on timing. "
             "Set schedule.tail=none."
         )
     if schedule.on_straggler != "hold":
         raise UserError(
-            f"on_straggler {schedule.on_straggler!r} gives up what comes late, which depends on how fast each part "
-            "is. Set schedule.on_straggler=hold."
+            f"on_straggler {schedule.on_straggler!r} drops or restarts late groups, which depends on timing. "
+            "Set schedule.on_straggler=hold."
         )
     if schedule.batching == "arrival" and schedule.sync_every > 1:
         raise UserError(
-            f"batching 'arrival' with sync_every {schedule.sync_every} deals the groups of a version to its steps as "
-            "they finish, which depends on how fast each part is. Set schedule.batching=step or schedule.sync_every=1."
+            f"batching 'arrival' with sync_every {schedule.sync_every} assigns the groups of a version to its steps "
+            "as they finish, which depends on timing. Set schedule.batching=step or schedule.sync_every=1."
         )

@@ -1,4 +1,4 @@
-"""The gate: how far generation may run ahead of training. Counts groups."""
+"""The gate: limits how far generation may run ahead of training. Counts groups."""
 
 import math
 
@@ -6,21 +6,21 @@ from interlace.schedule.schedule import Schedule
 
 
 class Gate:
-    """Slots for groups. They come back at a publication, or when a group is dropped; never at consumption.
+    """Slots for groups. A slot returns at a publication, or when its group is dropped, never at consumption.
 
-    Giving a slot back at consumption would admit a group whose deadline cannot be kept: with the bound
-    `consumed at the last publication + floor((1 + depth) P S)` no admitted group can exceed it.
+    A slot that returned at consumption could admit a group whose deadline cannot be met. With the bound `consumed at
+    the last publication + floor((1 + depth) P S)` every admitted group can meet its deadline.
     """
 
     def __init__(self, schedule: Schedule, *, prompts_per_step: int, num_steps: int, done_steps: int = 0) -> None:
-        """num_steps: of the whole run. done_steps: trained before, where a run is resumed."""
+        """num_steps: of the whole run. done_steps: steps trained before this run was resumed."""
         self.prompts_per_step = prompts_per_step
         self.groups_per_version = prompts_per_step * schedule.sync_every
         self.staleness_bound = schedule.staleness_bound
         self.capacity = math.floor((1 + schedule.depth) * self.groups_per_version + 1e-9)
         share = schedule.overtake
         self.window = None if share is None else max(1, math.floor(share * self.capacity + 1e-9))
-        """Groups, from the oldest on, that may be taken in any order; None for all."""
+        """Number of groups, from the oldest on, that may be taken in any order. If None, all."""
         self.total = prompts_per_step * num_steps
         self.version = done_steps // schedule.sync_every
         self.consumed = self.admitted = prompts_per_step * done_steps
@@ -28,12 +28,12 @@ class Gate:
         self.returned = 0
 
     def restore(self, admitted: int) -> None:
-        """Resumes a run whose groups were numbered up to `admitted`. Groups not trained on count as returned."""
+        """Resumes a run whose groups were numbered up to `admitted`. Untrained groups count as returned."""
         self.admitted, self.returned = admitted, admitted - self.consumed
 
     @property
     def room(self) -> int:
-        """Groups that may be admitted now."""
+        """Number of groups that may be admitted now."""
         limit = min(self.consumed_at_publication + self.capacity, self.total)
         return limit - (self.admitted - self.returned)
 
@@ -43,11 +43,11 @@ class Gate:
         return self.version + self.staleness_bound
 
     def slots_through(self, version: int) -> int:
-        """Groups that can still be consumed up to and including `version`."""
+        """Returns the number of groups that can still be consumed up to and including `version`."""
         return self.consumed_at_publication + self.groups_per_version * (version - self.version + 1) - self.consumed
 
     def publish(self) -> int:
-        """Makes the next version current and gives back the consumed slots. Returns the version."""
+        """Makes the next version current and returns the consumed slots. Returns the version."""
         self.version += 1
         self.consumed_at_publication = self.consumed
         return self.version

@@ -8,36 +8,36 @@ from typing import NamedTuple, Protocol
 from interlace.core.types import Metrics, Request
 
 FORGETTING = 0.998
-"""Weight of what was learned, against the next response: lengths drift as the policy is trained."""
+"""Decay of earlier observations per response, because lengths drift as the policy is trained."""
 PRIOR = 4.0
-"""Responses' worth of doubt in what one token of a prompt says."""
+"""Weight of the prior, in responses, for the estimate of one prompt token."""
 ENOUGH = 64
-"""Responses that are learned from before the ranker is believed."""
+"""Responses that the ranker must have observed before its predictions are used."""
 KEPT_GROUPS = 1 << 12
-"""Groups whose finished siblings are remembered."""
+"""Number of groups whose finished siblings are remembered."""
 MEAN_OF = 1 << 10
-"""Responses over which a mean length is taken: lengths drift as the policy is trained."""
+"""Number of responses in a mean length, because lengths drift as the policy is trained."""
 SCORED = 1 << 12
-"""Latest responses that the shown rank correlation is of."""
+"""Number of latest responses in the reported rank correlation."""
 
 
 class LengthPredictor(Protocol):
     """Predicts the number of response tokens of a request."""
 
     def expect(self, request: Request) -> float:
-        """Returns the predicted number of response tokens of a request that is dispatched."""
+        """Returns the predicted number of response tokens of a dispatched request."""
         ...
 
     def observe(self, request: Request, num_tokens: int) -> None:
-        """Learns from a response that ended."""
+        """Updates the predictions from a response that ended."""
         ...
 
     def forget(self, request_id: str) -> None:
-        """Drops a request that gets no response."""
+        """Removes a request that gets no response."""
         ...
 
     def metrics(self) -> Metrics:
-        """Returns the quality of the predictions."""
+        """Returns metrics of the quality of the predictions."""
         ...
 
 
@@ -45,11 +45,11 @@ class MeanLength:
     """Mean length of the latest responses."""
 
     def __init__(self, first_guess: float) -> None:
-        """first_guess: tokens, until a response has ended."""
+        """first_guess: tokens to predict until a response has ended."""
         self._tokens, self._count = first_guess, 0
 
     def observe(self, num_tokens: int) -> None:
-        """Takes in a response that ended."""
+        """Adds a response that ended."""
         self._count = min(self._count + 1, MEAN_OF)
         self._tokens += (num_tokens - self._tokens) / self._count
 
@@ -60,16 +60,16 @@ class MeanLength:
 
 
 class LengthHistory:
-    """Mean length of earlier responses to the same prompt; for a new prompt, in proportion to its own length."""
+    """Mean length of earlier responses to the same prompt. For a new prompt, scales with the length of the prompt."""
 
     def __init__(self, first_guess: float) -> None:
-        """first_guess: tokens, until a response has ended."""
+        """first_guess: tokens to predict until a response has ended."""
         self._first_guess = first_guess
         self._of_prompt: dict[str, tuple[int, int]] = {}
         self._responses = self._response_tokens = self._prompt_tokens = 0
 
     def observe(self, uid: str, prompt_tokens: int, response_tokens: int) -> None:
-        """Notes the length of a response that ended."""
+        """Adds the length of a response that ended."""
         count, total = self._of_prompt.get(uid, (0, 0))
         self._of_prompt[uid] = (count + 1, total + response_tokens)
         self._responses += 1
@@ -77,12 +77,12 @@ class LengthHistory:
         self._prompt_tokens += prompt_tokens
 
     def of_prompt(self, uid: str) -> float | None:
-        """Returns the mean length of responses to a prompt; None where none has ended."""
+        """Returns the mean length of responses to a prompt. Returns None if none has ended."""
         count, total = self._of_prompt.get(uid, (0, 0))
         return total / count if count else None
 
     def expect(self, uid: str, prompt_tokens: int) -> float:
-        """Returns the response tokens to expect."""
+        """Returns the predicted number of response tokens."""
         known = self.of_prompt(uid)
         if known is not None:
             return known
@@ -92,7 +92,7 @@ class LengthHistory:
 
 
 class _Guess(NamedTuple):
-    """Features of a request when it was dispatched, and what was expected of it."""
+    """Features of a request at its dispatch, and its predicted lengths."""
 
     features: tuple[float, ...]
     expected: float
@@ -100,26 +100,26 @@ class _Guess(NamedTuple):
 
 
 class LengthRanker:
-    """Length learned from a prompt's history, its group's finished siblings, its tokens and its own length.
+    """Length predicted from a prompt's history, its group's finished siblings, its tokens and its length.
 
-    A linear model of log length, fitted response by response (recursive least squares): what each source says is
-    weighed by how far that proved right. StreamRL (arXiv 2504.15930) trains a language model for the same, Seer
-    (2511.14617) asks the siblings. Until it has learned, and where lengths only balance engines, the history serves.
+    A linear model of log length is updated with each response (recursive least squares), so each feature is weighted by
+    its accuracy. StreamRL (arXiv 2504.15930) trains a language model for the same purpose; Seer (2511.14617) uses the
+    siblings. Until the model has learned enough, and if lengths only balance engines, the history is used.
     """
 
     def __init__(self, first_guess: float, *, learns: bool) -> None:
-        """first_guess: tokens, until a response has ended. learns: False takes the history's word."""
+        """first_guess: tokens to predict until a response has ended. learns: if False, only the history is used."""
         self._history, self._learns = LengthHistory(first_guess), learns
         self._siblings: dict[int, tuple[int, float]] = {}
         self._tokens: dict[int, tuple[int, float]] = {}
-        """Token of prompts -> responses, and the sum of how far their log length was from the mean."""
+        """Prompt token -> number of responses, and sum of the deviations of their log length from the mean."""
         self._mean, self._num_observed = math.log(max(1.0, first_guess)), 0
         self._model = _LeastSquares(len(_NOTHING))
         self._guesses: dict[str, _Guess] = {}
         self._scored: deque[tuple[float, float, float]] = deque(maxlen=SCORED)
 
     def expect(self, request: Request) -> float:
-        """Returns the response tokens to expect of a request that is dispatched."""
+        """Returns the predicted number of response tokens of a dispatched request."""
         of_history = self._history.expect(request.uid, len(request.prompt_ids))
         if not self._learns:
             return of_history
@@ -131,7 +131,7 @@ class LengthRanker:
         return expected
 
     def observe(self, request: Request, num_tokens: int) -> None:
-        """Learns from a response that ended."""
+        """Updates the model from a response that ended."""
         self._history.observe(request.uid, len(request.prompt_ids), num_tokens)
         if not self._learns:
             return
@@ -150,11 +150,11 @@ class LengthRanker:
             del self._siblings[next(iter(self._siblings))]
 
     def forget(self, request_id: str) -> None:
-        """Ends a request that gets no response."""
+        """Removes a request that gets no response."""
         self._guesses.pop(request_id, None)
 
     def metrics(self) -> Metrics:
-        """Returns the rank correlation of expected and real lengths of the latest responses, beside history's alone."""
+        """Returns the rank correlation of predicted and real lengths, for the model and for the history alone."""
         if not self._learns or len(self._scored) < 2:
             return {}
         expected, of_history, real = zip(*self._scored, strict=True)
@@ -181,7 +181,7 @@ _NOTHING = (0.0,) * 5
 
 
 class _LeastSquares:
-    """Weights of a linear model, renewed with each observation; old ones are forgotten by and by."""
+    """Weights of a linear model, updated with each observation. Older observations decay exponentially."""
 
     def __init__(self, size: int) -> None:
         self._weights = [0.0] * size
@@ -196,7 +196,7 @@ class _LeastSquares:
         scale = FORGETTING + sum([one * two for one, two in zip(features, projected, strict=True)])
         error = value - self.predict(features)
         self._weights = [weight + error * one / scale for weight, one in zip(self._weights, projected, strict=True)]
-        # Bounded: a feature that is always 0 would be forgotten without end.
+        # Bounded, because the covariance of a feature that is always 0 would grow without limit.
         self._covariance = [
             [
                 min(1e3, max(-1e3, (each - one * two / scale) / FORGETTING))
@@ -207,7 +207,10 @@ class _LeastSquares:
 
 
 def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float:
-    """Computes Spearman's rank correlation; equal values share their mean rank. 0 where either never varies."""
+    """Computes Spearman's rank correlation.
+
+    Equal values share their mean rank. Returns 0 if either list is constant.
+    """
     first, second = _ranks(one), _ranks(two)
     middle = (len(first) - 1) / 2
     dot = sum((a - middle) * (b - middle) for a, b in zip(first, second, strict=True))

@@ -1,4 +1,4 @@
-"""Which devices a role may use: `all`, `0-3,6`, shares such as `0-75%`, or of named pools: `gpu:0-3,cpu:all`."""
+"""Devices that a role may use: `all`, `0-3,6`, shares such as `0-75%`, or of named pools: `gpu:0-3,cpu:all`."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TypeAlias
 from interlace.core.errors import UserError
 
 Pools: TypeAlias = tuple[tuple[str, int], ...]
-"""(kind, number) of a mixed cluster's devices, in their order; empty where all are of one kind."""
+"""(kind, number) of a mixed cluster's devices, in order. Empty if all are of one kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,25 +15,24 @@ class Device:
     """One schedulable device of a cluster."""
 
     index: int
-    """Number within the cluster: what schedules, locks and timelines speak of."""
+    """Index within the cluster, as used by schedules, locks and timelines."""
     pool: str
-    """Kind: cpu, cuda ..."""
+    """Kind of device: cpu, cuda ..."""
     pool_index: int
-    """Number within its pool, as in `cuda:1`."""
+    """Index within its pool, as in `cuda:1`."""
     memory_bytes: int
 
     @property
     def name(self) -> str:
-        """Name of the device, as torch and people write it."""
+        """Name of the device in torch's syntax."""
         return f"{self.pool}:{self.pool_index}"
 
 
 def resolve(spec: str, devices: tuple[Device, ...], *, role: str) -> tuple[Device, ...]:
-    """Returns the devices that a placement names, in order. Without a pool, the first device's pool is meant.
+    """Returns the devices that a placement names, in order.
 
-    A pool holds for the parts behind it too: `h800:0-3,h20:all`.
-
-    role: for the message. Raises UserError for a device that is not there or a spec that cannot be read.
+    Without a pool, a part refers to the first device's pool. A pool also applies to the parts that follow it:
+    `h800:0-3,h20:all`. role: for the error message. Raises UserError for a missing device or an invalid spec.
     """
     pool, found = devices[0].pool, list[Device]()
     for part in spec.split(","):
@@ -60,7 +59,7 @@ def _part(part: str, spec: str, size: int, role: str) -> range:
     if last >= size:
         raise UserError(
             f"placement.{role} = {spec!r} names device {last}, but the pool has {size} (0-{size - 1}). "
-            f"Give the cluster more (cluster.devices, of a virtual one --devices) or use a share such as 0-50%."
+            f"Give the cluster more (cluster.devices, or --devices for a virtual one) or use a share such as 0-50%."
         )
     return range(first, last + 1)
 
@@ -71,23 +70,26 @@ def _share(low: int, high: int, spec: str, size: int, role: str) -> range:
     first, end = _bound(low, size), _bound(high, size)
     if first == end:
         raise UserError(
-            f"placement.{role} = {spec!r} is no whole device of {size}. Give the cluster more (cluster.devices, of a "
-            f"virtual one --devices) or widen it."
+            f"placement.{role} = {spec!r} is no whole device of {size}. Give the cluster more (cluster.devices, or "
+            f"--devices for a virtual one), or widen the share."
         )
     return range(first, end)
 
 
 def _bound(percent: int, size: int) -> int:
-    """Returns where a share begins or ends: rounded, and off the ends, so that meeting shares are never empty.
+    """Returns the first device of a share, or its end: rounded, and moved inwards so that no share is empty.
 
-    The same at both sides of a meeting point: 0-75% and 75-100% neither overlap nor leave a device out.
+    Two shares that meet get the same result: 0-75% and 75-100% neither overlap nor omit a device.
     """
     rounded = math.floor(size * percent / 100 + 0.5)
     return rounded if percent in (0, 100) else min(max(rounded, 1), size - 1)
 
 
 def cut(devices: tuple[Device, ...], per_instance: int | None, *, role: str) -> tuple[tuple[Device, ...], ...]:
-    """Cuts a role's devices into instances of equal size; None makes one of all. Raises UserError if uneven."""
+    """Divides a role's devices into instances of equal size. If `per_instance` is None, makes one instance.
+
+    Raises UserError if they cannot be divided evenly.
+    """
     size = per_instance or len(devices)
     if len(devices) % size:
         raise UserError(

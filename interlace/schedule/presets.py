@@ -1,4 +1,4 @@
-"""Named schedules: one YAML file each, shipped or the user's own."""
+"""Named schedules: one YAML file each, shipped or user-defined."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +14,12 @@ preset_names, preset_path = _PRESETS.names, _PRESETS.path
 
 
 def load_schedule(name: str, changes: Mapping[str, object] | None = None) -> Schedule:
-    """Returns a preset with some fields changed; nested mappings of one kind are merged. UserError names the key."""
+    """Returns a preset with some fields changed. Nested mappings of one kind are merged. Errors name the key."""
     data = _PRESETS.read(name) or {}
     if not isinstance(data, dict):
         raise UserError(f"schedule {name!r} holds a {type(data).__name__}, not fields of a schedule.")
     where = f"schedule {name}"
-    # Spelled out before merging: a change to one part of `granularity: sample` must leave the other parts at `sample`.
+    # Expanded before merging: a change to one part of `granularity: sample` must keep the other parts at `sample`.
     preset = Schedule.parse(data, where=where).model_dump()
     return Schedule.parse(_merged(preset, changes or {}), where=where)
 
@@ -29,7 +29,7 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     for key, value in changes.items():
         old = result.get(key)
         result[key] = value
-        # Settings of one kind of tail are nothing to another, which has its own defaults.
+        # The settings of one kind of tail do not apply to another kind, which has its own defaults.
         if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, old.get("kind")):
             result[key] = _merged(old, value)
     return result

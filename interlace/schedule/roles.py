@@ -1,4 +1,4 @@
-"""The roles of a run, as one table: each is an entry here and a worker; placement, checks and launch read the entry."""
+"""Table of the roles of a run. A role is an entry here and a worker; placement, checks and launch read the entry."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from pydantic import Field
 from interlace.core.errors import UserError, nearest
 
 Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(ge=1)]
-"""How many samples a stage waits for before it asks for its devices; a number counts samples."""
+"""Number of samples that a stage waits for before it requests its devices."""
 Share: TypeAlias = Annotated[str, Field(pattern=r"^([1-9]\d?|100)%$")]
 """Share of the environments, in whole percent."""
 HOST = "host"
-"""Placement of a role that computes on the processor cores beside the devices."""
+"""Placement of a role that runs on the processor cores of the host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,29 +21,29 @@ class Role:
     """One kind of worker in the flow."""
 
     name: str
-    """The key of its placement and granule in a schedule, and of its section in a recipe, where it has one."""
+    """Name of the role. Keys its placement and granule in a schedule, and its section, if any, in a recipe."""
     one_instance: bool = False
-    """True if one instance spans all devices of its placement; else each device has an instance of its own, unless the
-    placement says `devices_per_instance`."""
+    """True if one instance spans all devices of its placement. Otherwise each device has an instance, unless the
+    placement sets `devices_per_instance`."""
     devices: str = "all"
-    """Placement where a schedule names none. Unused where `beside` is set."""
+    """Default placement. Unused if `beside` is set."""
     beside: str = ""
-    """Role whose devices it shares where a schedule names none for it; it then has no part in `placement: all`."""
+    """Role whose devices it shares if a schedule does not place it. `placement: all` then does not apply to it."""
     granule: Granule | None = "step"
-    """Samples its stage waits for where a schedule says nothing; None: its stage waits for none."""
+    """Default number of samples that its stage waits for. If None, its stage waits for none."""
     needs_device: bool = True
-    """True if the role computes on devices in every recipe; else it may run on the host."""
+    """True if the role computes on devices in every recipe. Otherwise it may run on the host."""
     counts_envs: bool = False
     """True if its granule counts environments, and may be a share of them: `50%`."""
     preemptible: bool = False
-    """True if the role gives its devices up before its work is done, where another role is ready."""
+    """True if the role releases its devices before its work is done when another role is ready."""
     worker: str = ""
-    """Class of its worker as `package.module:Class`, made as `Class(context, settings)` with the recipe's section of
-    the role's name, None where there is none. Empty: jobs/launch.py makes its worker around an engine."""
+    """Class of its worker as `package.module:Class`, made as `Class(context, settings)`. `settings` is the recipe's
+    section with the role's name, or None. If empty, run/launch.py makes the worker around an engine."""
 
     @property
     def is_common(self) -> bool:
-        """Says whether one placement, or one granule, for all roles is meant for this one too."""
+        """Returns whether a single placement or granule for all roles applies to this role too."""
         return not self.beside and self.devices != HOST
 
     def group_name(self, instance: int) -> str:
@@ -66,11 +66,11 @@ ROLES: tuple[Role, ...] = (
         worker="interlace.robots.world_model.worker:WorldModelWorker",
     ),
 )
-"""In the order of the flow: where several wait for one device, the one furthest downstream goes first."""
+"""Roles in the order of the flow. If several wait for one device, the one furthest downstream gets it first."""
 
 
 def role_named(name: str) -> Role:
-    """Returns the entry of a role. Raises UserError naming the nearest."""
+    """Returns the entry of a role. Raises UserError with the nearest name."""
     for role in ROLES:
         if role.name == name:
             return role
@@ -78,15 +78,15 @@ def role_named(name: str) -> Role:
 
 
 def place_in_flow(name: str) -> int:
-    """Returns how far downstream a role is, counted from 0."""
+    """Returns the position of a role in the flow, counted from 0 upstream."""
     return ROLES.index(role_named(name))
 
 
 def placed_roles() -> Sequence[Role]:
-    """Roles in the order of a schedule's `placement`: those that one value places, then the others."""
+    """Returns the roles in the order of a schedule's `placement`: roles that a single value places, then the others."""
     return sorted(ROLES, key=lambda role: not role.is_common)
 
 
 def staged_roles() -> Sequence[Role]:
-    """Roles whose stage waits for a granule, in the order of the flow."""
+    """Returns the roles whose stage waits for a granule, in the order of the flow."""
     return [role for role in ROLES if role.granule is not None]

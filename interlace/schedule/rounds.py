@@ -1,4 +1,4 @@
-"""Speculative rounds: a step launches more than it needs and takes what finishes first."""
+"""Speculative rounds: a step launches more groups than it needs and takes the first to finish."""
 
 import math
 from collections import deque
@@ -17,10 +17,10 @@ class Launch:
 
 
 class Rounds:
-    """Rounds of a run: what a step launches, what of it is accepted, and what becomes of prompts that were too slow.
+    """Rounds of a run: the launched and the accepted groups of each step, and the treatment of slow prompts.
 
-    A group is accepted once `samples_per_prompt` of its samples are generated; a round is full with `prompts_per_step`
-    places that are accepted or stay empty. Needs a synchronous schedule: a round is a step.
+    A group is accepted once `samples_per_prompt` of its samples are generated. A round is full when `prompts_per_step`
+    places are accepted or stay empty. A round is a step, so the schedule must be synchronous.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class Rounds:
         self._waiting: deque[tuple[Prompt, int]] = deque()
         self._number = 0
         self.is_open = False
-        """True while a round goes on."""
+        """True while a round is in progress."""
         self._generated: dict[int, int] = {}
         self._accepted: dict[int, None] = {}
         self._num_empty = 0
 
     @property
     def waiting_prompts(self) -> list[Prompt]:
-        """Prompts kept for a round of long ones."""
+        """Prompts kept for a round of long prompts."""
         return [prompt for prompt, _ in self._waiting]
 
     @property
@@ -48,7 +48,7 @@ class Rounds:
 
     @property
     def is_full(self) -> bool:
-        """True if enough groups are accepted: the others are surplus."""
+        """True if enough groups are accepted. The other groups are then surplus."""
         return len(self._accepted) + self._num_empty == self._prompts_per_step
 
     def begin(self) -> list[Launch]:
@@ -61,22 +61,22 @@ class Rounds:
         return self._draw(groups, _times(self._samples_per_prompt, self._tail.responses), from_waiting=False)
 
     def refill(self) -> Launch:
-        """Returns a group in place of one that was dropped, without speculation. Not where `exhausted`."""
+        """Returns a group that replaces a dropped one, without speculation. Must not be called if `exhausted`."""
         return self._draw(1, self._samples_per_prompt, from_waiting=False)[0]
 
     def generated(self, gid: int) -> bool:
-        """Counts a generated sample of a group. Returns whether the group is accepted with it."""
+        """Counts a generated sample of a group. Returns whether this completes the group."""
         count = self._generated[gid] = self._generated.get(gid, 0) + 1
         if count == self._samples_per_prompt:
             self._accepted[gid] = None
         return count == self._samples_per_prompt
 
     def is_accepted(self, gid: int) -> bool:
-        """Says whether a group counts for its round."""
+        """Returns whether a group counts for its round."""
         return gid in self._accepted
 
     def dropped(self, gid: int) -> None:
-        """Takes back a group that was filtered out or failed: it no longer counts."""
+        """Removes a group that was filtered out or failed. It no longer counts."""
         self._accepted.pop(gid, None)
 
     def place_stays_empty(self) -> None:
@@ -84,7 +84,7 @@ class Rounds:
         self._num_empty += 1
 
     def too_slow(self, prompt: Prompt) -> None:
-        """Keeps a prompt whose group was not needed: it comes again."""
+        """Keeps a prompt whose group was not needed, for a later round."""
         if isinstance(self._tail, TailBatching):
             self._waiting.append((prompt, self._number))
         else:
@@ -100,7 +100,7 @@ class Rounds:
     def _is_long_due(self) -> bool:
         if not isinstance(self._tail, TailBatching) or not self._waiting:
             return False
-        # Without the age cap a prompt that is always among the slowest would starve (RollPacker has none).
+        # Without max_age a prompt that is always among the slowest would starve (RollPacker has no such limit).
         is_old = self._number - self._waiting[0][1] >= self._tail.max_age
         return len(self._waiting) >= self._prompts_per_step or is_old or self._source.exhausted
 
@@ -120,5 +120,5 @@ class Rounds:
 
 
 def _times(count: int, factor: float) -> int:
-    """Returns count * factor, rounded up, but not for the sake of a last bit: 1.1 times 100 is 110."""
+    """Returns count * factor, rounded up, but ignores floating-point error: 1.1 times 100 is 110."""
     return math.ceil(count * factor - 1e-9)

@@ -8,7 +8,7 @@ from interlace.schedule.dispatch import DispatchPolicy, Load
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptContext:
-    """Beginning of a request's context whose keys and values an engine has."""
+    """Part at the start of a request's context whose keys and values an engine has."""
 
     engine: int
     num_tokens: int

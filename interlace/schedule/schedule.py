@@ -1,4 +1,4 @@
-"""The `Schedule`: every way of running one flow, as data. vocabulary.yaml says precisely what each field means."""
+"""The `Schedule`: every way of running one flow, as data. vocabulary.yaml defines the meaning of each field."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ C = TypeVar("C", bound=Config)
 
 
 def _is_one(value: Any) -> bool:
-    """A word or a number, which YAML may have made of it: of devices, 0 is as good as 0-3."""
+    """Returns whether a value is a word or a number. YAML may read devices as a number: 0 is as valid as 0-3."""
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
@@ -32,7 +32,7 @@ class RolePlacement(Config):
 
     devices: Annotated[str, BeforeValidator(_devices)] = "all"
     devices_per_instance: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
-    """Devices one instance spans; None: one, or all of them where a run has one instance of the role."""
+    """Number of devices of one instance. If None, one, or all devices if a run has one instance of the role."""
 
 
 def _role(value: Any) -> Any:
@@ -40,12 +40,12 @@ def _role(value: Any) -> Any:
 
 
 LengthShare: TypeAlias = Annotated[str, Field(pattern=r"^[1-9]\d{0,3}%$")]
-"""Share of a mean length, in whole percent; it may exceed 100%."""
+"""Share of a mean length, in whole percent. It may exceed 100%."""
 RoleDevices: TypeAlias = Annotated[RolePlacement, BeforeValidator(_role)]
 
 
 def _with_fields(fields: Mapping[str, Any]) -> Callable[[type[C]], type[C]]:
-    """Adds fields to a model that only a table knows. fields: name -> (type, default)."""
+    """Returns a decorator that adds fields from a table to a model. fields: name -> (type, default)."""
 
     def add(model: type[C]) -> type[C]:
         name, module, doc = model.__name__, model.__module__, model.__doc__
@@ -61,16 +61,19 @@ def _with_fields(fields: Mapping[str, Any]) -> Callable[[type[C]], type[C]]:
     }
 )
 class Placement(Config):
-    """Role -> devices. Shared devices take turns, disjoint ones form a pipeline, any mix is a hybrid."""
+    """Role -> devices.
+
+    Roles on shared devices take turns, roles on disjoint devices form a pipeline; both can be mixed.
+    """
 
     def of(self, role: str) -> RolePlacement:
-        """Returns a role's placement; a role without one has the devices of the role that it runs beside."""
+        """Returns a role's placement. A role without one uses the devices of the role in its `beside` entry."""
         entry = role_named(role)
         own: RolePlacement | None = getattr(self, role)
         return own or RolePlacement(devices=self.of(entry.beside).devices)
 
     def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
-        """Returns the devices of each instance of a role on a cluster. UserError where they are not there."""
+        """Returns the devices of each instance of a role on a cluster. Raises UserError if they do not exist."""
         where, one_instance = self.of(role), role_named(role).one_instance
         if where.devices == HOST:
             return (_on_host(role),)
@@ -79,19 +82,19 @@ class Placement(Config):
         if one_instance and len(found) > 1:
             raise UserError(
                 f"placement.{role}: devices_per_instance={size} would make {len(found)} instances of it, and a run has "
-                f"one. Leave devices_per_instance out, or give it {size} devices; how many data-parallel ranks share "
-                "its devices, the recipe says (actor.ranks, critic.ranks)."
+                f"one. Leave devices_per_instance out, or give it {size} devices. The recipe sets the number of "
+                "data-parallel ranks that share its devices (actor.ranks, critic.ranks)."
             )
         return found
 
 
 def _placement(value: Any) -> Any:
-    """Reads one value as that of every role, but for roles that are beside another."""
+    """Applies a single value to every role, except roles with a `beside` entry or on the host."""
     return {role.name: value for role in ROLES if role.is_common} if _is_one(value) else value
 
 
 def _on_host(role: str) -> tuple[Device, ...]:
-    """Returns the devices of an instance on the host: none. UserError for a role that computes on devices."""
+    """Returns the devices of an instance on the host: none. Raises UserError for a role that computes on devices."""
     if role_named(role).devices != HOST:
         able = ", ".join(entry.name for entry in ROLES if entry.devices == HOST)
         raise UserError(
@@ -112,56 +115,56 @@ class Granularity(Config):
 
 
 def _granularity(value: Any) -> Any:
-    """Reads one value as that of every stage."""
+    """Applies a single value to every stage, except stages that count environments."""
     common = [role.name for role in staged_roles() if not role.counts_envs]
     return dict.fromkeys(common, value) if _is_one(value) else value
 
 
 class Schedule(Config):
-    """Decides how a flow runs; nothing but schedule/ and runtime/ reads its fields."""
+    """Settings that decide how a flow runs. Only schedule/ and runtime/ read its fields."""
 
     placement: Annotated[Placement, BeforeValidator(_placement)] = Placement()
     granularity: Annotated[Granularity, BeforeValidator(_granularity)] = Granularity()
     max_staleness: float = Field(default=0.0, ge=0)
-    """K, in versions: ceil(K) is a hard bound for every sample."""
+    """Largest staleness K, in versions. ceil(K) is a hard bound for every sample."""
     pipeline_depth: Annotated[float | None, BeforeValidator(none_as_null)] = Field(default=None, ge=0)
-    """How far generation may run ahead, in versions, 0 ... K; None is K. Less than K leaves room for stragglers."""
+    """Versions that generation may run ahead, 0 ... K. If None, K. A value below K leaves room for stragglers."""
     sync_every: int = Field(default=1, ge=1)
-    """S, steps a version."""
+    """Steps per version, S."""
     batching: Literal["step", "arrival"] = "step"
-    """A batch is its own step's prompts, or the first groups that finished, within their deadlines."""
+    """Groups of a batch: the prompts admitted for its step, or the first groups to finish within their deadlines."""
     overtake: Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(none_as_null)] = None
-    """Window from the oldest group on within which groups may be taken in any order, as a share of the groups that may
-    be admitted at once; None for all."""
+    """Size of the window from the oldest group on within which groups may be taken in any order, as a share of the
+    groups that may be admitted at once. If None, all."""
     on_straggler: Literal["hold", "drop", "requeue"] = "hold"
-    """When waiting for a group is all that keeps its deadline: wait, drop it as stale, or start its prompt again."""
+    """Action if only the wait for a group keeps its deadline: wait, drop it as stale, or admit its prompt again."""
     publish: Literal["blocking", "background"] = "blocking"
-    """Way of publication: the loop waits for the transfer of new weights (blocking), or goes on (background)."""
+    """Way of publication: the loop waits for the transfer of new weights (blocking), or continues (background)."""
     on_update: Literal["drain", "abort_resume", "keep", "recompute"] = "drain"
     """Treatment of sequences in flight when weights change."""
     weight_update: Literal["all_at_once", "rolling"] = "all_at_once"
-    """rolling: each engine swaps when it can, so engines may serve different versions."""
+    """Order of weight updates. rolling: each engine swaps when it can, so engines may serve different versions."""
     rollout_budget: Annotated[Annotated[int, Field(ge=1)] | LengthShare | None, BeforeValidator(none_as_null)] = None
     """Tokens that a sample may grow by in a version, over all its turns (partial rollout), or their share of the mean
     response length so far (`150%`). The rest follows after the next publication."""
     dispatch: str = "round_robin"
-    """Which engine gets which request: a policy of schedule/dispatch."""
+    """Policy of schedule/dispatch that assigns requests to engines."""
     prefill_cost: float = Field(default=0.5, ge=0)
     """Time to compute one token of a context again, as a share of the time to decode one token in a batch. A later turn
-    waits for the engine that kept its context for at most this cost of the context; the planner takes it from the
-    profile."""
+    waits for the engine that kept its context for at most this cost of the context. The planner takes the value from
+    the profile."""
     tail: Tail = NoTail()
     """Policy for the long tail of responses."""
     switch: Literal["when_idle", "when_ready"] = "when_idle"
-    """When a shared device changes hands: when rollout has nothing left, or as soon as another stage is ready."""
+    """Time at which rollout releases a shared device: when it has no work left, or once another stage is ready."""
     kv_on_switch: Literal["offload", "recompute"] = "offload"
-    """KV cache of sequences that run when their device changes hands: moved to the host, or computed again."""
+    """Treatment of running sequences' KV cache when their device changes hands: moved to the host, or recomputed."""
     min_hold: float = Field(default=0.0, ge=0)
-    """Seconds that rollout keeps a shared device at least, with `when_ready`."""
+    """Minimum seconds that rollout keeps a shared device, with `when_ready`."""
     lend_until: Annotated[Annotated[float, Field(gt=0, le=1)] | None, BeforeValidator(none_as_null)] = None
-    """Share of a step's batch that, once complete, takes engines off devices that training shares; None: no share."""
+    """Share of a step's batch that, once complete, takes engines off devices that training shares. If None, never."""
     concurrency: Concurrency = None
-    """Running sequences an engine; adaptive follows its KV use, None leaves it to the engine's own limits."""
+    """Running sequences per engine. `adaptive` follows the KV use. If None, only the engine's own limits apply."""
 
     @model_validator(mode="before")
     @classmethod
@@ -180,11 +183,11 @@ class Schedule(Config):
         if isinstance(self.tail, Oversample | TailBatching) and (self.max_staleness > 0 or self.sync_every > 1):
             raise ValueError(
                 f"tail {self.tail.kind!r} works by rounds, a step each, and needs max_staleness 0 and sync_every 1 "
-                f"(they are {self.max_staleness:g} and {self.sync_every}). Change them, or take tail none or migrate"
+                f"(they are {self.max_staleness:g} and {self.sync_every}). Change them, or use tail none or migrate"
             )
         if self.overtake is not None and self.batching == "step":
             raise ValueError(
-                f"overtake {self.overtake:g} says how far finished groups may go before older ones, which batching "
+                f"overtake {self.overtake:g} sets how far finished groups may overtake older ones, which batching "
                 "'step' forbids. Use batching 'arrival', or overtake none"
             )
         if self.on_straggler != "hold" and self.batching == "step":
@@ -194,21 +197,21 @@ class Schedule(Config):
             )
         if self.on_update == "keep" and self.kv_on_switch == "recompute":
             raise ValueError(
-                "on_update 'keep' promises that a running sequence's KV cache outlives an update, kv_on_switch "
-                "'recompute' drops it whenever its device changes hands: whether it was kept would be chance. "
-                "Use kv_on_switch 'offload', or on_update 'recompute'"
+                "on_update 'keep' guarantees that a running sequence's KV cache survives an update, but kv_on_switch "
+                "'recompute' drops it when its device changes hands: whether it was kept would be chance. Use "
+                "kv_on_switch 'offload', or on_update 'recompute'"
             )
-        create_dispatch(self.dispatch)  # an unknown policy is refused here, before anything runs
+        create_dispatch(self.dispatch)  # refuses an unknown policy here, before the run starts
         return self
 
     @property
     def staleness_bound(self) -> int:
-        """ceil(K): versions a sample may lag at most."""
+        """Largest lag of a sample in versions: ceil(K)."""
         return math.ceil(self.max_staleness)
 
     @property
     def adapters_beside(self) -> int:
-        """Counts the versions of an adapter that an engine may have to hold beside the newest."""
+        """Number of older versions of an adapter that an engine may have to hold in addition to the newest."""
         return self.staleness_bound if self.on_update == "drain" else 0
 
     @property
@@ -217,11 +220,11 @@ class Schedule(Config):
         return self.max_staleness if self.pipeline_depth is None else self.pipeline_depth
 
     def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
-        """Returns the devices of each instance of a role on a cluster. UserError where they are not there."""
+        """Returns the devices of each instance of a role on a cluster. Raises UserError if they do not exist."""
         return self.placement.instances(role, devices)
 
     def moves_kv_cache(self, devices: tuple[Device, ...]) -> bool:
-        """Says whether running sequences' KV cache goes to the host and back, where another role has their device."""
+        """Returns whether running sequences' KV cache is moved to the host while another role uses their device."""
         if self.switch != "when_ready" or self.kv_on_switch != "offload":
             return False
         held = {device for instance in self.instances("rollout", devices) for device in instance}
@@ -235,7 +238,7 @@ class Schedule(Config):
 
     @property
     def follows_kv_use(self) -> bool:
-        """True if the number of running sequences follows how full an engine's KV cache is."""
+        """True if the number of running sequences follows the use of an engine's KV cache."""
         return isinstance(self.concurrency, Adaptive)
 
     @property
@@ -245,7 +248,7 @@ class Schedule(Config):
 
     @property
     def batches_are_fixed(self) -> bool:
-        """True if admission alone says which groups a batch has."""
+        """True if admission alone determines the groups of a batch."""
         return self.batching == "step" or (self.max_staleness == 0 and self.sync_every == 1)
 
     def num_versions(self, num_steps: int) -> int:
@@ -253,7 +256,10 @@ class Schedule(Config):
         return num_steps // self.sync_every
 
     def budget_tokens(self, mean_tokens: float) -> int | None:
-        """Returns `rollout_budget` in tokens; None without a limit. mean_tokens: mean response length so far."""
+        """Returns `rollout_budget` in tokens.
+
+        Returns None without a limit. mean_tokens: mean response length so far.
+        """
         budget = self.rollout_budget
         return max(1, math.ceil(mean_tokens * int(budget[:-1]) / 100)) if isinstance(budget, str) else budget
 
@@ -262,7 +268,7 @@ class Schedule(Config):
         return self._granule(stage, prompts_per_step * samples_per_prompt, samples_per_prompt)
 
     def granule_envs(self, num_envs: int, *, samples_per_prompt: int) -> int:
-        """Returns the number of environments, of `num_envs`, that wait for one another before they simulate."""
+        """Returns the number of environments, of `num_envs`, that wait for each other before they simulate."""
         return min(num_envs, self._granule("env", num_envs, samples_per_prompt))
 
     def _granule(self, stage: str, everything: int, group: int) -> int:

@@ -1,13 +1,12 @@
-"""Places in steps: which step each admitted group is for, what becomes of a dropped group's place, and what is taken.
+"""Places in steps: the step of each admitted group, the places of dropped groups, and the contents of a batch.
 
 A step has `prompts_per_step` places. A group that passes the gate gets a *ticket*: its number, its step, its deadline.
-Until the group is taken into a batch, or dropped, the ticket is held here and counted by the batcher. A dropped group's
-place is filled in one of two ways:
-
-* *Refill*: the slot goes back to the gate, and the next group admitted inherits the step. A step is refilled at most
+Until the group is taken into a batch or dropped, the ticket is stored here and counted by the batcher. A dropped
+group's place is filled in one of two ways:
+* *Refill*: the slot returns to the gate, and the next group admitted inherits the step. A step is refilled at most
   `max_refills` times: an algorithm that filters every group would otherwise draw prompts without end.
 * *Empty place*: the ticket stays, without a group. To the gate and the batcher it is a finished group like any other,
-  with a slot and a deadline, so no rule needs to know of it; when it is taken, the batch is one group shorter.
+  with a slot and a deadline, so no rule handles it separately. When it is taken, the batch is one group shorter.
 """
 
 import heapq
@@ -24,14 +23,14 @@ class Taken:
     tickets: list[Ticket]
     """Tickets of groups."""
     num_empty: int
-    """Places without a group."""
+    """Number of places without a group."""
 
 
 class Steps:
-    """The tickets of one run. Synchronous and pure: time, prompts and samples are unknown here."""
+    """The tickets of one run. Synchronous and pure: it uses no time, prompts or samples."""
 
     def __init__(self, gate: Gate, batcher: Batcher, *, max_refills: int) -> None:
-        """max_refills: groups of a step that may be replaced."""
+        """max_refills: number of groups of a step that may be replaced."""
         self.gate, self.batcher, self._max_refills = gate, batcher, max_refills
         self._held: dict[int, Ticket] = {}
         """Tickets of groups by gid, in order of admission."""
@@ -43,7 +42,7 @@ class Steps:
         self._next_gid, self._next_slot = gate.admitted, gate.consumed
 
     def ticket(self, gid: int) -> Ticket | None:
-        """Returns a live group's ticket; None once the group was taken or dropped."""
+        """Returns a live group's ticket. Returns None once the group was taken or dropped."""
         return self._held.get(gid)
 
     def live_gids(self) -> list[int]:
@@ -59,7 +58,7 @@ class Steps:
         return self._take_places(self.gate.prompts_per_step)
 
     def admit(self, step: int | None = None) -> Ticket:
-        """Gives the next group its ticket. step: None refills the earliest vacancy, or takes the next place."""
+        """Assigns a ticket to the next group. step: None refills the earliest vacancy, or takes the next place."""
         if step is None:
             step = heapq.heappop(self._vacancies) if self._vacancies else self._take_places(1)
         ticket = self._new_ticket(step)
@@ -67,7 +66,7 @@ class Steps:
         return ticket
 
     def use_refill(self, step: int) -> bool:
-        """Uses one of a step's refills. Returns False where none is left."""
+        """Uses one of a step's refills. Returns False if none is left."""
         self._num_refills[step] = self._num_refills.get(step, 0) + 1
         return self._num_refills[step] <= self._max_refills
 
@@ -76,11 +75,11 @@ class Steps:
         self._finish_empty(self._new_ticket(step))
 
     def drop(self, gid: int) -> None:
-        """Ends a live group whose place needs no refill: the slot goes back to the gate."""
+        """Ends a live group whose place needs no refill. The slot returns to the gate."""
         self._return_slot(self._held.pop(gid))
 
     def replace(self, gid: int) -> None:
-        """Ends a live group; the place is refilled, or stays empty once the step has had all its refills."""
+        """Ends a live group. Its place is refilled, or stays empty once the step has used all its refills."""
         ticket = self._held.pop(gid)
         if self.use_refill(ticket.step):
             self._return_slot(ticket)
@@ -89,7 +88,7 @@ class Steps:
             self._finish_empty(ticket)
 
     def take(self, need: int, step: int) -> Taken:
-        """Takes up to `need` finished places for a step, as the batcher allows."""
+        """Takes up to `need` finished places for a step, as the batcher permits."""
         tickets = self.batcher.take(need, step)
         groups = [ticket for ticket in tickets if ticket.gid not in self._empty]
         for ticket in tickets:

@@ -9,37 +9,40 @@ from pydantic import BeforeValidator, Discriminator, Field
 from interlace.core.config import Config
 
 BatchShare: TypeAlias = Annotated[str, Field(pattern=r"^[1-9]\d{0,3}%$")]
-"""Share of the samples that an engine has of a step, in whole percent."""
+"""Share of the samples of a step that an engine has, in whole percent."""
 
 
 class NoTail(Config):
-    """Wait for it."""
+    """Waits for the tail."""
 
     kind: Literal["none"] = "none"
 
 
 class Oversample(Config):
-    """Launch more than is needed, take what finishes first; what is left ends as `surplus`, its prompt comes again."""
+    """Launches more than is needed and takes the first to finish.
+
+    The rest ends as `surplus`; its prompts come again.
+    """
 
     kind: Literal["oversample"] = "oversample"
     prompts: float = Field(default=1.25, ge=1)
-    """Groups launched for each one needed."""
+    """Groups launched for each group needed."""
     responses: float = Field(default=1.0, ge=1)
-    """Samples launched for each one needed. The first to finish are the shorter ones: this biases within a prompt."""
+    """Samples launched for each sample needed. The first to finish are shorter, which biases a prompt's samples."""
 
 
 class TailBatching(Config):
-    """Oversampling whose left-over prompts are kept for rounds of their own, without speculation (RollPacker)."""
+    """Oversampling whose remaining prompts are kept for separate rounds without speculation (RollPacker)."""
 
     kind: Literal["tail_batching"] = "tail_batching"
     prompts: float = Field(default=1.25, ge=1)
     responses: float = Field(default=1.25, ge=1)
     max_age: int = Field(default=16, ge=1)
-    """Rounds a prompt waits at most before a round of long prompts is held for it."""
+    """Largest number of rounds that a prompt waits before a round of long prompts is held for it."""
 
 
 class Migrate(Config):
-    """Near the end of a step, move the unfinished sequences to the fewest engines that hold them (RLHFuse).
+    """Moves the unfinished sequences, near the end of a step, to the fewest engines that hold them (RLHFuse).
 
     The devices of the other engines are then free. If other roles run on the engines' devices, the sequences move as
     soon as one of these roles waits; else at once.
@@ -47,14 +50,14 @@ class Migrate(Config):
 
     kind: Literal["migrate"] = "migrate"
     remaining_share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of a step's samples: if fewer are unfinished, they are moved."""
+    """Share of a step's samples. If fewer are unfinished, they are moved."""
     batch: Annotated[int, Field(ge=1)] | BatchShare = 48
-    """Sequences that one engine decodes together then, or their share of an engine's part of a step (`100%`)."""
+    """Sequences that one engine then decodes together, or their share of an engine's part of a step (`100%`)."""
     kv_share: float = Field(default=0.1, gt=0, le=1)
-    """Share of an engine's KV cache that they may fill: every step reads it, so long contexts are slower together."""
+    """Share of an engine's KV cache that they may fill. Every step reads it, so long contexts slow each other down."""
 
     def num_engines(self, num_left: int, held: float, *, samples_per_engine: float) -> int:
-        """Returns the fewest engines that hold what is left.
+        """Returns the fewest engines that hold the unfinished sequences.
 
         num_left: unfinished sequences. held: KV caches that they fill. samples_per_engine: an engine's part of a step.
         """
@@ -69,7 +72,7 @@ _KINDS = [policy.model_fields["kind"].default for policy in get_args(AnyTail)]
 
 
 def _named(value: object) -> object:
-    """Returns a tail, written as its name or as YAML's null, as a mapping."""
+    """Converts a tail written as its name, or as YAML's null, to a mapping."""
     named = {"kind": value or "none"} if value is None or isinstance(value, str) else value
     if not isinstance(named, Config) and not (isinstance(named, Mapping) and named.get("kind") in _KINDS):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Vocabulary: meanings of a schedule's fields, and the settings that other systems' words stand for.
+"""Vocabulary: meanings of a schedule's fields, and the settings that correspond to other systems' words.
 
 The data is vocabulary.yaml.
 """
@@ -42,15 +42,15 @@ class Alias(Config):
 
 
 class Vocabulary(Config):
-    """All words."""
+    """All fields, words and values."""
 
     staleness: str
     """The unit of staleness, and its conversion into other units."""
     fields: Mapping[str, FieldMeaning]
     aliases: Mapping[str, tuple[Alias, ...]]
-    """A word may belong to several systems, and mean something else in each."""
+    """Word -> its uses. A word may belong to several systems with different meanings."""
     values: Mapping[str, Mapping[str, str]]
-    """For a setting, the values of other systems and a sentence on each."""
+    """Setting -> other systems' values, each with an explanatory sentence."""
 
 
 @cache

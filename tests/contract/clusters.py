@@ -1,4 +1,4 @@
-"""The clusters that the contract is checked against. A new back end is one more entry."""
+"""The clusters that the contract is tested against. A new back end is one more entry."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

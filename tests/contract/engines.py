@@ -1,4 +1,4 @@
-"""Makers and references for the tests of every rollout engine."""
+"""Factories and reference results for the tests of every rollout engine."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Families of environments for the tests of every one, and environments that break on purpose."""
+"""Environment families for the contract tests, and environments that fail on purpose."""
 
 import ctypes
 import tempfile

@@ -1,4 +1,4 @@
-"""Workers that show what only processes can show."""
+"""Workers with behaviour that only separate processes have."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""An environment of gymnasium's whose state is no plain data."""
+"""A gymnasium environment whose state is not plain data."""
 
 import gymnasium
 import numpy as np

@@ -1,4 +1,4 @@
-"""Workers put to and get from channels themselves; what a dead rank held is made again or ends as `failed`."""
+"""Workers use channels directly, and rows of a dead rank are made again or end as `failed`."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What every cluster promises, one suite for all."""
+"""The contract of a cluster, tested for every back end."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""The promises of every rollout engine, the same tests for each: native in process, native in a server process, and
+"""The contract of a rollout engine, tested for every engine: native in this process, native in a server process, and
 vLLM's server in `make test-vllm`.
 """
 

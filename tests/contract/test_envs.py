@@ -1,4 +1,4 @@
-"""What every family of environments promises, the same tests for each."""
+"""The contract of an environment family, tested for every family."""
 
 from collections.abc import Iterator, Sequence
 

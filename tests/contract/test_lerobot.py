@@ -1,4 +1,4 @@
-"""SmolVLA, pi0 and pi0.5 next to LeRobot's own code, by fixtures that it wrote (`make test-lerobot`)."""
+"""SmolVLA, pi0 and pi0.5 agree with LeRobot's implementation, by stored fixtures (`make test-lerobot`)."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an operation raises on this machine is known where it was called, and what hangs does not keep the process."""
+"""Errors of a local operation reach its caller, and a hanging operation does not keep the process alive."""
 
 import asyncio
 import subprocess

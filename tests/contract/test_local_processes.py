@@ -1,4 +1,4 @@
-"""Several ranks on this machine are processes: what that promises on top of the contract."""
+"""Several ranks on this machine are processes, with guarantees beyond the contract."""
 
 import asyncio
 import multiprocessing

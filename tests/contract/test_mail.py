@@ -1,4 +1,4 @@
-"""Ranks send arrays and tensors to each other past the controller, on every cluster that has any."""
+"""Ranks send arrays and tensors directly to each other, on every cluster that supports it."""
 
 import contextlib
 import json

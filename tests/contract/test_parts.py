@@ -1,4 +1,4 @@
-"""Parts of a worker's state, on every cluster."""
+"""Parts of a worker's state are loaded and unloaded separately, on every cluster."""
 
 import pytest
 

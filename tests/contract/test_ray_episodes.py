@@ -1,4 +1,4 @@
-"""Episodes in processes that Ray placed: as on one machine."""
+"""Episodes in processes that Ray placed behave as on one machine."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""What a cluster of processes promises on top of the contract."""
+"""A cluster of processes has guarantees beyond the contract."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What the SGLang adapter counts on, checked in the source of the real package, which needs a GPU to be imported."""
+"""The source of SGLang, which needs a GPU for its import, has the routes and fields that the adapter uses."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""Two Ray nodes on this machine, joined by address as a real cluster is. Run as a program; prints what it found."""
+"""A script that joins two Ray nodes on this machine by address, like a real cluster, and prints the results."""
 
 import asyncio
 from typing import Any

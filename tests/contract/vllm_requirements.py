@@ -1,4 +1,4 @@
-"""Prints what the environment of `make test-vllm` needs beside torch and vLLM; run by that environment's Python."""
+"""Prints the requirements of `make test-vllm` except torch and vLLM. Run by the Python of that environment."""
 
 import re
 import tomllib

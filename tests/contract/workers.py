@@ -1,4 +1,4 @@
-"""Workers of the contract suite: importable, so that a cluster of processes can make them too."""
+"""Workers of the contract suite, importable so that a cluster of processes can make them."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Clients of other teams, unchanged against the server of sessions. Run in an environment that has them."""
+"""Unmodified clients of other projects that use the server of sessions. Runs in an environment with these clients."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Runs of agents: the same samples and weights under every synchronous schedule, and after a stop."""
+"""Runs of agents give the same samples and weights under every synchronous schedule, and after a stop."""
 
 from pathlib import Path
 

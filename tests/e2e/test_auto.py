@@ -1,4 +1,4 @@
-"""schedule=auto in a real run: the schedule is changed at a publication, and the run goes on as if it were one."""
+"""A real run with schedule=auto changes its schedule at a publication and continues as one run."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Every benchmark runs, at its smallest size: what the docs name as a figure's source has to be there to be asked."""
+"""Every benchmark runs at its smallest size, because the documents name benchmarks as sources of figures."""
 
 import json
 import subprocess

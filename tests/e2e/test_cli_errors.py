@@ -1,4 +1,4 @@
-"""Bad input through the real command line: a clear message, exit code 2, and nothing is left behind."""
+"""Invalid input on the command line gives a clear message and exit code 2, and leaves no files."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Ctrl-C or SIGTERM on a real process: it ends at a step boundary, with a checkpoint, and says how to go on."""
+"""Ctrl-C or SIGTERM ends a real process at a step boundary, with a checkpoint and instructions to resume."""
 
 import hashlib
 import os

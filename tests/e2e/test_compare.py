@@ -1,4 +1,4 @@
-"""`interlace compare`: one recipe, several schedules, one table."""
+"""`interlace compare` runs one recipe under several schedules and prints one table."""
 
 import json
 from pathlib import Path

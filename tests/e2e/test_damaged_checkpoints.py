@@ -1,4 +1,4 @@
-"""Damage to a run's files before --resume: the run goes on from what is whole, says so, and runs nothing it reads."""
+"""With damaged files, --resume continues from intact ones, reports this, and executes nothing that it reads."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A program whose requests meet engines that drain for new weights: it waits, or is turned away and tries again."""
+"""A program's request to an engine that drains for new weights waits, or is refused and retried."""
 
 import threading
 from collections.abc import Mapping, Sequence

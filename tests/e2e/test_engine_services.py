@@ -1,4 +1,4 @@
-"""Training on engines that are servers: at an address, started by the run, and failing while it trains."""
+"""Training works on engine servers: at an address, started by the run, and with failures during training."""
 
 import json
 import os

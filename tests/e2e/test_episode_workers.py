@@ -1,4 +1,4 @@
-"""Training with episodes in worker processes, and in none."""
+"""Training works with episodes in worker processes, and without worker processes."""
 
 from pathlib import Path
 

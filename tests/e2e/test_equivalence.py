@@ -1,4 +1,4 @@
-"""One algorithm, every synchronous schedule: the same samples, the same weights, on every cluster."""
+"""One algorithm gives the same samples and weights under every synchronous schedule, on every cluster."""
 
 import itertools
 import shutil

@@ -1,4 +1,4 @@
-"""The examples run as their first lines say, and what the documents show runs too."""
+"""The examples run as their first lines state, and the code in the documents runs too."""
 
 import ast
 import asyncio

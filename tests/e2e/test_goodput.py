@@ -1,4 +1,4 @@
-"""The ledger of real runs, and what is made of it."""
+"""The ledger of real runs, and its presentations, are correct."""
 
 import json
 import time

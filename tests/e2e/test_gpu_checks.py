@@ -1,4 +1,4 @@
-"""All GPU checks on this machine's CUDA device. The table is printed, and the rows go to docs/gpu/ as JSON."""
+"""All GPU checks pass on this machine's CUDA device. Prints a table, and writes its rows to docs/gpu/ as JSON."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run that is killed outright goes on from its checkpoint as if it had not been."""
+"""A killed run resumes from its checkpoint with the same results as an uninterrupted run."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A device too small for two workers changes hands in the middle of sequences, and no sample can tell."""
+"""A device too small for two workers changes hands during sequences without any effect on samples."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`interlace.train` from a program and from a notebook: a model, rows, and any function as the reward."""
+"""`interlace.train` runs from a program and a notebook, with a model, rows, and any function as the reward."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Where answers are long-tailed, each schedule does what it is named for."""
+"""With long-tailed answers, each schedule shows its mechanism."""
 
 import json
 from collections.abc import Callable, Mapping

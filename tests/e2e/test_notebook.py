@@ -1,4 +1,4 @@
-"""A notebook, executed by a real kernel: one display with a curve, and an interrupted cell that keeps its run."""
+"""In a notebook with a real kernel, a run has one display with a curve, and an interrupted cell keeps its run."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Colocated roles on a device that has room for parts of their states only train to the same bits."""
+"""Colocated roles train to identical results on a device that has room only for parts of their states."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Clients of other teams work unchanged: in an environment of their own, whose Python INTERLACE_CLIENTS names."""
+"""Clients of other projects work unmodified, in the environment of the Python that INTERLACE_CLIENTS names."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A way of running that no shipped preset has is one YAML file: that of docs/extending.md, run as it stands."""
+"""A new schedule is one YAML file: the example of docs/extending.md runs unmodified."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""`interlace profile`: real workers measured, through the same door as the command line."""
+"""`interlace profile` measures real workers, through the same entry point as the command line."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Real runs of recipes, layouts, ways of weights and schedules that nobody put together: what a check accepts, runs."""
+"""Random combinations of recipes, layouts, weight transports and schedules run if the checks accept them."""
 
 import math
 import random

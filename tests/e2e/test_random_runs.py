@@ -1,4 +1,4 @@
-"""Real runs of settings that nobody thought of together: each ends, adds up, and goes on after a stop."""
+"""Real runs with random settings end, have consistent figures, and continue after a stop."""
 
 import math
 import random

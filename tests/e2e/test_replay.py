@@ -1,4 +1,4 @@
-"""Trajectories that are learnt from again: exact across a resume, the same under every placement, and of use."""
+"""Replayed trajectories are exact across a resume, the same under every placement, and improve training."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A robot's runs, whole, at toy size: the same flow, schedules, resume and evaluation as for text."""
+"""Complete runs of a robot at toy size use the same flow, schedules, resume and evaluation as text."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`interlace serve` as a user starts it, asked by OpenAI's own client."""
+"""`interlace serve`, started as by a user, answers OpenAI's client."""
 
 import os
 import re

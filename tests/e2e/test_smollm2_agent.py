@@ -1,4 +1,4 @@
-"""The recipe with tools on a real model: its own chat template and tokenizer, tools described in the prompt."""
+"""The recipe with tools runs on a real model, with its chat template, its tokenizer and tools in the prompt."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Chosen steps of a run are traced by torch's profiler, in every process of every cluster."""
+"""torch's profiler traces selected steps of a run in every process of every cluster."""
 
 import gzip
 import json

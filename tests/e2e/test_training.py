@@ -1,4 +1,4 @@
-"""Whole runs of the quick start at toy size: what a user is promised of a run."""
+"""Complete runs of the quick start at toy size keep the promises to a user."""
 
 import json
 import shutil

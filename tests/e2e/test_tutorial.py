@@ -1,4 +1,4 @@
-"""What docs/tutorial.md shows runs as it stands, but for a small model, and fewer steps and tokens."""
+"""The commands of docs/tutorial.md run unmodified, except for a smaller model and fewer steps and tokens."""
 
 import json
 import os

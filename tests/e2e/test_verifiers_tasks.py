@@ -1,4 +1,4 @@
-"""Environments of verifiers 0.4, in an environment of their own: their packages do not go with ours."""
+"""Environments of verifiers 0.4 run in a separate environment, because their packages conflict with ours."""
 
 import os
 import subprocess

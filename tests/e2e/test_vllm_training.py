@@ -1,4 +1,4 @@
-"""Training on vLLM under the schedules that it can keep; run by `make test-vllm`."""
+"""Training on vLLM works under the schedules that vLLM supports; run by `make test-vllm`."""
 
 import json
 from collections.abc import Mapping

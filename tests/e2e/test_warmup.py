@@ -1,4 +1,4 @@
-"""The warmed-up model is made once, whole, whoever else makes the same at the same time."""
+"""The warmed-up model is made once and completely, even if several processes make it at the same time."""
 
 import os
 import signal

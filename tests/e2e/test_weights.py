@@ -1,4 +1,4 @@
-"""Whole runs over each transport: the same samples and the same weights as with the trainer's own tensors."""
+"""Complete runs over each transport give the same samples and weights as with the trainer's tensors."""
 
 import json
 from pathlib import Path

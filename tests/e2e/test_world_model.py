@@ -1,4 +1,4 @@
-"""A world model that is fitted beside the policy, and plays a part of its episodes."""
+"""A world model is fitted along with the policy, and provides a part of its episodes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Run by test_verifiers_tasks.py with a Python that has verifiers 0.4: episodes of the v1 interface over sessions."""
+"""Episodes of the v1 interface of verifiers 0.4 over sessions. test_verifiers_tasks.py runs this script."""
 
 import asyncio
 import sys

@@ -1,1 +1,1 @@
-"""What breaks a run, tried one by one through the command line: `make test-faults`. Each module here is a family."""
+"""Faults injected into runs one by one through the command line: `make test-faults`. Each module is a family."""

@@ -1,4 +1,4 @@
-"""Tries all faults, or those of some families or names, and prints what came of each: `python -m tests.faults`."""
+"""Injects all faults, or given families or names, and prints each result: `python -m tests.faults`."""
 
 import argparse
 import importlib

@@ -1,4 +1,4 @@
-"""Data files: rows that cannot be trained on are named, everything else is."""
+"""Data files: invalid rows are named, all other rows are used."""
 
 import json
 from collections.abc import Callable

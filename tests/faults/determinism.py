@@ -1,4 +1,4 @@
-"""Determinism and leaks: runs that differ in what must not matter are equal, and a long one does not grow."""
+"""Determinism and leaks: runs that differ only in irrelevant settings are equal, and a long run does not grow."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

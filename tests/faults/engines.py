@@ -1,4 +1,4 @@
-"""Engines that are servers: what cannot serve is refused, and what fails while a run trains loses no sample."""
+"""Engine servers: unsuitable servers are refused, and failures during training lose no sample."""
 
 import os
 import signal

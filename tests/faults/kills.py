@@ -1,4 +1,4 @@
-"""Kills and signals: nothing stays behind, the reason is named, and the run goes on from its checkpoint."""
+"""Kills and signals: no process remains, the reason is reported, and the run resumes from its checkpoint."""
 
 import json
 import os

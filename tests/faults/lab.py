@@ -1,4 +1,4 @@
-"""Where faults are tried: a folder for each, the command line, and a trained run to damage."""
+"""Environment for faults: a folder for each, the command line, and a trained run to damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans and simulations that cannot be made are refused with the reason and the fix."""
+"""Plans and simulations: impossible ones are refused with the reason and the fix."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Rewards: whatever a reward function does to a response costs that sample alone, and a run can always be ended."""
+"""Rewards: a faulty reward function affects only the sample that it scores, and a run can always be ended."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Policies and simulators that do not fit together are refused by name; a missing renderer costs videos alone."""
+"""Robots: incompatible policies and simulators are refused by name; a missing renderer affects only videos."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Security: what listens, what is unpickled, what runs."""
+"""Security: listening sockets, unpickled data and executed code."""
 
 import json
 import os

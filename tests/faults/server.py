@@ -1,4 +1,4 @@
-"""The server: requests that try to end it, to block it, or to be answered with another question's answer."""
+"""The server: requests that try to end or block it, or to get the answer to another request."""
 
 import contextlib
 import http.client

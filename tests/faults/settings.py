@@ -1,4 +1,4 @@
-"""Settings, names and models that cannot work are refused before anything starts."""
+"""Settings: unusable settings, names and models are refused before a run starts."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Storage: what is damaged, lost, full, or written by two."""
+"""Storage: damaged, missing and full files, and files written by two runs."""
 
 import json
 import pickle

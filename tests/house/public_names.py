@@ -1,4 +1,4 @@
-"""The names and signatures others build on, as lines of text. Run as a script, it writes them anew."""
+"""The public names and signatures as lines of text. Run as a script, it rewrites the stored list."""
 
 import importlib
 import inspect

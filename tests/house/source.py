@@ -1,4 +1,4 @@
-"""The package's source as trees, for the tests that read it."""
+"""The package's source as syntax trees, for the house tests."""
 
 import ast
 from collections.abc import Iterator

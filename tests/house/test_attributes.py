@@ -1,4 +1,4 @@
-"""An object is whole once it is made: no attribute waits for its value."""
+"""An object is complete once it is made: no attribute is assigned only later."""
 
 import ast
 from collections.abc import Iterator

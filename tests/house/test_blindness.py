@@ -1,7 +1,7 @@
-"""Flow, worker, engine and algorithm code never asks which mode it runs in.
+"""Code of flows, workers, engines and algorithms never queries its mode.
 
-Nothing outside schedule/ and runtime/ reads a field of `Schedule`. The fields are taken from the model itself, so a new
-one is guarded the day it is added.
+Nothing outside schedule/ and runtime/ reads a field of `Schedule`. The fields are taken from the model itself, so new
+fields are covered too.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""A setting has one home, and reading settings loads no heavy library."""
+"""A setting is defined once, and reading settings loads no heavy library."""
 
 import importlib
 import inspect

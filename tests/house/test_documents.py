@@ -1,4 +1,4 @@
-"""Prose in the documents is at most 120 columns wide; tables, code and what a script wrote are as wide as they are."""
+"""Prose in the documents is at most 120 columns wide. Tables, code and generated text may be wider."""
 
 import re
 from pathlib import Path

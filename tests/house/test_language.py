@@ -1,4 +1,4 @@
-"""The language of docstrings and comments: a verb or a noun first, and words that name the thing."""
+"""Docstrings and comments begin with a verb or a noun, and name the thing."""
 
 import ast
 import re

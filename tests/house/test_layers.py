@@ -1,4 +1,4 @@
-"""Who may import whom. The contracts are in pyproject.toml; here they run with the tests."""
+"""Imports follow the layers. The contracts in pyproject.toml run here with the tests."""
 
 import graphlib
 import subprocess

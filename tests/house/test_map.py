@@ -1,4 +1,4 @@
-"""The map of the code names files and names that exist, and every folder."""
+"""The map of the code contains every folder, and only existing files and names."""
 
 import ast
 import re

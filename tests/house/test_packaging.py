@@ -1,4 +1,4 @@
-"""What is installed is what is tested, and nothing is left behind in the repository."""
+"""The installed package is the tested one, and the repository contains no stray files."""
 
 import re
 import tomllib

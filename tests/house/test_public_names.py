@@ -1,4 +1,4 @@
-"""What others build on changes only on purpose."""
+"""Public names and signatures change only on purpose."""
 
 from tests.house.public_names import PINNED, public_names
 

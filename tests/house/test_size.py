@@ -1,4 +1,4 @@
-"""A file has one reason to be opened, a function fits on a screen."""
+"""Files and functions stay short, nesting shallow, and signatures typed."""
 
 import ast
 from collections.abc import Iterable, Iterator

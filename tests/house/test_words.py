@@ -1,4 +1,4 @@
-"""What the repository says, and does not say."""
+"""The repository names no machine, links between documents work, and CI runs the test command."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Chat templates of public models, on a small tokenizer that has their tags as tokens of their own."""
+"""Chat templates of public models, with a small tokenizer that has the tags of a template as tokens."""
 
 import os
 import random
@@ -26,17 +26,17 @@ PUBLISHED = (
     "lfm2_v2",
     "deepseekv3",
 )
-"""Templates as their models' repositories have them, which the package trl keeps to recognise the models by."""
+"""Names of templates from the models' repositories. The package trl contains them, to recognise models."""
 FOLDER = os.environ.get("INTERLACE_TEMPLATES", "")
 GIVEN = tuple(sorted(path.stem for path in Path(FOLDER).glob("*.jinja"))) if FOLDER else ()
-"""Further templates, of a folder of NAME.jinja: such as vendor/llama.cpp/models/templates in the source package of
-llama-cpp-python, where those of Mistral, Hermes and DeepSeek are."""
+"""Further templates from a folder of NAME.jinja files, such as vendor/llama.cpp/models/templates in the source package
+of llama-cpp-python, which contains templates of Mistral, Hermes and DeepSeek."""
 TAGS = re.compile(r"<\|?/?[a-z_]+\|?>|<\|[A-Za-z_]+\|>|<[\uff5c][^>]*?[\uff5c]>|\[/?[A-Z_]+\]|\[gMASK\]")
 WORDS = 'the a sum is what plus 12 34 true false null tool call answer name arguments city \n{ } " : , . ? é 東京 🙂'
 
 
 def published(name: str) -> str:
-    """The text of a template. Skips the test where the package is not there."""
+    """Returns the text of a template. Skips the test if the package is not installed."""
     if name in GIVEN:
         return (Path(FOLDER) / f"{name}.jinja").read_text(encoding="utf-8")
     trl = pytest.importorskip("trl")
@@ -48,7 +48,7 @@ def published(name: str) -> str:
 
 @cache
 def tokenizer_of(name: str) -> "PreTrainedTokenizerBase":
-    """A byte-pair tokenizer with merges, and the tags of a template as tokens."""
+    """Returns a byte-pair tokenizer with merges, and the tags of a template as tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

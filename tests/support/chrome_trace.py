@@ -1,4 +1,4 @@
-"""What the Chrome Trace Event format asks of a file, and what ours promises besides."""
+"""Checks of a trace file: the rules of the Chrome Trace Event format, and further guarantees of this package."""
 
 import json
 from collections import Counter, defaultdict
@@ -10,13 +10,13 @@ Event = dict[str, Any]
 
 
 def events_of(path: Path) -> list[Event]:
-    """Of a file that was closed."""
+    """Reads the events of a closed trace file."""
     found: list[Event] = json.loads(path.read_text())
     return found
 
 
 def check_trace(events: list[Event]) -> None:
-    """Every begin has an end; tracks are named and their slices do not overlap; arrows are paired; counters count."""
+    """Checks that events are paired, tracks named, their slices disjoint, arrows paired and counters numeric."""
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     processes = {e["pid"] for e in events if e["name"] == "process_name"}
     assert len(set(tracks.values())) == len(tracks), "two tracks of one name"
@@ -61,13 +61,13 @@ def _check_arrows(events: list[Event], slices: dict[tuple[int, int], list[tuple[
 
 
 def tracks_of(events: list[Event], process: str) -> dict[int, str]:
-    """Thread -> name of the tracks of a named process."""
+    """Returns thread -> name for the tracks of a named process."""
     number = next(e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"] == process)
     return {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == number}
 
 
 def counters_of(events: list[Event]) -> dict[str, list[float]]:
-    """Name, with that of the series where an event has several -> values in order of time."""
+    """Returns counter name -> values in order of time. If an event has several series, the name includes the series."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in events:
         if event["ph"] == "C":

@@ -1,4 +1,4 @@
-"""Random conversations with tools: unicode, truncated turns, calls side by side, empty arguments, typed tags."""
+"""Random conversations with tools: unicode, truncated turns, parallel calls, empty arguments, typed tags."""
 
 import json
 import random
@@ -50,7 +50,7 @@ def calls(rng: random.Random) -> list[ToolCall]:
 
 
 def hermes(calls_: Sequence[ToolCall], rng: random.Random) -> str:
-    """What a model writes: spaces in its JSON, and the order of its keys, are its own."""
+    """Writes tool calls as a model does, with random spaces in the JSON and random order of the keys."""
     separators = rng.choice([(",", ":"), (", ", ": "), (" , ", " : ")])
     written = [{"name": call.name, "arguments": call.arguments} for call in calls_]
     bodies = [json.dumps(call, separators=separators) for call in written]
@@ -58,7 +58,7 @@ def hermes(calls_: Sequence[ToolCall], rng: random.Random) -> str:
 
 
 def answers(answer: Message, rng: random.Random) -> list[Message]:
-    """What tools say to the calls of an answer."""
+    """Returns random tool results for the calls of an answer."""
     return [
         Message(role="tool", content=text(rng), tool_call_id=call.id, name=call.name or "unknown")
         for call in answer.tool_calls

@@ -1,4 +1,4 @@
-"""What simulated workers cost in tests of the runtime and the schedule, and what they work on."""
+"""Costs of simulated workers in tests of the runtime and the schedule, and their algorithm and prompts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from interlace.weights.ref import WeightRef
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds, but for the lengths."""
+    """Costs in seconds, except for lengths, shares and memory."""
 
     decode: float = 0.01
     score: float = 0.05
@@ -38,12 +38,12 @@ class Costs:
     filter_share: float = 0.0
     prefill_token: float = 1e-4
     kv_tokens: int = 10**9
-    """Of an engine's cache."""
+    """Capacity of an engine's KV cache."""
     memory: int = 10
 
     @property
     def profile(self) -> Profile:
-        """The same, as the simulator takes it."""
+        """The same costs as a profile for the simulator."""
         inference = InferenceCosts(token_s=self.reference_token, device_bytes=self.memory)
         return Profile(
             device="a test's",
@@ -70,7 +70,7 @@ class Costs:
         )
 
     def roles(self) -> Mapping[str, SimulatedRole]:
-        """The simulator's own workers."""
+        """The simulator's workers with these costs."""
         profile = self.profile
         pace, lengths = Pace(profile), ResponseLengths(lengths=profile.lengths)
 
@@ -89,7 +89,7 @@ class Costs:
 
 
 class CheckedEngine(SimulatedEngine):
-    """Refuses what no run may ask of an engine: the same request twice at a time, or weights older than its own."""
+    """Engine that asserts the rules of its callers: no duplicate running request, and no older weights."""
 
     async def serve(
         self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
@@ -104,7 +104,7 @@ class CheckedEngine(SimulatedEngine):
 
 
 class RememberingActor(SimulatedTrainer):
-    """Knows what it trained on."""
+    """Trainer that records the samples of each minibatch."""
 
     def __init__(self, context: WorkerContext, costs: TrainCosts, pace: Pace) -> None:
         super().__init__(context, costs, pace)
@@ -122,7 +122,7 @@ class RememberingActor(SimulatedTrainer):
 
 
 class CostAlgorithm(Algorithm):
-    """Keeps a keyed share of the groups."""
+    """Algorithm that keeps a random share of the groups, keyed by prompt."""
 
     def __init__(self, costs: Costs, needs: Needs, refill_rounds: int) -> None:
         super().__init__(AlgorithmConfig(refill_rounds=refill_rounds))
@@ -156,7 +156,7 @@ class CostAlgorithm(Algorithm):
 
 
 class CountedPrompts:
-    """`total` prompts, or without end."""
+    """Prompt source of `total` prompts, or without end."""
 
     def __init__(self, total: int | None = None) -> None:
         self._next, self._total = 0, total

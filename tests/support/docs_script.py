@@ -1,4 +1,4 @@
-"""The script that measures the presets, as a module: docs/ is no package."""
+"""The script that measures the presets, loaded as a module because docs/ is not a package."""
 
 import importlib.util
 from functools import cache

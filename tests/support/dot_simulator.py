@@ -1,4 +1,4 @@
-"""A simulator of one's own, with a camera and an expert: a dot goes left or right to a mark."""
+"""A user-defined simulator with a camera and an expert: a dot moves left or right to a mark."""
 
 import os
 from pathlib import Path
@@ -12,17 +12,17 @@ SIDE = 42
 
 
 class DotSettings(EnvSettings):
-    """Tasks of the dot."""
+    """Settings of the dot simulator."""
 
     tasks: tuple[str, ...] = ("near", "far")
     faults: tuple[str, ...] = ()
-    """raise, exit: each happens once, at the first action there is."""
+    """Faults to cause: raise, exit. Each happens once, at the first action."""
     folder: str = ""
-    """Where the faults that happened are noted, for all processes."""
+    """Folder that records faults that have happened, for all processes."""
 
 
 class Dot(Simulator):
-    """Place and mark are numbers from -1 to 1; the task `far` has marks further out."""
+    """Simulator of the dot. Dot and mark are numbers from -1 to 1; the task `far` has more distant marks."""
 
     Settings = DotSettings
     settings: DotSettings

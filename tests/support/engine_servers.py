@@ -1,4 +1,4 @@
-"""Real engine servers for tests, and a proxy before one that misbehaves on request."""
+"""Real engine servers for tests, and a proxy for a server that misbehaves on request."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ START_S = 120.0
 
 @contextmanager
 def serve(model: str, log: Path, *settings: str, seed: int = 0) -> Iterator[str]:
-    """Runs `interlace serve` in a process, and gives its address."""
+    """Runs `interlace serve` in a process, and yields its address."""
     port = free_port()
     command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "serve", model, "--port", str(port)]
     command += [f"seed={seed}", "cluster.devices=cpu:1", "cluster.threads_per_worker=1", *settings]
@@ -54,7 +54,7 @@ def _answers(url: str) -> bool:
 
 
 class FaultyProxy:
-    """Passes requests on to a server, until the number of `generate` calls reaches `after`: then it does `fault` once.
+    """Proxy that forwards requests to a server and causes one fault after `after` `generate` calls.
 
     Faults: `500`, `hang`, `cut`, `version`, `nan`.
     """
@@ -125,7 +125,7 @@ class FaultyProxy:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Waits for a condition that another process brings about."""
+    """Waits for a condition that another process fulfils."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come"

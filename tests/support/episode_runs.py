@@ -1,4 +1,4 @@
-"""Episodes over the real engine, on one device of a local cluster."""
+"""Episodes on the real engine, on one device of a local cluster."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ PARAMS = SamplingParams(max_new_tokens=12)
 
 @dataclass(frozen=True, kw_only=True)
 class OneEngine:
-    """An engine with a tiny model, and what its episodes are run with."""
+    """An engine with a tiny model, and the settings of its episodes."""
 
     model: str = "micro"
     config: NativeConfig = NativeConfig()
@@ -36,7 +36,7 @@ class OneEngine:
     limits: SessionLimits = NO_LIMITS
 
     async def pool(self, cluster: Cluster, num_samples: int) -> EnginePool:
-        """The pool of one such engine on each of the schedule's places, started."""
+        """Starts one such engine on each placement of the schedule. Returns the pool."""
         specs = [
             WorkerSpec(
                 name=f"rollout/{number}",
@@ -66,7 +66,7 @@ class OneEngine:
     async def play(
         self, pool: EnginePool, cluster: Cluster, episode: Episode, wave: Sequence[Sample]
     ) -> tuple[list[Sample], dict[SampleKey, str]]:
-        """Plays a wave to its end. Returns the samples that were made, and why others were not."""
+        """Runs a wave to its end. Returns the finished samples, and the reasons of the failed ones."""
         failures: dict[SampleKey, str] = {}
         channel = Channel[SampleKey, Sample]("samples", Sample, cluster.waits)
         stage = GenerateStage(
@@ -96,7 +96,10 @@ def samples_of(
     engine: OneEngine = OneEngine(),
     columns: Mapping[str, JSON] = MappingProxyType({}),
 ) -> list[Sample]:
-    """All samples of a wave, two a prompt. episode: or what makes one on the cluster. columns: of each row."""
+    """Returns all samples of a wave with two samples per prompt.
+
+    episode: an episode, or a function that makes one on the cluster. columns: metadata of each row.
+    """
 
     def prompt(gid: int, index: int) -> Prompt:
         token_ids = np.arange(3, 9 + gid, dtype=np.int32)

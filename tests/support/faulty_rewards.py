@@ -1,4 +1,4 @@
-"""Reward functions that misbehave for one response of three, each in its own way; worker processes import them."""
+"""Reward functions that each misbehave in one way for one of three responses; worker processes import them."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Folders in LeRobot's layout of SmolVLA, pi0 and pi0.5, tiny and with random weights."""
+"""Folders in LeRobot's layout for SmolVLA, pi0 and pi0.5, tiny and with random weights."""
 
 import json
 from pathlib import Path
@@ -82,7 +82,7 @@ def _smolvla(folder: Path) -> dict[str, torch.Tensor]:
     found = {f"model.vlm_with_expert.vlm.{name}": tensor.clone() for name, tensor in vlm.state_dict().items()}
     expert = "model.vlm_with_expert.lm_expert"
     for layer in range(LAYERS):
-        inputs = EXPERT if layer % 2 == 0 else 32  # a layer between reads the prefix's keys and values
+        inputs = EXPERT if layer % 2 == 0 else 32  # odd layers read the prefix's keys and values
         sizes = {"q_proj": (64, EXPERT), "k_proj": (32, inputs), "v_proj": (32, inputs), "o_proj": (EXPERT, 64)}
         found |= _layer(f"{expert}.layers.{layer}", sizes, EXPERT)
     found[f"{expert}.norm.weight"] = torch.zeros(EXPERT)

@@ -1,4 +1,4 @@
-"""Which addresses a process listens on, from what Linux says of its sockets."""
+"""Addresses on which a process listens, from Linux's tables of sockets."""
 
 import socket
 from pathlib import Path
@@ -7,7 +7,7 @@ LISTENS = "0A"
 
 
 def listening_addresses(pid: int) -> set[str]:
-    """IP addresses; `0.0.0.0` and `::` are all of the machine's."""
+    """Returns IP addresses; `0.0.0.0` and `::` stand for all addresses of the machine."""
     links = [path.readlink().name for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
     inodes = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}
     found = set()

@@ -1,4 +1,4 @@
-"""A small MCP server: `python -m tests.support.mcp_server`, over its standard streams; with `http` over HTTP."""
+"""A small MCP server: `python -m tests.support.mcp_server` uses its standard streams; with `http`, HTTP."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Each rule of the schedule taken out, one at a time: what the runtime would do without it."""
+"""Mutations that each remove one rule of the schedule, to show the behaviour of the runtime without it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,11 +22,11 @@ from interlace.stages.minibatches import Minibatches
 from interlace.stages.publish import Publisher
 
 Mutation = Sequence[tuple[object, str, object]]
-"""(owner, name, what stands there instead)."""
+"""(owner, name, replacement) of each changed attribute."""
 
 
 def slots_at_consumption() -> Mutation:
-    """Slots of the gate come back when a group is taken, not at the publication."""
+    """Returns slots of the gate when a group is taken, not at the publication."""
     consume = Admission.consume
 
     def consumed(self: Admission, need: int, step: int) -> Taken:
@@ -42,7 +42,7 @@ def slots_at_consumption() -> Mutation:
 
 
 def no_slot_for_a_tombstone() -> Mutation:
-    """A dropped group keeps its slot."""
+    """Keeps the slot of a dropped group."""
 
     def keep(self: Steps, ticket: Ticket) -> None:
         self.batcher.drop(ticket)
@@ -51,7 +51,7 @@ def no_slot_for_a_tombstone() -> Mutation:
 
 
 def no_deadlines() -> Mutation:
-    """The batcher takes the first that arrived, whoever is due."""
+    """Takes the first arrivals, regardless of deadlines."""
 
     def oldest(self: Batcher, step: int) -> Any:
         return min(self._ready, key=lambda place: self._ready[place][0][0], default=None)
@@ -60,18 +60,18 @@ def no_deadlines() -> Mutation:
 
 
 def suspended_for_ever() -> Mutation:
-    """What used up its budget is never resumed."""
+    """Never resumes sequences that used up their budget."""
     return [(EnginePool, "resume", lambda self, gids=None: False)]
 
 
 def not_resumed_when_due() -> Mutation:
-    """What used up its budget waits for a publication or a stall, though no slack is left."""
+    """Resumes such sequences only at a publication or a stall, even if no slack is left."""
     resume = EnginePool.resume
     return [(EnginePool, "resume", lambda self, gids=None: gids is None and resume(self))]
 
 
 def not_resumed_at_a_publication() -> Mutation:
-    """What used up its budget waits until it is due, or for a stall."""
+    """Resumes such sequences only when they are due or at a stall."""
     publish, resume = Publisher.publish, EnginePool.resume
 
     async def published(self: Publisher, step: int) -> bool:
@@ -86,17 +86,17 @@ def not_resumed_at_a_publication() -> Mutation:
 
 
 def no_stall_rule() -> Mutation:
-    """At a stall nobody is asked to move anything."""
+    """Calls no resolver at a stall."""
     return [(StageFactory, "watch_stalls", lambda self: None)]
 
 
 def full_granules_only() -> Mutation:
-    """A stage waits for a whole granule though nothing more can come."""
+    """Makes a stage wait for a whole granule although no more samples can arrive."""
     return [(Cursor, "starved", property(lambda self: False))]
 
 
 def one_device_at_a_time() -> Mutation:
-    """A claim keeps each device that it can get."""
+    """Lets a claim keep each device that it can get."""
 
     def decide(self: Arbiter) -> Decision:
         granted: list[Claim] = []
@@ -113,7 +113,7 @@ def one_device_at_a_time() -> Mutation:
 
 
 def no_reservations() -> Mutation:
-    """A claim that waits holds nothing back."""
+    """Lets waiting claims reserve no devices."""
 
     def decide(self: Arbiter) -> Decision:
         granted: list[Claim] = []
@@ -130,7 +130,7 @@ def no_reservations() -> Mutation:
 
 
 def upstream_first() -> Mutation:
-    """Claims are served first come, first served."""
+    """Serves claims first come, first served."""
 
     def request(self: Arbiter, claim: Claim) -> None:
         self._sequence += 1
@@ -140,7 +140,7 @@ def upstream_first() -> Mutation:
 
 
 def everybody_is_preempted() -> Mutation:
-    """Whoever holds a device is asked for it by a stage further downstream."""
+    """Asks every upstream holder of a device to yield, preemptible or not."""
 
     def should_yield(self: Arbiter, claim: Claim, reserved: dict[int, Claim]) -> list[str]:
         holders = [self._holders[device] for device in claim.devices if device not in reserved]
@@ -150,7 +150,7 @@ def everybody_is_preempted() -> Mutation:
 
 
 def devices_before_the_granule() -> Mutation:
-    """A stage takes its devices, and then waits for samples."""
+    """Makes a stage take its devices first and then wait for samples."""
 
     async def serve(self: AttachedMap, replica: WorkerGroup[Any]) -> None:
         while True:
@@ -165,12 +165,12 @@ def devices_before_the_granule() -> Mutation:
 
 
 def new_sequences_with_old_weights() -> Mutation:
-    """An engine with a pending update goes on starting new sequences."""
+    """Lets an engine with a pending update start new sequences."""
     return [(EngineDriver, "starts_new", property(lambda self: True))]
 
 
 def swaps_not_awaited() -> Mutation:
-    """`all_at_once` waits for the commit only."""
+    """Makes `all_at_once` wait for the commit only."""
     create = Publisher.__init__
 
     def init(self: Publisher, *args: Any) -> None:
@@ -181,7 +181,7 @@ def swaps_not_awaited() -> Mutation:
 
 
 def swaps_awaited() -> Mutation:
-    """`rolling` waits for every engine's swap too."""
+    """Makes `rolling` wait for every engine's swap too."""
     create = Publisher.__init__
 
     def init(self: Publisher, *args: Any) -> None:
@@ -192,7 +192,7 @@ def swaps_awaited() -> Mutation:
 
 
 def minibatches_by_arrival() -> Mutation:
-    """Minibatches are slices in the order in which groups finished."""
+    """Forms minibatches in the order in which groups finished."""
     create = Minibatches.__init__
 
     def init(self: Minibatches, *args: Any, **given: Any) -> None:
@@ -203,7 +203,7 @@ def minibatches_by_arrival() -> Mutation:
 
 
 def batches_not_awaited() -> Mutation:
-    """Training starts with the first granule, whatever the algorithm says it needs."""
+    """Starts training with the first granule, regardless of the algorithm's needs."""
     create = train.TrainStage.__init__
 
     def init(self: train.TrainStage, *args: Any, **given: Any) -> None:
@@ -214,12 +214,12 @@ def batches_not_awaited() -> Mutation:
 
 
 def missing_groups_not_awaited() -> Mutation:
-    """A minibatch takes the groups that are there in order of admission, whoever may still come."""
+    """Fills a minibatch with the finished groups in order of admission, without waiting for pending ones."""
     return [(Admission, "pending", lambda self, step: [])]
 
 
 def minibatches_wait_for_the_batch() -> Mutation:
-    """With several minibatches training starts once the batch is closed."""
+    """With several minibatches, starts training only once the batch is closed."""
     create = train.TrainStage.__init__
 
     def init(self: train.TrainStage, *args: Any, **given: Any) -> None:
@@ -230,7 +230,7 @@ def minibatches_wait_for_the_batch() -> Mutation:
 
 
 def replacements_for_later_steps() -> Mutation:
-    """A group that replaces a filtered one belongs to whichever step is being filled with prompts."""
+    """Assigns a group that replaces a filtered one to the step that is currently filled with prompts."""
     pump = Admission._pump_groups
 
     def pumped(self: Admission) -> Any:
@@ -241,7 +241,7 @@ def replacements_for_later_steps() -> Mutation:
 
 
 def proximal_of_the_weights_so_far() -> Mutation:
-    """Proximal log-probs of a minibatch are computed once it is its turn."""
+    """Computes the proximal log-probs of a minibatch only at its turn."""
     together = train.TrainStage._train
 
     async def one_by_one(self: train.TrainStage, parts: Sequence[train.Part]) -> list[Sample]:
@@ -251,17 +251,17 @@ def proximal_of_the_weights_so_far() -> Mutation:
 
 
 def slow_prompts_are_lost() -> Mutation:
-    """A prompt whose group was not needed does not come again."""
+    """Loses a prompt whose group was not needed."""
     return [(Rounds, "too_slow", lambda self, prompt: None)]
 
 
 def no_age_cap() -> Mutation:
-    """A round of long prompts is held only once there are enough of them."""
+    """Holds a round of long prompts only once there are enough of them."""
     return [(Rounds, "_is_long_due", lambda self: len(self._waiting) >= self._prompts_per_step)]
 
 
 def sets_iterated() -> Mutation:
-    """What is resumed together goes in the order of a set."""
+    """Resumes sequences in the order of a set."""
 
     def resume(self: EnginePool, gids: Sequence[int] | None = None) -> bool:
         chosen = {name for name, job in self._suspended.items() if gids is None or job.request.owner.gid in gids}
@@ -272,7 +272,7 @@ def sets_iterated() -> Mutation:
 
 
 def noise_by_arrival() -> Mutation:
-    """Sampling noise is drawn in the order in which requests reach an engine."""
+    """Draws sampling noise in the order in which requests reach an engine."""
     runs: list[tuple[ResponseLengths, dict[tuple[str, int, int], int]]] = []
     keyed = ResponseLengths.of
 
@@ -286,7 +286,7 @@ def noise_by_arrival() -> Mutation:
 
 
 def a_denominator_for_each_piece() -> Mutation:
-    """What is accumulated is a mean over its own tokens."""
+    """Averages each accumulated piece over its own tokens only."""
     import torch
 
     from interlace.engines.train.aggregation import Aggregator
@@ -298,6 +298,6 @@ def a_denominator_for_each_piece() -> Mutation:
 
 
 def apply(mutation: Mutation) -> None:
-    """For good: in a process of its own."""
+    """Applies a mutation permanently, so it must run in a separate process."""
     for owner, name, instead in mutation:
         setattr(owner, name, instead)

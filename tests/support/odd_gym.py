@@ -1,4 +1,4 @@
-"""A gymnasium environment whose action is several choices at once, which no policy here gives."""
+"""A gymnasium environment whose action is several choices at once, which no policy here supports."""
 
 import gymnasium
 import numpy as np

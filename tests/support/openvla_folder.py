@@ -1,4 +1,4 @@
-"""A folder in the layout of openvla/openvla-7b, tiny and with random weights; the code that it ships must not run."""
+"""A folder in the layout of openvla/openvla-7b, tiny and with random weights. Its code must not run."""
 
 import json
 from pathlib import Path

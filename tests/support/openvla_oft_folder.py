@@ -1,4 +1,4 @@
-"""A folder in the layout of OpenVLA-OFT's checkpoints, tiny and with random weights, and its decoding written out."""
+"""A folder in the layout of OpenVLA-OFT's checkpoints, tiny and random, and a plain version of its decoding."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,10 @@ PROMPT_END = 40
 
 
 def openvla_oft_folder(folder: Path, *, head: bool = True) -> dict[str, dict[str, torch.Tensor]]:
-    """Writes the folder. head: with an L1 action head, else actions are tokens. Returns the parts' weights."""
+    """Writes the folder. Returns the parts' weights.
+
+    head: if True, actions come from an L1 head, else from tokens.
+    """
     openvla_folder(folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {"unnorm_key": DATA_SET, "last_prompt_id": PROMPT_END}
@@ -56,7 +59,7 @@ def openvla_oft_folder(folder: Path, *, head: bool = True) -> dict[str, dict[str
 
 
 def regressed(parts: dict[str, dict[str, torch.Tensor]], hidden: torch.Tensor) -> np.ndarray:
-    """The L1 head of [56, hidden], by its description: normalised actions [8, 7]."""
+    """Computes the L1 head for [56, hidden], as described in the paper. Returns normalised actions [8, 7]."""
     weights = {name.removeprefix("module.model."): tensor for name, tensor in parts["action_head"].items()}
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -74,7 +77,7 @@ def regressed(parts: dict[str, dict[str, torch.Tensor]], hidden: torch.Tensor) -
 
 
 def simulator_actions(normalised: np.ndarray) -> np.ndarray:
-    """LIBERO's actions of normalised ones, by the description: quantiles, then the gripper's sign."""
+    """Converts normalised actions to LIBERO's, as described: quantiles, then the sign of the gripper."""
     low, high = np.array(ACTION["q01"]), np.array(ACTION["q99"])
     actions = np.where(ACTION["mask"], (normalised + 1) / 2 * (high - low + 1e-8) + low, normalised)
     actions[:, -1] = -np.sign(2 * actions[:, -1] - 1)
@@ -82,7 +85,7 @@ def simulator_actions(normalised: np.ndarray) -> np.ndarray:
 
 
 def observation() -> dict[str, np.ndarray]:
-    """A stored observation of LIBERO's shape."""
+    """Returns a stored observation with LIBERO's shapes."""
     draw = np.random.default_rng(3)
     pictures = {name: draw.integers(0, 255, (SIDE, SIDE, 3), np.uint8) for name in ("image", "wrist_image")}
     return {"state": draw.normal(size=PROPRIO).astype(np.float32), **pictures}

@@ -1,4 +1,4 @@
-"""The processes of a run, by /proc."""
+"""The processes of a run, from /proc."""
 
 import select
 import time
@@ -17,23 +17,23 @@ def descendants(process: int) -> list[int]:
 
 
 def named(process: int, name: str) -> list[int]:
-    """Those below `process` whose command's name contains `name`, oldest first."""
+    """Returns descendants of `process` whose command name contains `name`, oldest first."""
     below = descendants(process)[1:]
     return sorted(number for number in below if name in Path(f"/proc/{number}/comm").read_text())
 
 
 def running(process: int, words: str) -> list[int]:
-    """Those below `process` whose command line contains `words`, oldest first."""
+    """Returns descendants of `process` whose command line contains `words`, oldest first."""
     below = descendants(process)[1:]
     return sorted(number for number in below if words.encode() in Path(f"/proc/{number}/cmdline").read_bytes())
 
 
 def handles(processes: Sequence[int]) -> list[int]:
-    """A handle of each, which outlasts the process."""
+    """Returns a handle of each process, which outlasts the process."""
     return [pidfd_open(number) for number in processes]
 
 
 def all_gone(of: Sequence[int], within_s: float) -> bool:
-    """Waits until the processes with these handles have ended. False where one has not."""
+    """Waits until the processes with these handles have ended. Returns False if one has not."""
     deadline_s = time.monotonic() + within_s
     return all(select.select([handle], [], [], max(0.0, deadline_s - time.monotonic()))[0] for handle in of)

@@ -1,4 +1,4 @@
-"""Weights as an engine would take them in from a trainer's process."""
+"""Weights as an engine would read them from a trainer's process."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from interlace.weights.writer import WeightWriter
 
 
 def published(engine: TrainEngine, *, copy: bool = True) -> Mapping[str, Tensor]:
-    """Returns all weights by name. copy: later updates leave them alone."""
+    """Returns all weights by name. copy: whether they are protected from later updates."""
     ref = WeightRef(version=0, parts=(engine.write_weights(WeightWriter(), 0, copy=copy),))
     with WeightReader().open(ref) as read:
         return dict(read)

@@ -1,4 +1,4 @@
-"""Episodes of several turns with tools that take their time and break, each fixed by its sample."""
+"""Episodes of several turns with slow and faulty tools, each determined by its sample."""
 
 import asyncio
 import random
@@ -15,22 +15,22 @@ class ToolBroke(Exception):
 
 @dataclass
 class RandomEpisodes:
-    """One to three turns; between them tools, of which the run is told or not."""
+    """Episode of one to three turns with tools between them. The session is notified of some tools."""
 
     seed: int
     fail_share: float
     tool_s: float
     """Mean seconds of a tool."""
     num_running: int = 0
-    """Tools that run now."""
+    """Tools that currently run."""
     num_begun: int = 0
     num_failed: int = 0
     lose_share: float = 0.0
-    """Share of tools in which the process of the episode is lost, while it is at its first or second attempt."""
+    """Share of tools that lose the episode's process, during its first or second attempt."""
     num_lost: int = 0
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
-        rng = random.Random(f"{self.seed} {session.seed}")  # of another attempt another
+        rng = random.Random(f"{self.seed} {session.seed}")  # differs between attempts
         self.num_begun += 1
         context = prompt.token_ids.tolist()
         for number in range(rng.randint(1, 3)):
@@ -45,7 +45,7 @@ class RandomEpisodes:
         return rng.choice([None, None, 0.5, Outcome(reward=1.0, parts={"tools": 1.0})])
 
     async def _side_by_side(self, context: list[int], session: Session, rng: random.Random) -> None:
-        """Two branches, one of which may be given up."""
+        """Runs two branches, one of which may be cancelled."""
         branches = [asyncio.ensure_future(session.generate([*context, 7, place])) for place in range(2)]
         if rng.random() < 0.3:
             await asyncio.wait({branches[0]}, timeout=rng.expovariate(1 / self.tool_s))

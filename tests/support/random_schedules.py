@@ -1,4 +1,4 @@
-"""Random schedules, placements and workloads, each fixed by its seed."""
+"""Random schedules, placements and workloads, each determined by its seed."""
 
 import random
 
@@ -66,7 +66,7 @@ def random_workload(rng: random.Random) -> Workload:
         needs=Needs(reference=reference, critic=critic),
         costs=Costs(
             median_tokens=rng.choice([10, 40]),
-            max_tokens=rng.choice([200, 800]),  # long tails and a quick trainer try the deadlines
+            max_tokens=rng.choice([200, 800]),  # long tails and a fast trainer test the deadlines
             train_token=rng.choice([1e-5, 1e-3]),
             optimizer=rng.choice([0.0, 0.2]),
             sync=rng.choice([0.01, 2.0]),

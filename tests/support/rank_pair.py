@@ -1,4 +1,4 @@
-"""Ranks of a train engine, kept over many examples: starting processes that load torch takes seconds."""
+"""Ranks of a train engine, reused for many examples because starting processes that load torch takes seconds."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ from tests.unit.engines.train.models import tiny_model
 
 @dataclass(frozen=True)
 class Setting:
-    """An engine to train: its first weights are always the same."""
+    """An engine to train. Its initial weights are always the same."""
 
     aggregation: Aggregation = "token_mean"
     budget: int = 10_000
@@ -52,9 +52,9 @@ class Setting:
     tied: bool = False
     key_value_heads: int = 2
     in_parts: bool = False
-    """Each rank reads its own part of the folder."""
+    """True if each rank reads only its part of the folder."""
     is_local_denominator: bool = False
-    """The mistake that every code base has made once: each rank divides by its own, and the ranks are averaged."""
+    """True to inject a common mistake: each rank divides by its own denominator, and the ranks are averaged."""
 
     @property
     def actor(self) -> ActorConfig:
@@ -70,17 +70,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Update:
-    """What came of one minibatch."""
+    """Result of one minibatch."""
 
     metrics: Metrics
     gradient: tuple[torch.Tensor, ...]
-    """Of the minibatch's loss, whole, by parameter."""
+    """Full gradient of the minibatch's loss, by parameter."""
     weights: dict[str, torch.Tensor]
-    """After the update."""
+    """Weights after the update."""
 
 
 def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> TrainEngine:
-    """folder: a checkpoint to go on from."""
+    """Makes an engine. folder: a checkpoint to resume from."""
     algorithm = create_algorithm("grpo", {"kl_coefficient": 0.1, "entropy_coefficient": 0.01})
     if folder and setting.in_parts:
         saved = SavedWeights(folder)
@@ -112,7 +112,7 @@ def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> T
 
 
 def update(engine: TrainEngine) -> Update:
-    """Closes the minibatch."""
+    """Ends the minibatch with an optimizer step."""
     taken: list[torch.Tensor] = []
     step = engine._optimizer.step
 
@@ -127,7 +127,7 @@ def update(engine: TrainEngine) -> Update:
 
 
 class LocalAggregator(Aggregator):
-    """Each micro-batch divided by its own denominator, then the mean of all."""
+    """Aggregator that divides each micro-batch by its own denominator."""
 
     def weights(self, lengths: Sequence[int], device: torch.device) -> torch.Tensor:
         weights_T = super().weights(lengths, device)
@@ -170,7 +170,7 @@ class EngineWorker(Worker):
 
     @operation(bin="train")
     def accumulate_parts(self, parts: Sequence[Sequence[Sample]]) -> None:
-        """Each rank's own, as given."""
+        """Accumulates one list of samples per rank, without distribution."""
         self._engine.accumulate(parts[self.context.rank])
 
     @operation(bin="train")
@@ -195,20 +195,20 @@ class EngineWorker(Worker):
 
     @operation(on_device=False, collect="all")
     def resident_bytes(self) -> tuple[int, int]:
-        """(parameters, optimizer's moments) on this rank."""
+        """Returns the bytes of (parameters, optimizer moments) on this rank."""
         parameters = (local_part(parameter) for parameter in self._engine.model.parameters())
         moments = (local_part(tensor) for tensor in self._engine._optimizer.tensors() if tensor.ndim)
         return sum(t.nbytes for t in parameters), sum(t.nbytes for t in moments)
 
 
 class RankPair:
-    """The group, called from a test that knows nothing of event loops."""
+    """The group with a synchronous interface, for tests without an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, group: WorkerGroup[Any]) -> None:
         self._loop, self._group = loop, group
 
     def start(self, setting: Setting, folder: Path | None = None) -> None:
-        """Makes the engines anew. Samples are then dealt as the setting's layout wants it."""
+        """Makes new engines. Samples are then distributed for the setting's layout."""
         self._group._copies = setting.tensor * setting.context
         self._call("start", setting, folder)
 

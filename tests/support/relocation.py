@@ -1,11 +1,11 @@
-"""Moving a state where there is no second device: its copies must be all that is used afterwards."""
+"""Relocation of a state without a second device. Later computations must use only the copies."""
 
 import torch
 from torch import Tensor
 
 
 def poisoned(tensor: Tensor) -> Tensor:
-    """A copy. Whoever still looks at the old one finds no number there."""
+    """Returns a copy and fills the original with NaN, so that any further use of the original is visible."""
     copy = tensor.clone()
     with torch.no_grad():
         tensor.detach().fill_(torch.nan if tensor.is_floating_point() else 0)

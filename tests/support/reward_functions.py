@@ -18,19 +18,19 @@ def length(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]
 
 
 def size(response: str) -> float:
-    """Names no answer, so that rows need none."""
+    """Takes no answer, so that rows need none."""
     return float(len(response))
 
 
 class MuteError(Exception):
-    """Has nothing to say."""
+    """Exception without a readable message."""
 
     def __str__(self) -> str:
         raise RuntimeError("no message")
 
 
 def moody(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
-    """Does what the response says."""
+    """Misbehaves as the response requests."""
     while response == "hang":
         pass
     while response == "sleep":
@@ -55,20 +55,20 @@ def hopeless(prompt: str, response: str, answer: str, metadata: Mapping[str, JSO
 
 
 def endless(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
-    """Says which process it is in, and never ends."""
+    """Prints the PID of its process, and never ends."""
     print(os.getpid(), flush=True)
     while True:
         pass
 
 
 def process(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> dict[str, float]:
-    """About the process it runs in."""
+    """Reports properties of its process."""
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"torch": float("torch" in sys.modules), "mebibytes": kilobytes / 1024, "pid": float(os.getpid())}
 
 
 def stopped(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
-    """A scheduler stops the run, as the first sample is scored: all processes get a SIGTERM."""
+    """Sends SIGTERM to all processes of the run at the first sample, as a scheduler does."""
     first = Path(response)
     if not first.exists():
         first.touch()
@@ -78,11 +78,11 @@ def stopped(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON
 
 
 waiting: list[str] = []
-"""Responses that judged() has, until four of them are there."""
+"""Responses that judged() has received, until there are four."""
 
 
 async def judged(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
-    """Answers only where four are asked at once, as a judge that takes batches."""
+    """Returns only after four concurrent calls, like a judge that scores batches."""
     if response == "raise":
         raise KeyError("no such thing")
     waiting.append(response)
@@ -92,7 +92,7 @@ async def judged(prompt: str, response: str, answer: str, metadata: Mapping[str,
 
 
 def of_a_batch(completions: list[str], **columns: object) -> list[float]:
-    """As TRL wants it."""
+    """Has the signature of TRL's reward functions."""
     return [1.0 for _ in completions]
 
 
@@ -103,26 +103,26 @@ def ranked(completions: list[str]) -> list[float]:
 
 
 def hungry(response: str) -> float:
-    """Takes as many mebibytes as the response has."""
+    """Allocates as many mebibytes as the response requests."""
     return float(len(bytearray(int(response) << 20)) > 0)
 
 
 def stuck(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
-    """Hangs while there is a file `stuck`."""
+    """Hangs while the file `stuck` exists."""
     while Path("stuck").exists():
         pass
     return float(len(response) % 3)
 
 
 async def stuck_judge(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
-    """Blocks where there is a file `stuck`."""
+    """Blocks if the file `stuck` exists."""
     if Path("stuck").exists():
         time.sleep(600)
     return float(len(response) % 3)
 
 
 async def stubborn_judge(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
-    """Will not be cancelled while there is a file `stuck`."""
+    """Ignores cancellation while the file `stuck` exists."""
     while Path("stuck").exists():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(1)
@@ -130,7 +130,7 @@ async def stubborn_judge(prompt: str, response: str, answer: str, metadata: Mapp
 
 
 async def moody_judge(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
-    """Does what the response says."""
+    """Misbehaves as the response requests."""
     if response == "block":
         time.sleep(600)
     if response == "block deeper":

@@ -1,4 +1,4 @@
-"""A reward model to be loaded by path."""
+"""A reward model to load by path."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ CONTEXT = 64
 
 
 def write_model(folder: Path, *, kind: str = "qwen2", labels: int = 1) -> str:
-    """A small reward model with random weights, its tokenizer one token a byte."""
+    """Writes a small reward model with random weights, and a tokenizer with one token per byte."""
     tokenizer = build_tokenizer(CONTEXT)
     config = AutoConfig.for_model(
         kind, vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,

@@ -38,7 +38,7 @@ DOT = (
     "samples_per_prompt=4",
     "steps=2",
 )
-"""A simulator of one moving dot."""
+"""Settings for the simulator of one moving dot."""
 
 
 def run(root: Path, name: str, overrides: Sequence[str] = (), **kwargs) -> TrainReport:
@@ -47,5 +47,5 @@ def run(root: Path, name: str, overrides: Sequence[str] = (), **kwargs) -> Train
 
 
 def played(root: Path, name: str) -> list[dict[str, float]]:
-    """Metrics of each step without what simulators' clocks say."""
+    """Returns the metrics of each step, except those that depend on the simulators' clocks."""
     return [{key: v for key, v in line.items() if "second" not in key} for line in metrics(root, name)]

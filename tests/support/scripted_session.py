@@ -1,4 +1,4 @@
-"""A session whose answers are written beforehand, for what a server does with them."""
+"""A session with predefined answers, to test a server's use of a session."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -16,14 +16,14 @@ from interlace.rollouts.base import DEFAULT_OPTIONS, Context, OnTurnDraft, Tools
 
 @dataclass
 class ScriptedSession:
-    """Answers in turn; keeps what it was asked."""
+    """Session that returns its answers in turn and records the requests."""
 
     answers: Sequence[Message]
     params: SamplingParams = SamplingParams(max_new_tokens=64)
     seed: int = 7
     finish_reason: FinishReason = FinishReason.STOP
     go: asyncio.Event | None = None
-    """Held back until it is set."""
+    """If given, answers wait until it is set."""
     asked: list[tuple[Sequence[object], Sequence[ToolSpec], SamplingParams]] = field(default_factory=list)
     options: list[TurnOptions] = field(default_factory=list)
     num_withdrawn: int = 0
@@ -61,7 +61,7 @@ class ScriptedSession:
         return turn
 
     async def _draft(self, message: Message, on_draft: OnTurnDraft) -> None:
-        """Draws the content character by character; waits until each draft was taken in."""
+        """Reports drafts of the content character by character, and waits until each was processed."""
         for size in range(len(message.content)):
             so_far = Message(role="assistant", content=message.content[:size])
             on_draft(

@@ -24,7 +24,7 @@ from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, Rem
 
 MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]
 Between = Callable[[PolicyRun], Awaitable[object]]
-"""Done at each step boundary, as an evaluation is."""
+"""Function that is called at each step boundary, as an evaluation is."""
 
 
 async def nothing(_run: PolicyRun) -> None:
@@ -37,13 +37,13 @@ def on_sim(devices: tuple[Device, ...], schedule: Schedule) -> SimCluster:
 
 @dataclass
 class Record:
-    """What happened."""
+    """Record of a simulated run."""
 
     results: list[StepResult] = field(default_factory=list)
     events: Counter[TerminalEvent] = field(default_factory=Counter)
     ended: dict[SampleKey, TerminalEvent] = field(default_factory=dict)
     entries: list[Ended] = field(default_factory=list)
-    """The same, with all that became of each."""
+    """The same samples as `ended`, with all details."""
     trained: list[list[str]] = field(default_factory=list)
     """Uids of the prompts of each step, sorted."""
     staleness: list[float] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Record:
     cluster: SimCluster | None = None
     ledger: Ledger | None = None
     closed_s: float = 0.0
-    """When the books were closed."""
+    """Time at which the last ledger was closed."""
 
     @property
     def minibatches(self) -> list[list[int]]:
@@ -115,7 +115,7 @@ def simulate(
     make_cluster: MakeCluster = on_sim,
     between: Between = nothing,
 ) -> Record:
-    """Runs to the end on the virtual clock."""
+    """Runs a workload to its end on the virtual clock."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     try:
@@ -127,7 +127,7 @@ def simulate(
 
 
 def check(record: Record, work: Workload, bound: int) -> None:
-    """What must hold of every run."""
+    """Checks the invariants of every run."""
     assert max(record.staleness, default=0) <= bound, "staler than allowed"
     gids = {key.gid for key in record.ended}
     assert len(record.ended) >= len(gids) * work.samples_per_prompt, "a sample has no terminal event"
@@ -143,7 +143,10 @@ def check(record: Record, work: Workload, bound: int) -> None:
 
 
 def check_minibatches(record: Record, work: Workload, *, in_order: bool) -> None:
-    """Those of a step are equal slices of its groups: in order of admission, where that alone says what a batch has."""
+    """Checks that the minibatches of a step are equal slices of its groups.
+
+    in_order: whether the slices follow the order of admission, as if admission alone determines the batch.
+    """
     size = math.ceil(work.prompts_per_step / work.minibatches)
     found = iter(record.minibatches)
     for result in record.results:

@@ -1,4 +1,4 @@
-"""A sixth role: an entry in the table and this worker. Run as a script, it is placed, checked, launched and called."""
+"""A sixth role: an entry in the table and this worker. As a script, it places, checks, launches and calls the role."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from interlace.schedule.schedule import Schedule
 
 
 class Judge(Worker):
-    """Says where it is."""
+    """Worker that returns its location."""
 
     def __init__(self, context: WorkerContext, settings: object) -> None:
         super().__init__(context)
@@ -28,12 +28,12 @@ class Judge(Worker):
 
     @operation(bin="score")
     def place(self) -> tuple[str, tuple[str, ...], object]:
-        """Group, devices and settings."""
+        """Returns group, devices and settings."""
         return self.context.group, self.context.devices, self._settings
 
 
 def refusal(fields: dict[str, object]) -> str:
-    """What a schedule is refused with."""
+    """Returns the error message for an invalid schedule."""
     try:
         Schedule.parse(fields)
     except UserError as error:
@@ -64,7 +64,7 @@ async def main() -> dict[str, object]:
 
 
 def refused_placement(devices: tuple[Device, ...]) -> str:
-    """What a judge on a device that is not there is refused with."""
+    """Returns the error message for a judge on a missing device."""
     recipe = load_recipe("quickstart", ["schedule.placement.judge=5"])
     try:
         check_placement(recipe, devices)

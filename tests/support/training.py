@@ -1,4 +1,4 @@
-"""Real training runs at toy size, through the same door as the command line."""
+"""Real training runs at toy size, through the same entry point as the command line."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ SMALL = (
     "task.reasoning_gym.heldout_size=8",
     "logging.loggers=[]",
     "algorithm.drop_zero_variance=false",
-    # All answers are wrong at this size, but not all of one length: something is learned.
+    # All answers are wrong at this size, but their lengths differ, so there is something to learn.
     "reward.shaping.length_weight=1",
     "cluster.devices=cpu:2",
 )
@@ -32,7 +32,7 @@ TIMED = ("timing_s/", "perf/throughput", "sched/bubble", "rollout/", "goodput/")
 
 
 class StopAfter(StopSignal):
-    """Asks for a stop once so many steps are logged."""
+    """Requests a stop once this many steps are logged."""
 
     def __init__(self, metrics: Path, steps: int | None) -> None:
         super().__init__(lambda: None)
@@ -75,7 +75,7 @@ def run_recipe(
 
 
 def metrics(root: Path, name: str) -> list[dict[str, float]]:
-    """Each step's, without what depends on the clock."""
+    """Returns the metrics of each step, without those that depend on the clock."""
     lines = (root / name / "metrics.jsonl").read_text().splitlines()
     return [{key: value for key, value in json.loads(line).items() if not key.startswith(TIMED)} for line in lines]
 

@@ -1,4 +1,4 @@
-"""Trainer and engine ranks in processes of their own, to be killed in mid-transfer."""
+"""Trainer and engine ranks in separate processes, to be killed during a transfer."""
 
 import multiprocessing
 import os
@@ -18,11 +18,11 @@ from interlace.weights.writer import WeightWriter
 ANSWER_WITHIN_S = 60.0
 NUM_TENSORS, ELEMENTS = 6, 1 << 18
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed.tensor", "tests.support.weight_ends"])  # else 0.6 s a process
+_context.set_forkserver_preload(["torch.distributed.tensor", "tests.support.weight_ends"])  # saves 0.6 s per process
 
 
 def write(pipe: Connection, config: WeightsConfig, rank: int, num_ranks: int) -> None:
-    """Writes each version that is asked for: every element is the version's number."""
+    """Writes each requested version; every element is the version's number."""
     torch.set_num_threads(1)
     writer = WeightWriter(Route(transport=config.transport, config=config), rank=rank, num_ranks=num_ranks)
     while True:
@@ -32,7 +32,7 @@ def write(pipe: Connection, config: WeightsConfig, rank: int, num_ranks: int) ->
 
 
 def serve(pipe: Connection) -> None:
-    """Takes in each version that comes, and says what is served then: as an engine on a CPU, from what was read."""
+    """Reads each version, and returns the served values, as an engine on a CPU does."""
     torch.set_num_threads(1)
     reader = WeightReader()
     version, served = -1, list[torch.Tensor]()
@@ -46,7 +46,7 @@ def serve(pipe: Connection) -> None:
                     version, served = ref.version, taken
             except InterlaceError as error:
                 refusal = str(error)
-        bounds = {float(bound) for tensor in served for bound in tensor.aminmax()}  # to sort them all took a second
+        bounds = {float(bound) for tensor in served for bound in tensor.aminmax()}  # sorting all would take a second
         pipe.send((version, refusal, sorted(bounds)))
 
 
@@ -60,7 +60,7 @@ class End:
         theirs.close()
 
     def answer(self) -> Any:
-        """Returns what it says; None where it is dead. Fails where it says nothing in time."""
+        """Returns the process's answer, or None if the process is dead. Fails if no answer arrives in time."""
         assert self.pipe.poll(ANSWER_WITHIN_S), "it hangs"
         try:
             return self.pipe.recv()
@@ -71,13 +71,13 @@ class End:
         self.pipe.send(message)
 
     def kill(self) -> None:
-        """Ends it where it stands."""
+        """Kills the process at once."""
         if self.process.pid and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.join(ANSWER_WITHIN_S)
 
     def assert_whole(self, refs: dict[int, WeightRef]) -> tuple[int, str]:
-        """Returns the version that is served, and why it is no newer one."""
+        """Returns the served version, and the reason why a newer one was refused."""
         version, refusal, values = self.answer()
         assert values == ([] if version < 0 else [float(version)]), (version, values, refusal)
         assert version < 0 or version in refs, "no part of it was missing"
@@ -89,5 +89,5 @@ def writers(config: WeightsConfig, num_ranks: int) -> list[End]:
 
 
 def parts_of(ends: list[End]) -> list[WeightPart | None]:
-    """Returns what each rank wrote; None of one that is dead."""
+    """Returns the part that each rank wrote, or None for a dead rank."""
     return [end.answer() for end in ends]

@@ -1,4 +1,4 @@
-"""Episodes for processes of their own, and what makes them there."""
+"""Episodes for worker processes, and the functions that make them there."""
 
 import asyncio
 import os
@@ -17,7 +17,9 @@ HINT = [40, 41, 42]
 
 @dataclass
 class ThreeTurns:
-    """Three turns, of which the last two are side by side; a reward of the first turn's own, and what was cached."""
+    """Episode of three turns, the last two concurrent, with a reward for the first turn and the number of cached
+    tokens.
+    """
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         first = await session.generate(prompt.token_ids.tolist())
@@ -34,11 +36,11 @@ class ThreeTurns:
 
 @dataclass
 class Misbehaves(ThreeTurns):
-    """Does what it is told to where it runs the first sample of the second prompt."""
+    """Episode that misbehaves in the first sample of the second prompt."""
 
     deed: str
     folder: str = ""
-    """Where it counts how often it ran."""
+    """Folder that counts its attempts."""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         first = await session.generate(prompt.token_ids.tolist(), number=9)

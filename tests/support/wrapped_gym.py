@@ -1,4 +1,4 @@
-"""Gymnasium environments whose state is not in their attributes alone."""
+"""Gymnasium environments whose state is not only in their attributes."""
 
 import gymnasium
 import numpy as np
@@ -6,7 +6,7 @@ from gymnasium.wrappers import FrameStackObservation, TimeLimit
 
 
 class Drift(gymnasium.Env):
-    """A number that moves by the action and by noise."""
+    """Environment with a number that changes by the action and by noise."""
 
     observation_space = gymnasium.spaces.Box(-100.0, 100.0, (1,))
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
@@ -26,7 +26,7 @@ class Drift(gymnasium.Env):
 
 
 def stacked(**given):
-    """Makes the environment with a frame stack and a limit of its own: both have a state."""
+    """Makes the environment with a frame stack and a time limit, both of which have a state."""
     return TimeLimit(FrameStackObservation(Drift(**given), 3), 6)
 
 

@@ -1,4 +1,4 @@
-"""Everything in this process: a worker is a thread, breakpoints work. Only the ranks of a group have processes."""
+"""Cluster in this process: each worker is a thread, so breakpoints work. Only groups of several ranks use processes."""
 
 import asyncio
 import os
@@ -24,21 +24,21 @@ from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
 HURRIED_S = 1.0
-"""For a running operation to end, where the run ends in a hurry."""
+"""Seconds that a running operation has to end if the run ends in a hurry."""
 
 
 class ThreadRank:
-    """A worker on a thread of its own, so that its operations run one at a time, in the order of the calls."""
+    """A worker on a dedicated thread. Its operations run one at a time, in the order of the calls."""
 
     def __init__(self, context: WorkerContext, clock: Clock, patience_s: Callable[[], float]) -> None:
-        """patience_s: how long close() waits for a running operation, asked when it does."""
+        """patience_s: returns how long close() waits for a running operation."""
         self._context, self._clock, self._patience_s = context, clock, patience_s
         self._thread = OwnThread(f"{context.group}.{context.rank}")
         self._worker: Worker | None = None
         self._turn = asyncio.Lock()
 
     async def start(self, factory: Callable[[WorkerContext], Worker]) -> None:
-        """Constructs the worker. A UserError passes as it is; anything else becomes a RemoteError."""
+        """Constructs the worker. A UserError passes unchanged; any other error becomes a RemoteError."""
 
         def make() -> Worker:
             with self._reporting("__init__"):
@@ -47,7 +47,7 @@ class ThreadRank:
         self._worker = await asyncio.wrap_future(self._thread.submit(make))
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Runs an operation on the thread; a coroutine function on the event loop."""
+        """Runs an operation on the thread, or a coroutine function on the event loop."""
         function, now = getattr(self._worker, method), self._clock.now
 
         def run() -> RankResult:
@@ -65,11 +65,11 @@ class ThreadRank:
                 return RankResult(value, start_s, now())
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Runs an operation directly: concurrent operations are thread-safe and return at once."""
+        """Runs an operation directly. Concurrent operations are thread-safe and return at once."""
         getattr(self._worker, method)(*args)
 
     async def close(self) -> None:
-        """Lets the running operation end, and the worker with it; one that goes on for good is left behind."""
+        """Waits for the running operation, then ends the worker. An operation that never ends is abandoned."""
         worker, self._worker = self._worker, None
         reached = asyncio.wrap_future(self._thread.submit(lambda: None))
         await asyncio.wait({reached}, timeout=self._patience_s())
@@ -80,7 +80,7 @@ class ThreadRank:
 
     @contextmanager
     def _reporting(self, method: str) -> Iterator[None]:
-        """Turns errors raised inside into RemoteError, but for a UserError and for the end of the calling task."""
+        """Converts errors raised inside to RemoteError, except a UserError and the cancellation of the calling task."""
         try:
             yield
         except UserError:
@@ -95,7 +95,7 @@ class ThreadRank:
 
 
 class LocalCluster(Cluster):
-    """The embedded default."""
+    """The default cluster, embedded in the controller's process."""
 
     def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
@@ -124,7 +124,7 @@ class LocalCluster(Cluster):
         return self._directory
 
     def _own_folder(self, what: str) -> str:
-        made = tempfile.mkdtemp(prefix=f"interlace-{what}-")  # 0700: who cannot enter it cannot join
+        made = tempfile.mkdtemp(prefix=f"interlace-{what}-")  # mode 0700: only this user can enter, and thus join
         self._after_workers.callback(shutil.rmtree, made, ignore_errors=True)
         return made
 
@@ -138,12 +138,12 @@ class LocalCluster(Cluster):
         return Rendezvous(url=f"file://{self._own_folder('meeting')}/store")
 
     def _patience_s(self) -> float:
-        """Returns how long the end waits for a thread, which cannot be ended: like the run, unless it hurries."""
+        """Returns how long the end waits for a thread, which cannot be killed: as for a hang, or less in a hurry."""
         return HURRIED_S if self.hurries else self.watchdog.hang_after_s
 
 
 def _is_cancelled() -> bool:
-    """Says whether the task that runs here, if any, is to end."""
+    """Returns whether the current task, if any, is being cancelled."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # a thread without an event loop
@@ -152,7 +152,7 @@ def _is_cancelled() -> bool:
 
 
 def host_memory_bytes() -> int:
-    """Returns the memory of this machine, bounded by the container's limit where there is one."""
+    """Returns the memory of this machine, or the container's limit if it is smaller."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class OwnThread:
-    """Unlike an executor's it does not keep the process from ending, whatever it does then."""
+    """Daemon thread. Unlike an executor's thread, it never prevents the process from ending."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
@@ -19,17 +19,17 @@ class OwnThread:
         self._thread.start()
 
     def submit(self, function: Callable[[], T]) -> "Future[T]":
-        """Runs a function after those submitted before."""
+        """Runs a function after all functions submitted earlier."""
         outcome: Future[T] = Future()
         self._jobs.put((function, outcome))
         return outcome
 
     def end(self) -> None:
-        """Ends the thread after what was submitted."""
+        """Ends the thread after all submitted functions."""
         self._jobs.put(None)
 
     def abandon(self) -> None:
-        """Ends the thread where it is, as far as that is possible: at its next line of Python."""
+        """Interrupts the thread, if possible, at its next line of Python."""
         self.end()
         if self._thread.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(SystemExit))
@@ -40,6 +40,6 @@ class OwnThread:
             if outcome.set_running_or_notify_cancel():
                 try:
                     outcome.set_result(function())
-                except BaseException as error:  # noqa: BLE001 - it is raised again where the result is awaited
+                except BaseException as error:  # noqa: BLE001 - it is raised again when the result is awaited
                     outcome.set_exception(error)
-            del job, function, outcome  # results can be large: not kept until the next
+            del job, function, outcome  # results can be large: do not keep them until the next job

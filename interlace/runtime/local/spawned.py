@@ -1,4 +1,4 @@
-"""A rank of several: a process of this machine, because torch.distributed has one rank for each process."""
+"""A rank in a separate process of this machine, because torch.distributed has one rank per process."""
 
 import asyncio
 import contextlib
@@ -19,12 +19,12 @@ Factory = Callable[[WorkerContext], Worker]
 
 
 class SpawnedRank(ProcessRank):
-    """A worker in a new Python process, which ends with this process in every case."""
+    """A worker in a new Python process, which always ends with this process."""
 
     async def start(self, factory: Factory, folder: Path | None) -> None:
-        """Starts the process and constructs the worker. A UserError passes as it is; anything else becomes RemoteError.
+        """Starts the process and constructs the worker. A UserError passes unchanged; other errors become RemoteError.
 
-        folder: of shared arrays.
+        folder: the folder of shared arrays.
         """
         ours, theirs = socket.socketpair()
         arguments = (theirs, factory, self._context, folder)
@@ -53,7 +53,7 @@ class SpawnedRank(ProcessRank):
             return
         try:
             await asyncio.to_thread(self._process.join, GRACE_S)
-        finally:  # also if cancelled: the process ignores other signals, and this one would wait for it at its exit
+        finally:  # also if cancelled: the process ignores other signals, and this one would wait for it at exit
             self._process.kill()
         await asyncio.to_thread(self._process.join)
 
@@ -64,14 +64,14 @@ class SpawnedRank(ProcessRank):
         if code is not None and code < 0:
             ended = f"it was ended by {signal.Signals(-code).name}"
         return (
-            f"(process {self._process.pid}; {ended}). If memory ran out, give it less, or more ranks; a script that "
-            f"trains on several ranks with functions of its own starts its work under `{GUARD}`."
+            f"(process {self._process.pid}; {ended}). If memory ran out, use smaller batches or more ranks. "
+            f"If a script trains on several ranks with functions that it defines, it must start under `{GUARD}`."
         )
 
 
 def serve(connection: socket.socket, factory: Factory, context: WorkerContext, folder: Path | None) -> None:
     """Runs the worker's server in its process."""
-    # A terminal sends Ctrl-C to every process, a scheduler SIGTERM; the controller decides when to stop.
+    # A terminal sends Ctrl-C to every process, and a scheduler sends SIGTERM. The controller decides when to stop.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -83,7 +83,7 @@ def serve(connection: socket.socket, factory: Factory, context: WorkerContext, f
 
 
 def stay_on_this_machine() -> None:
-    """Makes torch.distributed listen on loopback only, in this process; by default it listens on the host's address."""
+    """Makes torch.distributed in this process listen on loopback only. By default it listens on the host's address."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     for library in ("GLOO", "NCCL"):
         if loopback:

@@ -1,1 +1,1 @@
-"""A worker in a process of its own: messages, memory that processes share, and the two ends of the connection."""
+"""A worker in a separate process: messages, memory that processes share, and both ends of the connection."""

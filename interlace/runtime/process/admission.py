@@ -1,4 +1,4 @@
-"""Admission of a rank's caller: the first that sends the token. No bytes of any other caller are unpickled."""
+"""Admission of a rank's caller: the first that sends the token. No bytes of other callers are unpickled."""
 
 import contextlib
 import hmac
@@ -8,15 +8,15 @@ import time
 
 TOKEN_BYTES = 32
 TOKEN_WITHIN_S = 10.0
-"""After connecting."""
+"""Seconds that a caller has to send the token after it connects."""
 MAX_CALLERS = 64
-"""Callers that have connected and not sent the token yet; with more, the oldest is hung up on."""
+"""Callers that have connected but not yet sent the token. With more, the oldest is disconnected."""
 
 
 def admit(listener: socket.socket, token: bytes) -> socket.socket:
-    """Waits for a caller that sends the token; returns its connection and closes the listener.
+    """Waits for a caller that sends the token. Returns its connection and closes the listener.
 
-    token: TOKEN_BYTES long. Callers are heard side by side: one that is silent, wrong or broken off holds up no other.
+    token: TOKEN_BYTES long. Callers are read concurrently: a silent, wrong or broken one delays no other.
     """
     with listener, _Callers(listener, token) as callers:
         while (admitted := callers.hear_all()) is None:
@@ -25,7 +25,7 @@ def admit(listener: socket.socket, token: bytes) -> socket.socket:
 
 
 class _Caller:
-    """One that has not sent the token yet."""
+    """A caller that has not sent the token yet."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.given = connection, b""
@@ -33,7 +33,7 @@ class _Caller:
 
 
 class _Callers:
-    """Callers that have not sent the token yet, in the order in which they came."""
+    """Callers that have not sent the token yet, in order of arrival."""
 
     def __init__(self, listener: socket.socket, token: bytes) -> None:
         self._listener, self._token = listener, token
@@ -51,7 +51,7 @@ class _Callers:
         self._selector.close()
 
     def hear_all(self) -> socket.socket | None:
-        """Takes new callers in and hears what was sent; returns the connection on which the token came."""
+        """Accepts new callers and reads from all. Returns the connection that sent the token."""
         for key, _ in self._selector.select(timeout=1.0):
             if key.fileobj is self._listener:
                 self._greet()
@@ -60,7 +60,7 @@ class _Callers:
         return None
 
     def _greet(self) -> None:
-        with contextlib.suppress(OSError):  # one that is gone already
+        with contextlib.suppress(OSError):  # the caller has already disconnected
             connection, _ = self._listener.accept()
             connection.setblocking(False)
             caller = _Caller(connection)
@@ -68,7 +68,7 @@ class _Callers:
             self._waiting.append(caller)
 
     def _hear(self, caller: _Caller) -> socket.socket | None:
-        """Takes what a caller sent; returns its connection where that is the token."""
+        """Reads from a caller. Returns its connection if it has sent the token."""
         try:
             more = caller.connection.recv(TOKEN_BYTES - len(caller.given))
         except OSError:
@@ -84,7 +84,7 @@ class _Callers:
         return None
 
     def hang_up_on_the_late(self) -> None:
-        """Hangs up on callers out of time, and on the oldest of too many."""
+        """Disconnects callers that are out of time, and the oldest callers in excess of MAX_CALLERS."""
         surplus = self._waiting[: max(0, len(self._waiting) - MAX_CALLERS)]
         late = [caller for caller in self._waiting if caller.until_s < time.monotonic()]
         for caller in dict.fromkeys([*surplus, *late]):

@@ -1,4 +1,4 @@
-"""The inside of a process that does jobs for a run: how it begins, how it reads what is sent, and its event loop."""
+"""Code inside a process that does jobs for a run: start-up, reading of messages, and its event loop."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,14 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 HEAD = struct.Struct("<IQ")
-"""Before a pickle: the number of the job and the pickle's size in bytes."""
+"""Header of a pickle: the number of the job and the pickle's size in bytes."""
 _BEAT_S = 0.05
-"""Between two signs of life of an event loop, and between two looks at them."""
+"""Seconds between two heartbeats of an event loop, and between two checks of them."""
 
 
 def become_child() -> None:
-    """Leaves Ctrl-C to the run, ends by SIGTERM, and ends with the run."""
-    # SIGTERM costs nothing: what was being done is done again in another process.
+    """Makes this process ignore Ctrl-C, end at SIGTERM, and end with the run."""
+    # SIGTERM is harmless: interrupted jobs are done again in another process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -31,19 +31,19 @@ def become_child() -> None:
 
 
 def framed(number: int, message: object) -> bytes:
-    """Pickles a message behind its head."""
+    """Pickles a message and prepends its header."""
     body = pickle.dumps(message, protocol=5)
     return HEAD.pack(number, len(body)) + body
 
 
 def receive(connection: socket.socket) -> tuple[int, Any]:
-    """Waits for a framed message; returns its number and content. Raises EOFError where the run hung up."""
+    """Waits for a framed message. Returns its number and content. Raises EOFError if the run hung up."""
     number, size = HEAD.unpack(_exactly(connection, HEAD.size))
     return number, pickle.loads(_exactly(connection, size))
 
 
 def take_frames(received: bytearray) -> list[tuple[int, Any]]:
-    """Takes the framed messages that are whole out of what was received."""
+    """Removes the complete framed messages from the received bytes, and returns them."""
     found = []
     while len(received) >= HEAD.size:
         number, size = HEAD.unpack_from(received)
@@ -55,13 +55,13 @@ def take_frames(received: bytearray) -> list[tuple[int, Any]]:
 
 
 def innermost_line(thread: int) -> str:
-    """Says where a running thread is now, as `file.py:12 in function`."""
+    """Returns the line that a running thread executes, as `file.py:12 in function`."""
     innermost = traceback.extract_stack(sys._current_frames()[thread])[-1]
     return f"{innermost.filename}:{innermost.lineno} in {innermost.name}"
 
 
 class LoopServer(ABC):
-    """Server of jobs on one event loop. One thread takes messages in, another sees where a job blocks the loop."""
+    """Server of jobs on one event loop. One thread receives messages, another detects jobs that block the loop."""
 
     def __init__(self, connection: socket.socket, patience_s: float) -> None:
         """patience_s: seconds for which a job may block the loop."""
@@ -71,7 +71,7 @@ class LoopServer(ABC):
         self._thread = threading.get_ident()
 
     def run(self) -> None:
-        """Serves for ever."""
+        """Serves forever."""
         for work in (self._take, self._watch):
             threading.Thread(target=work, daemon=True).start()
         self._loop.call_soon(self._beat)
@@ -79,11 +79,11 @@ class LoopServer(ABC):
 
     @abstractmethod
     def _heard(self, number: int, message: Any) -> None:
-        """Takes in one message, on the loop."""
+        """Handles one message, on the loop."""
 
     @abstractmethod
     def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:
-        """Reports on a thread of its own that the loop is blocked. task: the one that runs. line: where it is."""
+        """Reports, on a separate thread, that the loop is blocked. task: the running task. line: its current line."""
 
     def _take(self) -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -112,7 +112,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def _end_with_the_run() -> None:
-    """Ends with the run, which keeps the time limits: after a kill, code that loops would go on for good."""
+    """Ends this process when the run ends. The run enforces time limits; after a kill, looping code would never end."""
     run = multiprocessing.parent_process()
     if run is not None:
         run.join()

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from interlace.runtime.process.launch import GUARD, fork_servers
 
 TRIES = 3
-"""Failed starts of a process in a row, after which the jobs that wait for one fail."""
+"""Number of consecutive failed starts of a process after which the waiting jobs fail."""
 FIRST_START_S, START_S = 120.0, 20.0
-"""Seconds for the start of a process: of the first, for which the fork server imports modules, and of others."""
+"""Seconds for the start of a process. The first start takes longer, because the fork server imports modules."""
 _JOIN_S = 2.0
 
 
@@ -38,17 +38,17 @@ class Child:
     is_ready: bool = False
     """True once it reported that it can work."""
     received: bytearray = field(default_factory=bytearray)
-    """Bytes that it sent and that were not read as messages so far."""
+    """Received bytes that have not been parsed as messages."""
     unsent: bytearray = field(default_factory=bytearray)
     is_full: bool = False
     """True while the unsent bytes wait for room in the connection."""
     has_ended: bool = False
-    """True once the owner gave it up."""
+    """True once the owner has ended it."""
     start_error: str = ""
-    """Reason for which it could not be started."""
+    """Reason why it could not be started."""
 
     def ended_with(self) -> int | None:
-        """Waits a little for the process to end; returns its exit code, negative for a signal."""
+        """Waits briefly for the process to end. Returns its exit code, negative for a signal."""
         if self.process is None:
             return None
         self.process.join(_JOIN_S)
@@ -67,16 +67,16 @@ class _Launch:
 
 
 class Children(ABC):
-    """Owner of processes. One thread hears them all, so that time limits hold if the caller's event loop is blocked.
+    """Owner of processes. One thread serves them all, so time limits hold even if the caller's event loop is blocked.
 
-    Methods that begin with an underscore run on that thread. Each start of a process has a thread: a fork server that
-    does not answer delays neither time limits nor close().
+    Methods that begin with an underscore run on that thread. Each start of a process uses a separate thread: a fork
+    server that does not answer delays neither time limits nor close().
     """
 
     def __init__(self, name: str, preload: tuple[str, ...], place: Place | None = None) -> None:
-        """name: of the thread, and of the processes. preload: modules that the fork server imports for all of them.
+        """name: of the thread and the processes. preload: modules that the fork server imports for all of them.
 
-        place: starts a process elsewhere; None starts them on this machine.
+        place: function that starts a process elsewhere; if None, processes start on this machine.
         """
         self._name, self._place = name, place
         self._preload = preload
@@ -84,7 +84,7 @@ class Children(ABC):
         self._launched: deque[_Launch] = deque()
         self._launching = threading.Lock()
         self._dying: Child | None = None
-        """Process whose end is handled at the moment."""
+        """Process whose end is currently handled."""
         self._num_bad_starts = 0
         self._closed = False
         self._wakes, self._waker = socket.socketpair()
@@ -107,7 +107,7 @@ class Children(ABC):
 
     @abstractmethod
     def _serve(self) -> None:
-        """Takes new jobs in, keeps time limits and hands jobs out; called after each event."""
+        """Accepts new jobs, enforces time limits and assigns jobs; called after each event."""
 
     @abstractmethod
     def _heard(self, child: Child) -> None:
@@ -135,7 +135,7 @@ class Children(ABC):
             while not self._closed:
                 self._listen()
                 self._serve()
-        except Exception as bug:  # noqa: BLE001 - it is raised to those that await results
+        except Exception as bug:  # noqa: BLE001 - it is raised to the callers that await results
             error, self._closed = bug, True
         self._fail_all(error)
         for child in [*self._children]:
@@ -257,7 +257,7 @@ class Children(ABC):
                 del child.unsent[: child.connection.send(child.unsent)]
         except BlockingIOError:
             is_full = True
-        except OSError:  # it has ended, which the next read shows
+        except OSError:  # the process has ended; the next read handles this
             child.unsent.clear()
         if is_full != child.is_full:
             child.is_full = is_full
@@ -265,13 +265,13 @@ class Children(ABC):
             self._selector.modify(child.connection, events, child)
 
     def _hear(self, child: Child, *, has_ended: bool) -> None:
-        """Reads the bytes that a process sent, also those that it sent before it ended."""
+        """Reads the bytes that a process sent, including those sent before it ended."""
         assert child.connection is not None
         try:
             while part := child.connection.recv(1 << 16):
                 child.received += part
             has_ended = True
-        except BlockingIOError:  # all was read
+        except BlockingIOError:  # everything was read
             pass
         except OSError:
             has_ended = True
@@ -291,7 +291,7 @@ class Children(ABC):
         with self._launching:
             child.has_ended = True
             waiting = [launch for launch in self._launched if launch.child is child]
-        for launch in waiting:  # started, and not seen by this thread
+        for launch in waiting:  # started, but not yet handled by this thread
             self._launched.remove(launch)
             child.process, child.connection = launch.process, launch.connection
         if child.connection is not None:

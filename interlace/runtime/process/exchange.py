@@ -1,8 +1,8 @@
-"""Channels that workers put to and get from themselves: rows stay with the rank that made them, the flow sees keys.
+"""Channels that workers write and read directly: contents stay with the rank that made them; the flow has only keys.
 
-A row has a number. Which rank makes it and which one gets it follows from the number alone, and rows are given out in
-the order of their numbers: which rank is faster changes nothing. A reader fetches a row's content from the rank that
-holds it, which lets it go once the row has ended.
+A row has a number, which alone determines the rank that makes it and the rank that reads it. Rows are handed out in the
+order of their numbers, so the speed of the ranks changes nothing. A reader fetches a row's content from the rank that
+holds it. That rank releases the content once the row has ended.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from interlace.runtime.process.mail import GONE, LET_GO, Mailbox
 from interlace.runtime.waits import Signal, WaitRegistry
 
 _ROWS = "rows"
-"""Tag of what an exchange says to a rank."""
+"""Tag of an exchange's messages to a rank."""
 _ANSWER_S = 1.0
-"""For a rank's mailbox to be found, which is open since the rank wrote or asked."""
+"""Seconds for an answer to find a rank's mailbox. It is already open, because the rank sent a message before."""
 
 
 class Grant(NamedTuple):
-    """Answer to a reader that asked: whose row it gets next."""
+    """Answer to a reader's request: the row that it gets next."""
 
     key: int
-    """-1: there is none, and none will come."""
+    """Number of the row; -1 if no row will follow."""
     holder: str
 
 
@@ -37,7 +37,7 @@ class HeldRow:
 
     key: int
     holder: str
-    """Rank that has the content."""
+    """Rank that holds the content."""
 
 
 class ChannelEnd:
@@ -47,9 +47,9 @@ class ChannelEnd:
         self._name, self._home, self._box, self._patience_s = name, home_of(name), box, patience_s
 
     def put(self, key: int, value: object) -> None:
-        """Adds row `key`, whose content stays here until the row has ended: do not write to the value any more.
+        """Adds row `key`. The content stays on this rank until the row has ended; do not modify the value after this.
 
-        UserError for a row that is there already, or has ended, or where the channel does not name this rank.
+        Raises UserError for a row that exists or has ended, and if this rank is not a writer of the channel.
         """
         self._box.held[self._name, key] = value
         refusal = self._ask("put", key)
@@ -58,10 +58,10 @@ class ChannelEnd:
             raise UserError(str(refusal))
 
     def get(self) -> tuple[int, Any] | None:
-        """Waits for this rank's next row and returns its number and content; None at the end of the channel.
+        """Waits for this rank's next row and returns its number and content. Returns None at the end of the channel.
 
-        The row that it got before is done with then. Rows whose content is lost are passed over. InterlaceError where
-        none comes in time.
+        This acknowledges the rank's previous row. Rows whose content is lost are skipped. Raises InterlaceError if no
+        row arrives in time.
         """
         while (grant := self._ask("get", -1)).key >= 0:
             with contextlib.suppress(LookupError):
@@ -75,15 +75,15 @@ class ChannelEnd:
 
 
 def home_of(channel: str) -> str:
-    """Returns the name of a channel's own mailbox, the flow's."""
+    """Returns the name of a channel's mailbox, which belongs to the flow."""
     return f"channel {channel}"
 
 
 class Exchange:
-    """The flow's end of such a channel: it decides who gets which row, and when a row has ended.
+    """The flow's end of a channel between ranks. It assigns rows to readers and determines when a row has ended.
 
-    Row n is made by writer n % writers and given to reader n % readers, or to the next of them that lives. What a dead
-    rank had to give ends as `failed`, or is asked for again; what it had been given is given to another.
+    Row n is made by writer n % writers and read by reader n % readers, or by another living reader if that one is dead.
+    A dead rank's contents end as `failed` or are requested again. The rows that it was reading go to another reader.
     """
 
     def __init__(
@@ -97,27 +97,26 @@ class Exchange:
         num_rows: int | None = None,
         on_lost: Callable[[int, str], bool] | None = None,
     ) -> None:
-        """Made on the event loop. writers, readers: ranks, as GROUP.NUMBER.
+        """Opens the channel, on the event loop. writers, readers: ranks, as GROUP.NUMBER.
 
-        num_rows: after which the channel ends; None: close() does that.
-
-        on_lost: called with a row that is gone and the reason; True where the flow sees to it that another rank puts
-        it again. Without it, or where it says False, the row ends as `failed`.
+        num_rows: number of rows after which the channel ends; if None, close() ends it.
+        on_lost: called with a lost row and the reason; returns True if the flow makes another rank put the row again.
+        If it returns False, or is None, the row ends as `failed`.
         """
         self.name = name
         self.failed: dict[int, str] = {}
         """Rows that ended as `failed`, with the reason."""
         self.rows: Channel[int, HeldRow] = Channel(name, HeldRow, waits, on_end=self._ended)
-        """The rows that are there, for further readers in the flow."""
+        """The existing rows, for further readers in the flow."""
         self._ranks = self.rows.subscribe("ranks", ("holder",), self)
         self._writers, self._readers, self._num_rows, self._on_lost = (*writers,), (*readers,), num_rows, on_lost
         self._holders: dict[int, str] = {}
         self._dead: dict[str, str] = {}
-        """Ranks that are gone, and why."""
+        """Dead ranks, with the reasons."""
         self._next = 0
-        """Number of the row that is given out next; those before have been."""
+        """Number of the next row to hand out; all rows before it have been handed out."""
         self._again: set[int] = set()
-        """Rows to be given out once more, or made once more."""
+        """Rows to be handed out or made again."""
         self._lent: dict[int, str] = {}
         self._asking: set[str] = set()
         self._changed = Signal(waits)
@@ -130,18 +129,18 @@ class Exchange:
         self._box = make_box(home_of(name), receive)
 
     async def finished(self) -> Mapping[int, str]:
-        """Waits until every row has ended. Returns those that failed, with the reasons."""
+        """Waits until every row has ended. Returns the failed rows with the reasons."""
         while not self._is_over or self._holders:
             await self._changed.wait(who="flow", what=f"the rows of channel {self.name}")
         return self.failed
 
     def close(self) -> None:
-        """Ends the channel behind the rows that are there: readers hear of it, and later puts are refused."""
+        """Ends the channel after the existing rows. Readers get the end of the channel, and later puts are refused."""
         self._num_rows = max([self._next, *(key + 1 for key in (*self._holders, *self._again))])
         self._give_out()
 
     def lost(self, rank: str, reason: str) -> None:
-        """Notes that a rank's process is gone."""
+        """Handles the death of a rank's process."""
         if rank not in (*self._writers, *self._readers):
             return
         self._dead[rank] = reason
@@ -153,14 +152,14 @@ class Exchange:
             del self._lent[key]
             self._again.add(key)
         for key in [key for key, holder in self._holders.items() if holder == rank and key not in self._lent]:
-            self._lose(key, reason)  # the reader of one that is lent has it, or finds out
+            self._lose(key, reason)  # the reader of a lent row either has its content or will report the loss
         self._give_out()
 
     def row_ready(self, row: HeldRow) -> None:
         """See ReaderCalls."""
         self._holders[row.key] = row.holder
 
-    def row_ended(self, row: HeldRow, event: TerminalEvent) -> None:  # noqa: ARG002 - whichever it is
+    def row_ended(self, row: HeldRow, event: TerminalEvent) -> None:  # noqa: ARG002 - any event
         """See ReaderCalls."""
         self._lent.pop(row.key, None)
 
@@ -170,7 +169,7 @@ class Exchange:
 
     @property
     def _living(self) -> list[str]:
-        """Returns the readers that are left."""
+        """Returns the readers that are alive."""
         return [reader for reader in self._readers if reader not in self._dead]
 
     def _heard(self, source: str, message: Any) -> None:
@@ -189,10 +188,10 @@ class Exchange:
         self._give_out()
 
     def _put(self, source: str, key: int) -> str:
-        """Opens a row. Returns why not, for people; empty where it is open."""
+        """Opens a row. Returns the reason of a refusal as text, or an empty string if the row is open."""
         where = f"channel {self.name!r}, row {key}:"
         if source not in self._writers:
-            return f"{where} {source} is none of the writers: {', '.join(self._writers)}."
+            return f"{where} {source} is not one of the writers: {', '.join(self._writers)}."
         if key < 0 or (self._num_rows is not None and key >= self._num_rows):
             return f"{where} the channel ends before it, at {self._num_rows} rows."
         if key in self._holders or key in self.failed or (key < self._next and key not in self._again):
@@ -201,7 +200,7 @@ class Exchange:
         return ""
 
     def _give_out(self) -> None:
-        """Gives rows to those who ask, in their order; one that is not there yet holds up all behind it."""
+        """Hands rows out to waiting readers in the order of their numbers. A missing row delays all later rows."""
         while not self._is_over:
             key = min([*self._again, self._next])
             lost = self._hopeless(key)
@@ -225,7 +224,7 @@ class Exchange:
         self._changed.fire()
 
     def _hopeless(self, key: int) -> str:
-        """Says why a row will not be made, or not be read; empty where it may be."""
+        """Returns the reason why a row will never be made or read. Empty if it still can be."""
         if not self._living and (key in self._holders or self._num_rows is not None):
             return f"no reader is left: {self._dead[self._readers[0]]}"
         is_there = key in self._holders or key in self._again
@@ -236,7 +235,7 @@ class Exchange:
         return own if own in living or not living else living[key % len(living)]
 
     def _lose(self, key: int, reason: str) -> None:
-        """Ends a row whose content is gone, and has it made again where the flow does."""
+        """Ends a row whose content is lost, unless the flow has it made again."""
         self.rows.end(key, TerminalEvent.FAILED)
         self._again.discard(key)
         if self._on_lost is not None and self._living and self._on_lost(key, reason):
@@ -244,12 +243,12 @@ class Exchange:
         else:
             self.failed[key] = reason
 
-    def _ended(self, row: HeldRow, event: TerminalEvent | None) -> None:  # noqa: ARG002 - either way it is let go
+    def _ended(self, row: HeldRow, event: TerminalEvent | None) -> None:  # noqa: ARG002 - any event
         del self._holders[row.key]
         if row.holder not in self._dead:
             with contextlib.suppress(InterlaceError):
                 self._box.send(row.holder, (self.name, row.key), LET_GO, _ANSWER_S)
 
     def _answer(self, rank: str, message: object) -> None:
-        with contextlib.suppress(InterlaceError):  # it is gone, of which the cluster tells
+        with contextlib.suppress(InterlaceError):  # it is gone, which the cluster reports
             self._box.send(rank, message, _ROWS, _ANSWER_S)

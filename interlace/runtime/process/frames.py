@@ -1,4 +1,4 @@
-"""Messages between the controller and a rank, over one socket: a pickle, and large arrays beside it, uncopied."""
+"""Messages between the controller and a rank, over one socket: a pickle, followed by large arrays without a copy."""
 
 import copyreg
 import io
@@ -18,13 +18,13 @@ from interlace.runtime.process.shared import SharedArrays, SharedSpan, padding
 from interlace.runtime.process.tensors import tensor_reducers
 
 BESIDE_BYTES = 8192
-"""Arrays from this size on travel beside the pickle; below it a copy is cheaper than one more read."""
+"""Arrays of at least this size are sent outside the pickle; for smaller ones a copy is cheaper than another read."""
 CONSTRUCTION = 0
-"""Number of the reply that says whether the worker could be made."""
+"""Number of the reply that reports whether the worker could be constructed."""
 UNAWAITED = -1
-"""Number of a concurrent call; there is a reply only where it raised."""
+"""Number of a concurrent call; it gets a reply only if it raises."""
 SHARED_BYTES = 1 << 18
-"""Bytes beside a message from which shared memory carries them, where both ends are on one machine."""
+"""Bytes of a message's arrays from which shared memory carries them, if both ends are on one machine."""
 OnBuffer: TypeAlias = Callable[[pickle.PickleBuffer], bool]
 Pickled: TypeAlias = tuple[bytes, list[memoryview]]
 Dumps: TypeAlias = Callable[[object], Pickled]
@@ -52,7 +52,7 @@ class Reply:
     value: Any = None
     error: InterlaceError | None = None
     ran_s: tuple[float, float] = (0.0, 0.0)
-    """From when to when it ran, on the clock of the rank's process; not said where it raised."""
+    """Start and end of the operation, on the clock of the rank's process. Not set if it raised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class _Shared:
 def encode(
     message: Call | Reply | _Shared, shared: SharedArrays | None = None, dumps: Dumps | None = None
 ) -> list[bytes | memoryview]:
-    """Returns the parts to write, in order. dumps: another way to pickle than plainly."""
+    """Returns the parts to write, in order. dumps: replaces the plain way to pickle."""
     body, beside = (dumps or plain_dumps)(message)
     if shared and sum(raw.nbytes for raw in beside) >= SHARED_BYTES and (found := shared.share(beside)):
         return encode(_Shared(body=body, spans=found[0], made=found[1]))
@@ -79,7 +79,7 @@ def encode(
 
 
 def plain_dumps(message: object) -> Pickled:
-    """Returns a pickle, and the content of large arrays and tensors beside it."""
+    """Returns a pickle, and separately the contents of large arrays and tensors."""
 
     def dump(on_buffer: OnBuffer) -> bytes:
         file = io.BytesIO()
@@ -94,7 +94,7 @@ def plain_dumps(message: object) -> Pickled:
 
 
 def _reduce_array(array: NDArray[Any]) -> tuple[Any, ...]:
-    """Takes apart an array. What numpy does for small ones costs a sample of few tokens a fifth of its way."""
+    """Reduces an array for a pickle. numpy's own way takes a fifth of the transfer time of a sample with few tokens."""
     flags = array.flags
     if array.ndim != 1 or not 0 < array.nbytes < BESIDE_BYTES or array.dtype.hasobject or not flags.c_contiguous:
         return array.__reduce_ex__(5)  # type: ignore[return-value]
@@ -102,7 +102,7 @@ def _reduce_array(array: NDArray[Any]) -> tuple[Any, ...]:
 
 
 def with_buffers(dump: Callable[[OnBuffer], bytes]) -> Pickled:
-    """Pickles with `dump`, whose argument decides for each array whether its content travels in the pickle."""
+    """Pickles with `dump`. Its callback decides for each array whether the content is stored in the pickle."""
     beside: list[memoryview] = []
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -116,9 +116,9 @@ def with_buffers(dump: Callable[[OnBuffer], bytes]) -> Pickled:
 
 
 class Assembler:
-    """Builder of messages. Small ones come several to a read, large arrays straight into the memory they belong in.
+    """Assembler of messages. One read can contain several small ones; large arrays are received into their own memory.
 
-    Receive into `space`, then say how much it was.
+    Receive bytes into `space`, then call received() with their number.
     """
 
     def __init__(self, shared: SharedArrays | None = None) -> None:
@@ -130,7 +130,7 @@ class Assembler:
         self.space = self._stage
 
     def received(self, count: int) -> list[Call | Reply]:
-        """Counts `count` filled bytes of `space`. Returns the messages that are whole with them."""
+        """Consumes `count` filled bytes of `space`. Returns the messages that they complete."""
         if self.space is self._stage:
             self._place(self._stage[:count])
         else:
@@ -159,7 +159,7 @@ class Assembler:
             text = bytearray(num_beside * _SIZE.size + body_size)
             yield text
             sizes = [size for (size,) in _SIZE.iter_unpack(text[: num_beside * _SIZE.size])]
-            # One block for all arrays of a message, so that it takes few reads; not zeroed first, and writable.
+            # One block for all arrays of a message, so that it takes few reads. It is writable and not zeroed first.
             ends = list(accumulate(size + len(padding(size)) for size in sizes))
             block = np.empty(ends[-1] if ends else 0, np.uint8)
             if num_beside:

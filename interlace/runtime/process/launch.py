@@ -1,8 +1,8 @@
-"""How processes of a run are started: without the user's script, if they need nothing from it.
+"""Start of a run's processes, without the user's script if they need nothing from it.
 
-multiprocessing runs the main module again in each process that it starts. A script that trains without
-`if __name__ == "__main__":` would then train again in each process. The processes here import the script only if
-an object that they receive is defined in it.
+multiprocessing runs the main module again in each process that it starts. A script that trains without `if __name__ ==
+"__main__":` would then train again in each process. The processes here import the script only if an object that they
+receive is defined in it.
 """
 
 import atexit
@@ -84,7 +84,7 @@ class ForkServers:
     def start(
         self, name: str, target: Callable[..., None], args: tuple[object, ...], preload: Sequence[str]
     ) -> LocalProcess:
-        """Starts a process that runs target(*args). Blocks as long as the server does not answer. OSError, EOFError."""
+        """Starts a process that runs target(*args). Blocks until the server answers. Raises OSError or EOFError."""
         kind = multiprocessing.get_context("forkserver").Process
         process = kind(target=target, args=args, name=_NAME_PREFIX + name, daemon=True)
         with self._lock:
@@ -113,7 +113,7 @@ def fork_servers() -> ForkServers:
 
 def _ensure_running(server: forkserver.ForkServer) -> None:
     """Starts the server with SIGTERM blocked, because a whole run may get SIGTERM, and no process starts without it."""
-    resource_tracker.ensure_running()  # started by the server, it would unblock the signal
+    resource_tracker.ensure_running()  # if the server started it, it would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         server.ensure_running()
@@ -138,7 +138,7 @@ def _pack(popen: "_ForkedPopen | _SpawnedPopen", process: BaseProcess) -> tuple[
         if not needs_script:
             data = {key: value for key, value in data.items() if key not in _SCRIPT_KEYS}
         if "" not in data["sys_path"] and data["dir"] not in data["sys_path"]:
-            data["sys_path"] = [*data["sys_path"], data["dir"]]  # modules of the current folder are importable
+            data["sys_path"] = [*data["sys_path"], data["dir"]]  # makes modules of the current folder importable
         ForkingPickler(setup).dump(data)
     finally:
         context.set_spawning_popen(None)
@@ -151,7 +151,7 @@ def _close(*handles: int) -> None:
 
 
 class _ForkedPopen(popen_forkserver.Popen):
-    """multiprocessing's process of a fork server, of a given server and without the user's script."""
+    """multiprocessing's fork-server process, with a given server and without the user's script."""
 
     _fds: list[int]
 

@@ -1,7 +1,7 @@
-"""Arrays and tensors from rank to rank, past the controller: each rank has a mailbox that the others can find.
+"""Arrays and tensors sent between ranks without the controller: each rank has a mailbox that the others can find.
 
-Within a process a value is handed over as it is. Between processes it goes over a socket; between those of one machine
-its large arrays stay in shared memory, and the socket carries their names, as with the controller's own messages.
+Within a process the value itself is passed on. Between processes it is sent over a socket. Between processes of one
+machine its large arrays stay in shared memory and the socket carries their names, as for the controller's messages.
 """
 
 import contextlib
@@ -26,29 +26,29 @@ _SECRET_BYTES = 32
 _CHUNK = 1 << 20
 _NOTHING = object()
 _LOOK_EVERY_S = 0.01
-"""Between two looks for a mailbox that is not there yet."""
+"""Seconds between two lookups of a mailbox that does not exist yet."""
 GREET_WITHIN_S = 10.0
 LET_GO, GONE = "\0let go", "\0gone"
-"""Tags of messages to the mailbox itself: what it need not hold any more, and which rank's process is gone."""
+"""Tags of messages to the mailbox itself: to release a held value, and to report a rank whose process is gone."""
 _FETCH = "\0fetch"
 
 
 class Directory(Protocol):
-    """Book in which the ranks of a run find each other's mailboxes. Crosses to the ranks' processes."""
+    """Directory in which the ranks of a run find each other's mailboxes. It is sent to the ranks' processes."""
 
     @property
     def run(self) -> str:
-        """Returns what tells the run's book from those of other runs."""
+        """Identifier that distinguishes this run's directory from others."""
         ...
 
     @property
     def host(self) -> str:
-        """Returns the address under which other ranks reach this process."""
+        """Address under which other ranks reach this process."""
         ...
 
     @property
     def shared(self) -> Path | None:
-        """Returns the folder in shared memory of the machine that the book was begun on; None where there is none."""
+        """Shared-memory folder of the machine on which the directory was made. None if there is no such folder."""
         ...
 
     def publish(self, name: str, address: str) -> None:
@@ -56,7 +56,7 @@ class Directory(Protocol):
         ...
 
     def find(self, name: str) -> str | None:
-        """Reads an entry; None where there is none so far."""
+        """Reads an entry. Returns None if it does not exist yet."""
         ...
 
 
@@ -73,7 +73,7 @@ class FolderDirectory:
         """See Directory."""
         made = self._folder / f".{name.replace('/', '.')}"
         made.write_text(address)
-        made.rename(self._folder / name.replace("/", "."))  # never seen half written
+        made.rename(self._folder / name.replace("/", "."))  # readers never see a partly written file
 
     def find(self, name: str) -> str | None:
         """See Directory."""
@@ -84,12 +84,12 @@ class FolderDirectory:
 
 
 class Mailbox:
-    """One rank's mailbox. Messages of one sender with one tag arrive in the order in which they were sent."""
+    """One rank's mailbox. Messages from one sender with one tag arrive in the order in which they were sent."""
 
-    _here: dict[tuple[str, str], "Mailbox"] = {}  # noqa: RUF012 - of the process, by secret and name
+    _here: dict[tuple[str, str], "Mailbox"] = {}  # noqa: RUF012 - of this process, by secret and name
 
     def __init__(self, name: str, directory: Directory, receive: Callable[[str, object], None] | None = None) -> None:
-        """receive: called with each message and its sender, on any thread, in place of keeping it for recv()."""
+        """receive: called with each message and its sender, on any thread. If given, recv() gets no messages."""
         self.name, self._directory, self._receive = name, directory, receive
         self.held: dict[Hashable, object] = {}
         """Values that other ranks may fetch."""
@@ -107,18 +107,21 @@ class Mailbox:
         directory.publish(name, json.dumps(address))
 
     def send(self, to: str, value: object, tag: str, patience_s: float) -> None:
-        """Sends a value. Returns once it is on its way: what was given may change then, unless it went to a rank of
-        this process, which has the value itself. Raises InterlaceError where there is no such rank, or not any more."""
+        """Sends a value. Returns once it is on its way.
+
+        Afterwards the caller may modify the value, unless the receiver is in this process and thus shares it. Raises
+        InterlaceError if the rank does not exist or is gone.
+        """
         with self._lock:
             line = self._line(to, patience_s)
             try:
                 line.send(Call(number=1, method=tag, args=(self.name, value)))
             except OSError as error:
                 del self._calls[to]
-                raise InterlaceError(f"{self.name}: {to} is gone, and a message to it with it ({error}).") from error
+                raise InterlaceError(f"{self.name}: {to} is gone, and a message to it was lost ({error}).") from error
 
     def recv(self, source: str, tag: str, patience_s: float) -> Any:
-        """Waits for the next value of a sender. Raises InterlaceError where none comes in time, or none will."""
+        """Waits for the next value from a sender. Raises InterlaceError if none arrives in time, or none can."""
         arrived = self._queues[source, tag]
         try:
             found = arrived.get(timeout=0 if source in self._gone else patience_s)
@@ -131,7 +134,10 @@ class Mailbox:
         raise InterlaceError(f"{self.name}: no message{what} came from {source} {why}.")
 
     def fetch(self, holder: str, key: Hashable, patience_s: float) -> Any:
-        """Returns what a rank holds. LookupError where it does not, or is gone; InterlaceError where it is too slow."""
+        """Returns a value that a rank holds.
+
+        Raises LookupError if the rank does not hold it or is gone, InterlaceError if the answer is late.
+        """
         tag = f"{_FETCH} {key}"
         try:
             with self._lock:
@@ -151,10 +157,10 @@ class Mailbox:
         return value
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the mailbox and its connections."""
         Mailbox._here.pop((self._secret, self.name), None)
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
         for line in self._calls.values():
             line.close()
@@ -178,13 +184,13 @@ class Mailbox:
         return _Line(host, port, secret, self._shared if has_memory else None)
 
     def _welcome(self) -> None:
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # the listener was closed
             while True:
                 connection, _ = self._listener.accept()
                 threading.Thread(target=self._hear, args=(connection,), name="mail", daemon=True).start()
 
     def _hear(self, connection: socket.socket) -> None:
-        """Takes in what one sender sends, until it hangs up. No bytes of a caller without the secret are unpickled."""
+        """Receives one sender's messages until it hangs up. No bytes of a caller without the secret are unpickled."""
         with connection, contextlib.suppress(OSError):
             connection.settimeout(GREET_WITHIN_S)
             given = b""
@@ -203,7 +209,7 @@ class Mailbox:
                     self.put(message)
 
     def put(self, message: Call) -> None:
-        """Takes a message in."""
+        """Handles a message."""
         source, value = message.args
         if message.method == LET_GO:
             self.held.pop(value, None)
@@ -211,7 +217,7 @@ class Mailbox:
             self._gone.add(value)
             for waiting in [arrived for (of, _), arrived in [*self._queues.items()] if of == value]:
                 waiting.put(_NOTHING)
-        elif message.method == _FETCH:  # on a thread of its own: one that listens must never wait to write
+        elif message.method == _FETCH:  # on a separate thread: the receiving thread must never block on a write
             threading.Thread(target=self._give, args=(source, *value), name="mail", daemon=True).start()
         elif self._receive:
             self._receive(source, value)
@@ -220,7 +226,7 @@ class Mailbox:
 
     def _give(self, to: str, key: Hashable, tag: str) -> None:
         found = self.held.get(key, _NOTHING)
-        with contextlib.suppress(InterlaceError):  # who asked is gone
+        with contextlib.suppress(InterlaceError):  # the requesting rank is gone
             self.send(to, (found is not _NOTHING, None if found is _NOTHING else found), tag, GREET_WITHIN_S)
 
 
@@ -234,22 +240,22 @@ class _Line:
         self._connection.sendall(secret.encode())
 
     def send(self, message: Call) -> None:
-        """Writes a message. Raises OSError where the other end is gone."""
+        """Writes a message. Raises OSError if the other end is gone."""
         write_all(self._connection.sendmsg, encode(message, self._shared))
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self._connection.close()
 
 
 class _Neighbour(_Line):
-    """A mailbox of the same process."""
+    """Connection to a mailbox of the same process."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
 
     def send(self, message: Call) -> None:
-        """Hands a message over."""
+        """Passes the message to the mailbox."""
         self.mailbox.put(message)
 
     def close(self) -> None:
@@ -261,7 +267,7 @@ _opening = threading.Lock()
 
 
 def mailbox_of(directory: Directory, name: str, receive: Callable[[str, object], None] | None = None) -> Mailbox:
-    """Returns a rank's mailbox, opened at the first call. receive: see Mailbox."""
+    """Returns a rank's mailbox, opened on the first call. receive: see Mailbox."""
     with _opening:
         key = (directory.run, name)
         return _boxes.get(key) or _boxes.setdefault(key, Mailbox(name, directory, receive))

@@ -16,23 +16,26 @@ from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.worker import WorkerContext
 
 GRACE_S = 5.0
-"""Seconds for a running operation to end, and for the process's watcher to say why the process died."""
+"""Seconds for a running operation to end, and for the process's watcher to report the cause of a death."""
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Open:
-    """A call without a reply so far."""
+    """A call that has no reply yet."""
 
     method: str
     since_s: float
     answer: "asyncio.Future[Reply]"
     given: tuple[Any, ...] = ()
-    """Arguments, kept until the reply even if nothing waits for it: arrays that the message only names must stay."""
+    """Arguments, kept until the reply even if nothing waits for it, because the message only names shared arrays."""
 
 
 class ProcessRank(asyncio.BufferedProtocol, ABC):
-    """Sender of calls, receiver of replies. A process that dies ends the run with an error: what it was doing."""
+    """Sends calls and receives replies.
+
+    The death of its process ends the run with an error that names the running calls.
+    """
 
     def __init__(
         self,
@@ -43,11 +46,11 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         *,
         dumps: Dumps = plain_dumps,
     ) -> None:
-        """on_failure: called with failures that no caller waits for, a death first of all."""
+        """on_failure: called with failures that no caller waits for, in particular the death of the process."""
         self._context, self._clock, self._on_failure = context, clock, on_failure
         self._shared, self._dumps = shared, dumps
         self.clock_offset = ClockOffset()
-        """Offset of the rank's clock to the run's."""
+        """Offset between the rank's clock and the run's clock."""
         self._assembler = Assembler(shared)
         self._open: dict[int, _Open] = {}
         self._next = CONSTRUCTION
@@ -60,12 +63,12 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
 
     @property
     def name(self) -> str:
-        """Name of the rank, for people."""
+        """Name of the rank, for messages."""
         return f"{self._context.group}[rank {self._context.rank}]"
 
     @property
     def is_open(self) -> bool:
-        """True if the rank's process is there."""
+        """True while the rank's process exists."""
         return not self._closed
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
@@ -83,17 +86,17 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         return RankResult(reply.value, *(self.clock_offset.here(there_s) for there_s in reply.ran_s))
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Runs an operation beside the running one, and before any that is called later."""
+        """Runs an operation concurrently with the running one, and before all later calls."""
         self._write(self._encoded(Call(number=UNAWAITED, method=method, args=args)))
 
     async def death(self) -> WorkerDiedError | None:
-        """Returns why the rank's process is gone, where this side did not end the process."""
+        """Returns the cause if the rank's process died. Returns None if this side ended it."""
         if self._inquest:
             await self._inquest
         return self._dead if isinstance(self._dead, WorkerDiedError) else None
 
     async def close(self) -> None:
-        """Lets the running operation end, for a few seconds, and then ends the process."""
+        """Waits a few seconds for the running operation to end, and then ends the process."""
         if self._closed:
             return
         self._closed = self._closing = True
@@ -103,17 +106,17 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
 
     @abstractmethod
     async def _end(self) -> None:
-        """Ends the process, whose connection is closed, unless the process ends by itself."""
+        """Ends the process, if it does not end by itself. Its connection is already closed."""
 
     @abstractmethod
     async def _cause_of_death(self) -> str:
-        """Returns where the process was and why it is gone, as far as is known within GRACE_S."""
+        """Returns the identity of the process and the cause of its death, as far as it is known within GRACE_S."""
 
     async def _before_call(self, values: Sequence[Any]) -> None:
-        """Waits for what must be there before a call with these arguments."""
+        """Waits until a call with these arguments can be sent."""
 
     async def _before_result(self, value: Any) -> None:
-        """Waits for what must be there before a result is given out."""
+        """Waits until a result is complete."""
 
     def _expect(self, method: str, given: tuple[Any, ...] = ()) -> "asyncio.Future[Reply]":
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -135,15 +138,15 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
             for part in parts:
                 self._transport.write(part)
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the message says how much is to come
-        """Returns the memory where the transport writes received bytes."""
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the message header determines the size
+        """Returns the memory into which the transport writes received bytes."""
         return self._assembler.space[:_CHUNK]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Takes in `nbytes` that the transport received; called by asyncio."""
+        """Handles `nbytes` that the transport received; called by asyncio."""
         try:
             messages = self._assembler.received(nbytes)
-        except Exception as error:  # noqa: BLE001 - whatever unpickling a value of the user's raises
+        except Exception as error:  # noqa: BLE001 - unpickling a user's value can raise anything
             self._unreadable(error)
             return
         for message in messages:
@@ -151,7 +154,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
                 self._replied(message)
 
     def _unreadable(self, error: Exception) -> None:
-        """Breaks the connection off: a reply was lost, and what follows it with it."""
+        """Closes the connection: a reply was lost, and all later ones with it."""
         lost = InterlaceError(
             f"{self.name}: a reply cannot be read here ({type(error).__name__}: {error}), {self._doing()}. Return data "
             "whose classes can be imported and made here."
@@ -179,7 +182,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
                 sent_s=entry.since_s, start_there_s=start_s, end_there_s=end_s, received_s=self._clock.now()
             )
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the process's watcher knows more
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the process's watcher has the cause
         """Handles the end of the connection: the process died, or this end closed."""
         if not self._closing:
             self._inquest = self._start(self._explain_death())
@@ -190,8 +193,8 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _is_waited_for(self, value: Any) -> bool:  # noqa: ARG002 - for connections that bring a result in parts
-        """Says whether a result is not whole yet."""
+    def _is_waited_for(self, value: Any) -> bool:  # noqa: ARG002 - for connections that deliver a result in parts
+        """Returns whether a result is still incomplete."""
         return False
 
     async def _resolve_later(self, reply: Reply) -> None:
@@ -203,7 +206,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         if entry is None or entry.answer.done():
             return  # the caller is gone
         if reply.error:
-            # A worker that could not be made hangs up, and is not to be missed.
+            # A worker that could not be constructed hangs up; this is not a death.
             self._closing |= reply.number == CONSTRUCTION
             entry.answer.set_exception(reply.error)
         else:
@@ -217,7 +220,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         self._break(WorkerDiedError(f"{self.name} died while {doing} {cause}"))
 
     def _break(self, error: InterlaceError) -> None:
-        """Fails all open calls: nothing comes over the connection any more."""
+        """Fails all open calls, because the connection delivers no more replies."""
         self._dead = error
         for entry in self._open.values():
             if not entry.answer.done():

@@ -18,15 +18,15 @@ from interlace.runtime.process.shared import SharedArrays, write_all
 from interlace.runtime.worker import RAISED, Worker, WorkerContext
 
 ALONE_S = 10.0
-"""For what runs to end once the controller hung up. Longer than the controller gives it: one that lives ends it."""
+"""Seconds that an operation has to end after the controller hung up. A living controller kills the process earlier."""
 _CHUNK = 1 << 20
 
 
 class WorkerServer:
-    """Runner of the operations that come over a connection.
+    """Runs the operations that arrive over a connection.
 
-    A plain operation runs on the thread of run(), in the order of the calls. A coroutine runs on an event loop beside
-    it, where those that need no device overlap. A concurrent operation runs at once, on the thread that receives.
+    A plain operation runs on the thread of run(), in the order of the calls. A coroutine runs on a separate event loop;
+    coroutines that need no device overlap there. A concurrent operation runs at once, on the receiving thread.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WorkerServer:
         *,
         dumps: Dumps = plain_dumps,
     ) -> None:
-        """shared: see SharedArrays; None where the controller is on another machine."""
+        """shared: see SharedArrays; None if the controller is on another machine."""
         self._connection, self._context, self._shared, self._dumps = connection, context, shared, dumps
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
@@ -59,12 +59,12 @@ class WorkerServer:
             self._idle.set()
             worker.close()
         finally:
-            # Wakes the controller, if it is there, and the thread that receives, whatever ended this.
+            # Wakes the controller, if it exists, and the receiving thread, regardless of the cause.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
 
     def on_call(self, call: Call) -> None:
-        """Sees each call before it runs."""
+        """Called with each call before it runs."""
 
     def on_result(self, value: Any) -> Any:
         """Returns the value to send for a result."""
@@ -78,7 +78,7 @@ class WorkerServer:
         return self._worker
 
     def _receive(self) -> None:
-        # What cannot be read, or a concurrent operation that raises: no caller waits, so it ends the run.
+        # No caller waits for unreadable messages or for concurrent operations, so their errors end the run.
         with contextlib.suppress(OSError), self._reporting(UNAWAITED, "receive"):
             assembler = Assembler(self._shared)
             while count := self._connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
@@ -86,7 +86,7 @@ class WorkerServer:
                     self._dispatch(message)
         self._calls.put(None)
         if not self._idle.wait(ALONE_S):
-            os._exit(1)  # a killed controller cannot end this process, and what runs may never end
+            os._exit(1)  # a killed controller cannot end this process, and the running operation may never end
 
     def _dispatch(self, call: Call | Reply) -> None:
         if isinstance(call, Reply):
@@ -123,12 +123,12 @@ class WorkerServer:
 
     @contextlib.contextmanager
     def _reporting(self, number: int, method: str) -> Iterator[None]:
-        """Sends errors raised inside to the controller: a UserError's message, any other with its traceback."""
+        """Sends errors raised inside to the controller: a UserError's message, or any other error's traceback."""
         try:
             yield
-        except UserError as error:  # one of the worker's own class may not be readable there
+        except UserError as error:  # the controller may be unable to unpickle a subclass that the worker defines
             kind = DiskFullError if isinstance(error, DiskFullError) else UserError
             self._send(Reply(number=number, error=kind(str(error))))
-        except RAISED:  # not swallowed: it is raised again where the operation was called
+        except RAISED:  # not swallowed: it is raised again at the caller of the operation
             where = self._context.group, self._context.rank, method
             self._send(Reply(number=number, error=RemoteError(*where, traceback.format_exc())))

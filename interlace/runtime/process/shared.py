@@ -1,4 +1,4 @@
-"""Large arrays between processes of one machine: they lie in shared memory, and messages only name them."""
+"""Large arrays between processes of one machine. They lie in shared memory, and messages contain only their names."""
 
 import bisect
 import contextlib
@@ -23,7 +23,7 @@ _MAX_PARTS = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedSpan:
-    """Place of an array in a shared segment."""
+    """Location of an array in a shared segment."""
 
     segment: str
     offset: int
@@ -31,22 +31,22 @@ class SharedSpan:
 
 
 class SharedFolder:
-    """A folder in memory, named after this process. Its lock says that the process lives: no kill can keep it."""
+    """A folder in memory, named after this process. Its file lock marks the process as alive; a kill releases it."""
 
     def __init__(self, memory: Path) -> None:
-        """Also removes what killed processes left in the same memory."""
-        import fcntl  # not on Windows, where there is no such memory either
+        """Makes the folder, and removes folders that killed processes left in the same memory."""
+        import fcntl  # does not exist on Windows, which has no such memory either
 
         for left in [*memory.glob("interlace-*"), *memory.glob(".interlace-*-removed")]:
             _remove_if_left(left)
         made = Path(tempfile.mkdtemp(prefix=f".interlace-{os.getpid()}-", dir=memory))
         self._lock = os.open(made, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.path = made.rename(made.with_name(made.name[1:]))  # not seen by others before it is locked
+        self.path = made.rename(made.with_name(made.name[1:]))  # other processes see the folder only once it is locked
 
     def remove(self) -> None:
         """Removes the folder, at the end."""
-        # Renamed first: a process that is about to be killed can add no file while the folder is removed.
+        # Rename it first: a process that is about to be killed then adds no file while the folder is removed.
         hidden = self.path.with_name(f".{self.path.name}-removed")
         with contextlib.suppress(OSError):
             self.path.rename(hidden)
@@ -56,14 +56,14 @@ class SharedFolder:
 
 
 def shared_folder() -> SharedFolder | None:
-    """Makes a folder, for the caller to remove; None on a machine whose shared memory is not a folder."""
+    """Makes a folder, for the caller to remove. Returns None if this machine's shared memory is not a folder."""
     return SharedFolder(_MEMORY) if _MEMORY.is_dir() else None
 
 
 def _remove_if_left(folder: Path) -> None:
     import fcntl
 
-    with contextlib.suppress(OSError):  # gone meanwhile, another user's, or its process lives
+    with contextlib.suppress(OSError):  # already removed, owned by another user, or its process lives
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # any user may put a pipe there
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,12 +73,12 @@ def _remove_if_left(folder: Path) -> None:
 
 
 def padding(size: int) -> bytes:
-    """Returns the bytes that follow an array of `size` bytes, so that the next array is aligned."""
+    """Returns the bytes to write after an array of `size` bytes, so that the next array is aligned."""
     return bytes(-size % _ALIGNMENT)
 
 
 def write_all(write: Callable[[Sequence[memoryview]], int], parts: Sequence[bytes | memoryview]) -> None:
-    """Calls a writer that may write less than it was given until everything is written."""
+    """Writes all parts with a writer that may write less than it was given."""
     left = [memoryview(part) for part in parts if len(part)]
     start = 0
     while start < len(left):
@@ -91,22 +91,25 @@ def write_all(write: Callable[[Sequence[memoryview]], int], parts: Sequence[byte
 
 
 class SharedArrays:
-    """One process's view of a folder in memory that processes of a machine share; each segment is a file in it.
+    """One process's view of a folder in memory that processes of a machine share. Each segment is a file in it.
 
-    The controller passes arrays on: an array that came in a segment is named again, not copied, and the segment goes
-    when nothing of it is used any more. So arrays are read-only there and where they are passed on; other arrays are
-    the rank's own, copied on write.
+    The controller forwards arrays: it names an array that arrived in a segment instead of copying it. The segment is
+    removed when no part of it is used any more. Arrays are therefore read-only in the controller and after forwarding.
+    Other arrays belong to the rank and are copied on write.
     """
 
     def __init__(self, folder: Path, *, passes_on: bool) -> None:
-        """passes_on: true in the controller."""
+        """passes_on: True in the controller."""
         self._folder, self._passes_on = folder, passes_on
         self._numbers = count()
         self._starts: list[int] = []
         self._known: dict[int, tuple[int, str]] = {}
 
     def share(self, arrays: Sequence[memoryview]) -> tuple[list[SharedSpan], str] | None:
-        """Returns the arrays' spans, and the segment made for them ('' for none). None where memory is short."""
+        """Returns the arrays' spans, and the name of the segment made for them ('' if none was needed).
+
+        Returns None if memory does not suffice.
+        """
         known = [self._find(array) for array in arrays]
         new = [array for array, span in zip(arrays, known, strict=True) if span is None]
         if not new:
@@ -124,14 +127,14 @@ class SharedArrays:
         return spans, name
 
     def attach(self, spans: Sequence[SharedSpan], made: str) -> list[NDArray[np.uint8]]:
-        """Maps the arrays. made: the segment that was made for this message, to be removed by its receiver."""
+        """Maps the arrays. made: the segment made for this message, which its receiver removes."""
         segments = {name: self._map(name) for name in {span.segment: None for span in spans}}
         if made and not self._passes_on:
             self.remove(made)
         return [segments[span.segment][span.offset : span.offset + span.size] for span in spans]
 
     def remove(self, name: str) -> None:
-        """Removes a segment; its memory is freed once no process maps it."""
+        """Removes a segment. Its memory is freed once no process maps it."""
         with contextlib.suppress(FileNotFoundError):
             (self._folder / name).unlink()
 
@@ -153,7 +156,7 @@ class SharedArrays:
             start = _address(whole)
             bisect.insort(self._starts, start)
             self._known[start] = (whole.nbytes, name)
-            # Of the array: a mapping tells of its end when its addresses may already be another's.
+            # Attached to the array: a mapping reports its end when its addresses may already belong to another.
             weakref.finalize(whole, self._forget, start, name)
         return whole
 
@@ -163,7 +166,7 @@ class SharedArrays:
         self.remove(name)
 
     def _find(self, array: memoryview) -> SharedSpan | None:
-        starts = [*self._starts]  # another thread may let a segment go meanwhile, though never one that `array` is in
+        starts = [*self._starts]  # another thread may release a segment meanwhile, but never one that contains `array`
         start = _address(np.frombuffer(array, np.uint8)) if starts else 0
         place = bisect.bisect_right(starts, start) - 1
         size, name = self._known.get(starts[place], (0, "")) if place >= 0 else (0, "")

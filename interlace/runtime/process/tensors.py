@@ -1,4 +1,4 @@
-"""Tensors as the arrays that messages and stores carry. torch is loaded where there are tensors."""
+"""Tensors packed as arrays for messages and stores. torch is imported only if tensors occur."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ def pack(tensor: "Tensor") -> PackedTensor:
     import torch
 
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    flat = flat.as_strided(flat.shape, (1,))  # a single element counts as contiguous whatever its stride is
+    flat = flat.as_strided(flat.shape, (1,))  # a single element counts as contiguous with any stride
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.view(torch.uint8).numpy()
 
 
 def unpack(dtype: str, shape: tuple[int, ...], content: NDArray[np.uint8]) -> "Tensor":
-    """Shares the array's memory, which may be read-only; a tensor cannot say so, and users of weights copy them."""
+    """Unpacks a tensor. It shares the array's memory, which may be read-only; users of weights copy them."""
     import torch
 
     if not content.size:
@@ -35,7 +35,7 @@ def unpack(dtype: str, shape: tuple[int, ...], content: NDArray[np.uint8]) -> "T
 
 
 def tensor_reducers() -> Mapping[type, Callable[[Any], tuple[Any, ...]]]:
-    """Returns how a pickler takes tensors apart, so that their content can travel beside the pickle."""
+    """Returns the functions that reduce tensors for a pickler, so that their content can be sent outside the pickle."""
     import torch
 
     return {torch.Tensor: lambda tensor: (unpack, pack(tensor))}

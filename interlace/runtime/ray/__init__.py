@@ -1,1 +1,1 @@
-"""Workers as Ray actors, on one node or many. Imported only where `cluster=ray` is chosen; needs `interlace[ray]`."""
+"""Workers as Ray actors, on one node or many. Imported only if `cluster=ray` is chosen; needs `interlace[ray]`."""

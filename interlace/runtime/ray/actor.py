@@ -1,4 +1,4 @@
-"""Actor of a rank: what runs in the rank's process."""
+"""Actor of a rank: the code that runs in the rank's process."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from interlace.runtime.ray.tensors import store_large, stored_in
 from interlace.runtime.worker import Worker, WorkerContext
 
 _SIOCGIFADDR = 0x8915
-"""Request number in Linux's sockios.h: the address of an interface."""
+"""Request number in Linux's sockios.h for the address of an interface."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,38 +36,38 @@ class Endpoint:
     """Shared secret, sent first; connections without it are closed."""
     process: int
     shares_memory: bool
-    """True if the controller's folder of shared arrays is here too."""
+    """True if the controller's folder of shared arrays also exists on this machine."""
 
 
 class Tables:
-    """Stored tables whose references go through Ray, which counts them; messages name them only."""
+    """Stored tables. Ray transfers and counts their references; messages contain only their names."""
 
     def __init__(self) -> None:
         self._sent: dict[str, Any] = {}
         self._received: dict[str, Any] = {}
 
     def hand_over(self, keys: list[str]) -> list[Any]:
-        """References of tables that a reply named."""
+        """Returns the references of tables that a reply named."""
         return [self._sent.pop(key) for key in keys]
 
     def take(self, tables: dict[str, list[Any]]) -> None:
-        """References of tables that the next call names. In lists, or Ray would fetch them."""
+        """Accepts the references of tables that the next call names. Lists prevent Ray from fetching the tables."""
         self._received.update({key: refs[0] for key, refs in tables.items()})
 
     def attach(self, values: Sequence[Any]) -> None:
-        """Gives the tables among some values their references."""
+        """Sets the references of the tables among some values."""
         for table in stored_in(values):
             table.ref = self._received.pop(table.key)
 
     def store(self, value: Any) -> Any:
-        """Returns a result whose large tables are in the store."""
+        """Puts a result's large tables into the store. Returns the result with the stored tables."""
         value = store_large(value)
         self._sent.update({table.key: table.ref for table in stored_in((value,)) if table.ref is not None})
         return value
 
 
 class _Server(WorkerServer):
-    """Serves a worker, its tables of tensors through the object store."""
+    """Serves a worker, and passes its tables of tensors through the object store."""
 
     def __init__(
         self, connection: socket.socket, context: WorkerContext, shared: SharedArrays | None, tables: Tables
@@ -83,22 +83,22 @@ class _Server(WorkerServer):
 
 
 class RankActor:
-    """A Ray actor around one worker. Ray places and watches it; its operations come over a socket of its own."""
+    """A Ray actor around one worker. Ray places and watches it; its operations are sent over a separate socket."""
 
     def __init__(self, name: str, folder: str, search_path: Sequence[str], shared: Path | None) -> None:
-        """name: stands before each line that is printed here. shared: see SharedArrays; it may be on another machine.
+        """name: prefix of each line that is printed here. shared: see SharedArrays; it may be on another machine.
 
-        folder, search_path: the controller's working directory and sys.path, so that relative paths and modules mean
-        the same here, where the file system is shared.
+        folder, search_path: the controller's working directory and sys.path. If the file system is shared, relative
+        paths and modules then have the same meaning here.
         """
         self._name = name
         sys.path += [entry for entry in search_path if entry not in sys.path]
         if Path(folder).is_dir():
             os.chdir(folder)
-        # The controller's view says what goes on; bars of many processes would only write between its lines.
+        # The controller shows the progress. Progress bars of many processes would only disturb its output.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         host = ray.util.get_node_ip_address()
-        if interface := interface_of(host):  # else ranks of a group would meet wherever the host's name points
+        if interface := interface_of(host):  # otherwise ranks would meet at the host name's address
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         self._listener = socket.create_server((host, 0))
         self._token = secrets.token_bytes(TOKEN_BYTES)
@@ -136,7 +136,7 @@ class RankActor:
 
 
 def interface_of(address: str) -> str | None:
-    """Returns the name of the network interface with an IPv4 address; None where this system does not say."""
+    """Returns the name of the network interface with an IPv4 address. Returns None if the system does not report it."""
     return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
 
 
@@ -146,14 +146,14 @@ def _address_of(interface: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        except OSError:  # it has none
+        except OSError:  # it has no address
             return None
     return socket.inet_ntoa(found[20:24])
 
 
 def dumps(message: object) -> Pickled:
-    """Classes of the user's own script are pickled by value, which plain pickle cannot."""
-    # Ten times as fast as cloudpickle, which only what is defined in a script or within a function needs.
+    """Pickles a message. Classes of the user's script are pickled by value, which plain pickle cannot do."""
+    # Ten times as fast as cloudpickle, which only objects defined in a script or within a function need.
     with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
         found = plain_dumps(message)
         if b"__main__" not in found[0]:

@@ -17,7 +17,7 @@ START_WITHIN_S, CONNECT_WITHIN_S = 120.0, 30.0
 
 
 class ChildActor(RankActor):
-    """A Ray actor that does jobs which come over a socket of its own."""
+    """A Ray actor that does jobs sent over a separate socket."""
 
     def serve(self, target: Callable[..., None], arguments: tuple[object, ...]) -> None:
         """Runs target(connection, *arguments) once the run has connected."""
@@ -27,25 +27,25 @@ class ChildActor(RankActor):
 
 
 class RayChild:
-    """A process that Ray placed. That it is gone shows on its connection alone."""
+    """A process that Ray placed. Only its connection shows that it is gone."""
 
     exitcode: int | None = None
-    """Nothing: Ray does not say."""
+    """Always None, because Ray does not report exit codes."""
 
     def __init__(self, actor: Any, life: Any, process: int) -> None:
-        """actor, life: Ray's handle, and its reference of what ends with the process."""
+        """actor: Ray's handle. life: reference of the call that ends with the process."""
         self._actor, self._life = actor, life
         self.pid = process
-        # Never readable: there is no file that ends with a process of another node.
+        # Never readable: no file descriptor signals the end of a process on another node.
         self.sentinel, self._other = socket.socketpair()
 
     def join(self, timeout: float) -> None:
-        """Waits for the end."""
+        """Waits for the end of the process."""
         with contextlib.suppress(RayError):
             ray.wait([self._life], timeout=timeout)
 
     def kill(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self.sentinel.close()
         self._other.close()
         with contextlib.suppress(RayError, RuntimeError):  # the cluster may be gone too
@@ -55,7 +55,7 @@ class RayChild:
 def place_child(
     name: str, target: Callable[..., None], arguments: tuple[object, ...]
 ) -> tuple[RayChild, socket.socket]:
-    """Starts a process on the node with most room and connects to it. Raises OSError where that fails."""
+    """Starts a process on the node with the most room and connects to it. Raises OSError on failure."""
     made: Any = ray.remote(ChildActor)
     actor = made.options(num_cpus=0, scheduling_strategy="SPREAD").remote(name, str(Path.cwd()), sys.path, None)
     try:

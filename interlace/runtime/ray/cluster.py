@@ -31,20 +31,26 @@ from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
 _GPUS_STAY_VISIBLE = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
-"""The reservation holds the GPUs, the actors ask for none: Ray would hide them all."""
+"""Keeps GPUs visible: the reservation holds them and the actors request none, so Ray would hide them all."""
 LOOK_EVERY_S = 1.0
-"""Between two looks at the parts of Ray that the run needs."""
+"""Seconds between two checks of the Ray processes that the run needs."""
 STOPPED_WITHIN_S = 6.0
-"""A signal to all processes of a run ends Ray's parts too; by then the run has stopped by itself, with a checkpoint."""
+"""Seconds in which a run that was stopped saves a checkpoint and ends. The same signal also ends Ray's processes."""
 
 
 class RayCluster(Cluster):
-    """One reservation holds all devices of the run; roles that share a device share its place, and the lock decides."""
+    """A cluster whose single reservation holds all devices.
+
+    Roles that share a device share its bundle; the lock decides.
+    """
 
     def __init__(
         self, session: RaySession, slots: Sequence[DeviceSlot], schedule: Schedule, *, hang_after_s: float
     ) -> None:
-        """Made on a running event loop. UserError where the devices are not free. shutdown() closes the session."""
+        """Makes a cluster on a running event loop; shutdown() closes the session.
+
+        Raises UserError if devices are not free.
+        """
         super().__init__([slot.device for slot in slots], schedule, hang_after_s=hang_after_s)
         self._slots, self._lost_part = tuple(slots), session.lost_part
         self._reservation = session.reserve(slots)
@@ -60,13 +66,13 @@ class RayCluster(Cluster):
         self._after_workers.callback(self.spawn(self._watch_ray(), name="ray").cancel)
 
     async def _watch_ray(self) -> None:
-        """Fails the run once a part of Ray is gone: its ranks may compute on for minutes before Ray ends them."""
+        """Fails the run once a Ray process is gone. Its ranks may otherwise compute for minutes until Ray ends them."""
         while not (lost := self._lost_part()):
             await asyncio.sleep(LOOK_EVERY_S)
         await asyncio.sleep(STOPPED_WITHIN_S)
         raise WorkerDiedError(
-            f"{lost} is gone, which the run's ranks cannot outlive. If the system ended that for want of memory, give "
-            "the run less."
+            f"{lost} is gone, and the run's ranks cannot continue without it. If it was killed because memory ran out, "
+            "reduce the memory use of the run."
         )
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
@@ -75,7 +81,7 @@ class RayCluster(Cluster):
         actor: Any = ray.remote(RankActor)
         handle = actor.options(
             num_cpus=0,
-            # run() keeps one thread for good; the others hand over references.
+            # run() permanently occupies one thread; the others pass references.
             max_concurrency=3,
             scheduling_strategy=self._at(own),
             runtime_env=_GPUS_STAY_VISIBLE if local and local[0].startswith("cuda") else None,
@@ -106,7 +112,7 @@ class RayCluster(Cluster):
         return found
 
     def _at(self, devices: Sequence[Device]) -> PlacementGroupSchedulingStrategy:
-        """Returns the strategy that starts a worker at its first device; anywhere in the reservation without one."""
+        """Returns the strategy that places a worker at its first device, or anywhere in the reservation without one."""
         return PlacementGroupSchedulingStrategy(
             self._reservation, placement_group_bundle_index=devices[0].index if devices else -1
         )

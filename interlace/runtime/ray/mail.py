@@ -1,4 +1,4 @@
-"""The directory of mailboxes on a Ray cluster: entries of its key-value store."""
+"""Directory of mailboxes on a Ray cluster: entries of its key-value store."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from ray.experimental import internal_kv
 
 
 class StoreDirectory:
-    """A directory for ranks of any machine of the cluster."""
+    """A directory for ranks on any machine of the cluster."""
 
     def __init__(self, run: str, shared: Path | None) -> None:
-        """run: no other run's."""
+        """run: identifier of the run, unique in the cluster."""
         self.run, self.shared = run, shared
 
     @property

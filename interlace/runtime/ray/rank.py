@@ -18,7 +18,7 @@ from interlace.runtime.worker import Worker, WorkerContext
 
 
 class RayRank(ProcessRank):
-    """Calls go over a socket; tables of tensors, and the word on a death, come through Ray."""
+    """Rank whose calls use a socket. Tables of tensors, and the cause of a death, are transferred by Ray."""
 
     def __init__(
         self,
@@ -29,16 +29,16 @@ class RayRank(ProcessRank):
         on_failure: Callable[[Exception], None],
         lost_part: Callable[[], str],
     ) -> None:
-        """actor: Ray's handle of a RankActor. lost_part: names the part of Ray that is gone, if one is."""
+        """actor: Ray's handle of a RankActor. lost_part: returns the missing Ray process, or an empty string."""
         super().__init__(context, clock, shared, on_failure, dumps=dumps)
         self._actor, self._lost_part = actor, lost_part
         self._where = ""
-        """The process and its machine, for people."""
+        """The process and its machine, for messages."""
         self._life: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends when the process does, with Ray's word on why."""
+        """Completes when the process ends, with Ray's explanation as the exception."""
 
     async def start(self, factory: Callable[[WorkerContext], Worker]) -> None:
-        """Connects, and constructs the worker. A UserError passes as it is; anything else becomes a RemoteError."""
+        """Connects and constructs the worker. A UserError passes unchanged; any other error becomes a RemoteError."""
         try:
             endpoint: Endpoint = await self._actor.endpoint.remote()
         except RayError as error:
@@ -47,7 +47,7 @@ class RayRank(ProcessRank):
         if not endpoint.shares_memory:
             self._shared = None
         self._life = asyncio.ensure_future(_finished(self._actor.run.remote(factory, self._context)))
-        self._life.add_done_callback(_retrieve)  # of a run that ends at another failure, nobody awaits it
+        self._life.add_done_callback(_retrieve)  # if another failure ends the run, nothing awaits this future
         constructed = self._expect("__init__")
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(lambda: self, endpoint.host, endpoint.port)
@@ -58,7 +58,7 @@ class RayRank(ProcessRank):
             outcomes: set[asyncio.Future[Any]] = {constructed, self._life}
             await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
             if self._life.done() and (reason := self._life.exception()) and not self._dead:
-                # It never came to the worker: what makes it could not be read there.
+                # The worker's constructor was never reached: its pickle could not be read there.
                 raise RemoteError(self._context.group, self._context.rank, "__init__", str(reason)) from reason
             await constructed
         except BaseException:
@@ -78,13 +78,13 @@ class RayRank(ProcessRank):
             reason = str(error) if error else "its serving thread ended"
         if lost := self._lost_part():
             return (
-                f"{self._where}, because {lost} is gone, which it cannot outlive. If the system ended that for want of "
-                f"memory, give the run less. Ray says: {reason}"
+                f"{self._where}, because {lost} is gone, and it cannot continue without it. If that was killed because "
+                f"memory ran out, reduce the memory use of the run. Ray says: {reason}"
             )
-        return f"{self._where}. If memory ran out there, give it less, or other devices. Ray says: {reason}"
+        return f"{self._where}. If memory ran out there, use smaller batches or other devices. Ray says: {reason}"
 
     async def _before_call(self, values: Sequence[Any]) -> None:
-        # References go through Ray, which counts them; the frame names them only.
+        # Ray transfers and counts the references; the frame contains only names.
         tables = {table.key: [table.ref] for table in stored_in(values)}
         if tables:
             await self._actor.take.remote(tables)
@@ -100,9 +100,9 @@ class RayRank(ProcessRank):
 
 
 def _tune(connection: socket.socket) -> None:
-    """Sends small messages at once, and notices a peer gone without a word (a node that lost power) in seconds."""
+    """Sends small messages at once, and detects a vanished peer (a node that lost power) in seconds."""
     for option, value in [("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)]:
-        if hasattr(socket, option):  # not every platform has each of them
+        if hasattr(socket, option):  # not every platform has all of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 

@@ -1,8 +1,8 @@
-"""Ends what is left of a Ray, once the process that started it is gone, however it went.
+"""Ends the remaining processes of a Ray instance once the process that started it has ended in any way.
 
-Run as a file of its own, so that it costs little: `python -I -S reaper.py SESSION_FOLDER DRIVER PID...`. It waits until
-its standard input, which only the driver holds open, ends. Then it kills those PIDs, and Ray's own processes that write
-into the session's folder: the agents, which outlive a killed raylet by up to a minute, and ranks.
+It runs as a separate script with little overhead: `python -I -S reaper.py SESSION_FOLDER DRIVER PID...`. It waits until
+its standard input ends, which only the driver holds open. Then it kills those PIDs, and Ray's own processes that write
+into the session's folder: ranks, and the agents, which outlive a killed raylet by up to a minute.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _PROCESSES, _MEMORY = Path("/proc"), Path("/dev/shm")
 
 
 def reap(session: str, driver: int, started: Sequence[int]) -> None:
-    """Kills until there is nothing left, and frees the driver's shared memory."""
+    """Kills processes until none is left, and frees the driver's shared memory."""
     deadline_s = time.monotonic() + WITHIN_S
     while (found := [*_left_of(session, started)]) and time.monotonic() < deadline_s:
         for process in found:
@@ -33,11 +33,11 @@ def reap(session: str, driver: int, started: Sequence[int]) -> None:
 
 def _left_of(session: str, started: Sequence[int]) -> Iterator[int]:
     for folder in _PROCESSES.iterdir():
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+        with contextlib.suppress(OSError):  # already gone, or owned by another user
             if not folder.name.isdigit():
                 continue
             command = (folder / "cmdline").read_bytes()
-            # A number may be another process's by now; and who reads Ray's logs is not to be killed.
+            # A PID may have been reused by now, and processes that merely read Ray's logs must not be killed.
             is_part = int(folder.name) in started and session.encode() in command
             if is_part or (command.startswith(b"ray::") and _writes_into(folder, session)):
                 yield int(folder.name)

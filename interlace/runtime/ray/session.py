@@ -30,18 +30,22 @@ NODE_LABEL = "ray.io/node-id"
 
 
 class RaySession:
-    """A Ray that was joined, or started for this run and ended with it."""
+    """A Ray instance that was joined, or that was started for this run and ends with it."""
 
     def __init__(self, *, is_own: bool, parts: "OwnParts | None" = None) -> None:
-        """is_own: whether close() disconnects; a connection that this process had before is left alone.
+        """is_own: whether close() disconnects. An earlier connection of this process is kept.
 
-        parts: of a Ray that was started here.
+        parts: the processes of a Ray instance that was started here.
         """
         self._is_own, self._parts = is_own, parts
 
     @classmethod
     def open(cls, address: str | None, machine: Machine) -> "RaySession":
-        """address: of a running cluster (`auto`, host:port); None starts one here, as large as `machine`."""
+        """Joins or starts Ray.
+
+        address: of a running cluster (`auto`, host:port). If None, starts an instance here that is as large as
+        `machine`.
+        """
         if ray.is_initialized():
             return cls(is_own=False)
         if address is None:
@@ -60,7 +64,7 @@ class RaySession:
         return cls(is_own=True)
 
     def machines(self, look: Callable[[], Machine]) -> list[Machine]:
-        """Returns the cluster's living nodes, in order of their addresses; `look` runs on each."""
+        """Returns the cluster's living nodes, in the order of their addresses. `look` runs on each."""
         nodes = sorted((node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"])
         task: Any = ray.remote(num_cpus=0)(look)
         seen = [
@@ -70,7 +74,7 @@ class RaySession:
         return [replace(machine, name=node_id) for machine, (_, node_id) in zip(ray.get(seen), nodes, strict=True)]
 
     def reserve(self, slots: Sequence[DeviceSlot]) -> Any:
-        """Reserves a placement group with a bundle for each device, on its node. UserError where they are not free."""
+        """Reserves a placement group with one bundle per device, on its node. Raises UserError if they are not free."""
         bundles = [_needs(slot, slots) for slot in slots]
         labels = [{NODE_LABEL: slot.machine} for slot in slots]
         group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
@@ -80,56 +84,58 @@ class RaySession:
             free = " and ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in sorted({*bundles[0], *bundles[-1]}))
             raise UserError(
                 f"the Ray cluster has not had {len(slots)} free devices within {RESERVE_WITHIN_S:.0f} s; free now: "
-                f"{free}. Ask for fewer (cluster.devices), or end what else runs there."
+                f"{free}. Request fewer (cluster.devices), or end other jobs there."
             )
         return group
 
     def give_back(self, clear: Callable[[], object]) -> None:
-        """Runs what takes something of this run's out of Ray. Where close() ends Ray, that does, not held up by dead
-        parts."""
+        """Runs a function that removes this run's data from Ray.
+
+        Does nothing if close() ends Ray and thus removes all data.
+        """
         if not self._is_own:
             clear()
 
     def close(self) -> None:
-        """Ends or leaves the Ray that open() started or joined."""
+        """Ends or leaves the Ray instance that open() started or joined."""
         if self._is_own:
             ray.shutdown()
         if self._parts:
             self._parts.end()
 
     def lost_part(self) -> str:
-        """Returns the missing part of a Ray started here without which its ranks end; else empty."""
+        """Returns the missing process of a Ray instance started here, without which its ranks end; else empty."""
         return self._parts.lost() if self._parts else ""
 
 
 class OwnParts:
-    """The processes of a Ray that this process started, and one that ends them once this process is gone."""
+    """The processes of a Ray instance that this process started, and a reaper that ends them after this process."""
 
     NEEDED = ("raylet", "gcs_server")
 
     def __init__(self) -> None:
-        """Looks for them among the children of this process: Ray has just been started."""
+        """Finds the processes among the children of this process. Ray must just have been started."""
         children = _children()
         raylets = [_command(process) for process, name in children if name == "raylet"]
         found = re.search(r"=(/[^=]*/session_[\w-]+)/sockets/raylet", raylets[-1]) if raylets else None
-        session = found[1] if found else ""  # a system that does not tell of processes: nothing to look after
+        session = found[1] if found else ""  # some systems do not list processes: there is nothing to watch
         self._pids = {process: name for process, name in children if session and session in _command(process)}
         self._reaper: subprocess.Popen[bytes] | None = None
         if session:
             arguments = [session, str(os.getpid()), *map(str, self._pids)]
             command = [sys.executable, "-I", "-S", reaper.__file__, *arguments]
-            # In a session of its own: what is sent to all processes of a run does not reach it.
+            # In a separate session, so that signals to all processes of a run do not reach it.
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def lost(self) -> str:
-        """Names the first needed part that is gone; empty where they live."""
+        """Returns the name of the first missing required process. Empty if all of them live."""
         for process, name in self._pids.items():
             if name in self.NEEDED and not _command(process):
                 return f"Ray's {name} (process {process})"
         return ""
 
     def end(self) -> None:
-        """Ends what is left."""
+        """Ends the remaining processes."""
         if self._reaper is None or self._reaper.stdin is None:
             return
         self._reaper.stdin.close()
@@ -138,7 +144,7 @@ class OwnParts:
 
 
 def _children() -> list[tuple[int, str]]:
-    """Returns number and name of each child of this process. Empty where the system does not say."""
+    """Returns the PID and name of each child of this process. Empty if the system does not list them."""
     found = []
     for listed in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -155,27 +161,28 @@ def _command(process: int) -> str:
 
 
 def _token_hint(error: Exception) -> str:
-    """`ray start` asks for a token wherever one is kept; Ray gives it to no address of its own accord but `auto`."""
+    """Returns a hint for clusters that require a token. Ray sends a stored token only to the address `auto`."""
     answered = isinstance(error, ConnectionError) and error.errno is None  # a process listens there
     if not answered or "RAY_AUTH_MODE" in os.environ:
         return ""
-    return " One that was started where ~/.ray/auth_token is asks for that token: set RAY_AUTH_MODE=token."
+    return " A cluster that was started with ~/.ray/auth_token requires that token: set RAY_AUTH_MODE=token."
 
 
 def _knock(address: str) -> None:
-    """Raises OSError where no process listens at host:port: Ray would try to reach it for ever."""
+    """Raises OSError if no process listens at host:port; Ray would try to reach it forever."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN_S).close()
 
 
 def _start(machine: Machine) -> None:
-    """A Ray of this process. Its parts give one another half a minute to start, which a busy machine may not keep.
+    """Starts a Ray instance for this process.
 
-    So the limits are longer here, and it is tried twice. InterlaceError where it fails again.
+    Ray's processes allow each other half a minute to start, which a busy machine may exceed. So the limits are longer
+    here, and the start is tried twice. Raises InterlaceError if it fails again.
     """
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_WITHIN_S))
-    # Ray's workers run at niceness 15 otherwise; and what a worker started must not outlive it.
+    # By default Ray's workers run at niceness 15. Processes that a worker started must not outlive it.
     config = {
         "worker_niceness": 0,
         "kill_child_processes_on_worker_exit_with_raylet_subreaper": True,
@@ -193,27 +200,30 @@ def _start(machine: Machine) -> None:
                 logging_level=logging.ERROR,
                 _system_config=config,
             )
-        except Exception as error:  # noqa: BLE001 - Ray has no type for it; the last one is raised below
+        except Exception as error:  # noqa: BLE001 - Ray has no error type for it; the last one is raised below
             failures.append(error)
             ray.shutdown()
         else:
             return
     raise InterlaceError(
         f"Ray did not start on this machine in {STARTS} attempts: {failures[-1]}. Its own logs are under "
-        f"{tempfile.gettempdir()}/ray/session_latest/logs. The machine may be out of memory or very busy: end what "
-        "else runs, or take cluster=local, which needs no Ray."
+        f"{tempfile.gettempdir()}/ray/session_latest/logs. The machine may be out of memory or very busy: end other "
+        "programs, or use cluster=local, which needs no Ray."
     ) from failures[-1]
 
 
 @contextmanager
 def _signals_heard() -> Iterator[None]:
-    """Restores the handlers that Ray replaces. Its subreaper makes this process ignore SIGCHLD; every child would then
-    seem to have ended with status 0; and Ray ends this process at SIGTERM, for which the program may have a handler."""
+    """Restores the signal handlers that Ray replaces.
+
+    Ray's subreaper makes this process ignore SIGCHLD, so that every child seems to have ended with status 0. Ray also
+    ends this process at SIGTERM, for which the program may have a handler.
+    """
     children, end = signal.getsignal(signal.SIGCHLD), signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():  # elsewhere signals cannot be set
+        if threading.current_thread() is threading.main_thread():  # signals cannot be set on other threads
             signal.signal(signal.SIGCHLD, children)
             if end is not signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, end)
@@ -225,5 +235,5 @@ def _needs(slot: DeviceSlot, slots: Sequence[DeviceSlot]) -> dict[str, float]:
         return {"GPU": 1.0}
     mates = sum(other.machine == machine and other.device.pool == pool for other in slots)
     cores = next(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == machine)
-    # Devices may be more than cores, which they share then.
+    # There may be more devices than cores; they then share cores.
     return {"CPU": min(1.0, max(int(10_000 * cores / mates), 1) / 10_000)}

@@ -1,4 +1,4 @@
-"""Weights travel once: put into the object store where they are made, read there by every rank that needs them."""
+"""Transfer of weights through the object store: each table is stored once, and read by every rank that needs it."""
 
 import dataclasses
 import sys
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIN_BYTES = 100_000
-"""A smaller table is cheaper inside the message."""
+"""Smallest size in bytes of a stored table. A smaller table is cheaper inside the message."""
 
 
 class StoredTensors(Mapping[str, "Tensor"]):
-    """A table of tensors in Ray's object store, read-only. Fetched when first looked into; on one node, not copied."""
+    """A read-only table of tensors in Ray's object store. It is fetched on first access, without a copy on one node."""
 
     def __init__(self, key: str, ref: Any = None) -> None:
-        """key: names the object over process borders. ref: Ray's reference; it travels apart, since Ray counts it."""
+        """key: names the object across processes. ref: Ray's reference, sent separately because Ray counts it."""
         self.key, self.ref = key, ref
         self._tensors: dict[str, Tensor] | None = None
 
@@ -50,10 +50,10 @@ class StoredTensors(Mapping[str, "Tensor"]):
 
 
 def store_large(result: Any) -> Any:
-    """Returns a record with its large tables of tensors in the store; anything else as it is.
+    """Returns a record with its large tables of tensors in the store, and any other value unchanged.
 
-    Looked at are the fields of the record; and where its class names `tensors_within`, those alone, as deep as the
-    records in them go on to name some.
+    All fields of the record are searched. If its class defines `tensors_within`, only those fields are searched,
+    including the records in them, recursively.
     """
     if _is_large_table(result):
         return StoredTensors.put(result)
@@ -72,7 +72,7 @@ def store_large(result: Any) -> Any:
 
 
 def stored_in(values: Sequence[Any]) -> list[StoredTensors]:
-    """Finds stored tables among some values and in the fields of the records among them, as store_large() does."""
+    """Finds stored tables among some values and in the fields of records among them, as store_large() does."""
     found = []
     for value in values:
         if isinstance(value, StoredTensors):
@@ -89,7 +89,7 @@ def stored_in(values: Sequence[Any]) -> list[StoredTensors]:
 
 
 _DEEPER = "tensors_within"
-"""Class attribute of a record: its fields in which there may be tables, at any depth."""
+"""Class attribute of a record: names of the fields that may contain tables at any depth."""
 
 
 def _is_record(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The same runtime on a virtual clock: ranks are objects on the event loop, and operations cost what they sleep."""
+"""Cluster on a virtual clock: ranks are objects on the event loop, and an operation takes the time that it sleeps."""
 
 import asyncio
 import traceback
@@ -22,14 +22,14 @@ class InlineRank:
     """Operations of one rank on the event loop."""
 
     def __init__(self, worker: Worker, context: WorkerContext) -> None:
-        """Made on the loop that it runs on, a VirtualLoop."""
+        """Makes a rank on the running VirtualLoop."""
         self._worker, self._context, self._loop = worker, context, virtual_loop()
         self._turn = asyncio.Lock()
         self._operations: dict[str, tuple[Callable[..., Any], bool]] = {}
         """Operations called so far, and whether each waits for its turn."""
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Runs an operation; a coroutine function may sleep, which is its cost."""
+        """Runs an operation. A coroutine function may sleep; the sleep is its duration."""
         try:
             if method not in self._operations:
                 turn = turn_of(self._worker, method, self._turn)
@@ -51,7 +51,7 @@ class InlineRank:
             raise RemoteError(self._context.group, self._context.rank, method, traceback.format_exc()) from error
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Runs an operation at once, whatever runs."""
+        """Runs an operation at once, alongside any running operation."""
         getattr(self._worker, method)(*args)
 
     async def close(self) -> None:
@@ -60,7 +60,7 @@ class InlineRank:
 
 
 class SimCluster(Cluster):
-    """Must be made on a running VirtualLoop."""
+    """Cluster of simulated ranks. It must be made on a running VirtualLoop."""
 
     def __init__(
         self,
@@ -70,20 +70,20 @@ class SimCluster(Cluster):
         hang_after_s: float,
         around: RankWrapper = lambda rank, _context: rank,
     ) -> None:
-        """around: puts something around each rank."""
+        """around: wraps each rank, for example to inject faults."""
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
         self._loop, self._around = virtual_loop(), around
 
     def _make_clock(self) -> Clock:
         return VirtualClock(virtual_loop())
 
-    def _watch(self) -> None:  # a LoopWatch would see seconds of another clock
-        # On a virtual clock a stall is an event, seen exactly; no watch has to look now and then.
+    def _watch(self) -> None:  # a LoopWatch would measure another clock
+        # On a virtual clock a stall is an event that is detected exactly, so no periodic check is needed.
         self._loop.on_stall = self._stalled
 
     def _stalled(self) -> bool:
         if self._failed.done():
-            return False  # the tasks of a run that has failed do not end
+            return False  # the tasks of a failed run do not end
         try:
             return self.watchdog.resolve_or_raise()
         except HangError as error:

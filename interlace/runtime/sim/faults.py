@@ -1,4 +1,4 @@
-"""Faults of a worker at a chosen call: for tests of what a run does about them."""
+"""Faults of a worker at a chosen call, for tests of a run's reaction."""
 
 import asyncio
 from collections import Counter
@@ -14,14 +14,14 @@ from interlace.runtime.worker import WorkerContext
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """A fault in one call of one operation of a group, also a call whose result is not awaited."""
+    """A fault in one call of a group's operation. It also applies to calls whose result is not awaited."""
 
     group: str
     operation: str
     call: int = 0
-    """Which call of it, counted from 0."""
+    """Index of the faulty call of the operation, counted from 0."""
     kind: Literal["death", "stall", "lost_message"]
-    """death: the worker is gone, then and later. stall: the result comes late. lost_message: it never comes."""
+    """death: the worker is gone from then on. stall: the result is late. lost_message: the result never arrives."""
     seconds: float = 0.0
     """Duration of a stall, in virtual seconds."""
 
@@ -30,7 +30,7 @@ Faults = Sequence[Fault]
 
 
 def with_faults(faults: Faults) -> RankWrapper:
-    """Puts the faults of its group around each rank."""
+    """Returns a wrapper that injects each group's faults into its ranks."""
 
     def around(rank: Rank, context: WorkerContext) -> Rank:
         mine = [fault for fault in faults if fault.group == context.group]
@@ -40,21 +40,21 @@ def with_faults(faults: Faults) -> RankWrapper:
 
 
 class FaultyRank:
-    """A rank to which faults happen."""
+    """A rank with injected faults."""
 
     def __init__(self, rank: Rank, faults: Faults) -> None:
-        """faults: those of its group."""
+        """faults: the faults of its group."""
         self._rank, self._faults = rank, faults
         self._calls: Counter[str] = Counter()
         self._death: WorkerDiedError | None = None
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Calls the rank, unless a fault strikes."""
+        """Calls the rank, unless a fault applies."""
         fault = self._struck(method)
         if self._death:
             raise self._death
         ran = await self._rank.call(method, args, kwargs)
-        if self._death:  # meanwhile
+        if self._death:  # it died during the call
             raise self._death
         if fault and fault.kind == "stall":
             await asyncio.sleep(fault.seconds)
@@ -64,7 +64,7 @@ class FaultyRank:
         return ran
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Calls the rank at once, unless a fault strikes; ignored once the worker is dead."""
+        """Calls the rank at once, unless a fault applies. Does nothing once the worker is dead."""
         fault = self._struck(method)
         if self._death or (fault and fault.kind == "lost_message"):
             return
@@ -78,7 +78,7 @@ class FaultyRank:
         await self._rank.close()
 
     def _struck(self, method: str) -> Fault | None:
-        """Counts a call; the fault that strikes it."""
+        """Counts a call. Returns the fault that applies to it, if any."""
         number = self._calls[method]
         self._calls[method] += 1
         fault = next((each for each in self._faults if each.operation == method and each.call == number), None)

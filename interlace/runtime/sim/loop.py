@@ -1,4 +1,4 @@
-"""asyncio on a virtual clock: when nothing is ready, time jumps to the next timer instead of being waited for."""
+"""asyncio on a virtual clock: if nothing is ready, time jumps to the next timer without waiting."""
 
 import asyncio
 import contextvars
@@ -18,7 +18,7 @@ Args = TypeVarTuple("Args")
 
 
 class _NoSelector(selectors.BaseSelector):
-    """Nothing is ever waited for outside; the base class wants one."""
+    """Selector that never waits. The base class requires one."""
 
     def __init__(self) -> None:
         self._keys: dict[Any, selectors.SelectorKey] = {}
@@ -42,12 +42,12 @@ class _NoSelector(selectors.BaseSelector):
 
 
 class _Timer(asyncio.TimerHandle):
-    """To the loop a timer that is due is as an alarm that is due."""
+    """Timer with the interface of an alarm, so that the loop treats both alike."""
 
     _loop: "VirtualLoop"
 
     def done(self) -> bool:
-        """Says whether the timer was cancelled."""
+        """Returns whether the timer was cancelled."""
         return self.cancelled()
 
     def set_result(self, _nothing: None) -> None:
@@ -56,23 +56,23 @@ class _Timer(asyncio.TimerHandle):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Deterministic: callbacks run in the order in which they were scheduled, timers in order of time."""
+    """Deterministic loop: callbacks run in the order in which they were scheduled, timers in order of time."""
 
     _ready: "deque[asyncio.Handle]"
     _scheduled: "list[tuple[float, int, _Timer | asyncio.Future[None]]]"
-    """(when, number, timer or alarm): of those that are due at once, the one that was set first goes first."""
+    """(when, number, timer or alarm). If several are due at once, the one that was set first runs first."""
     _stopping: bool
     get_debug = staticmethod(bool)
-    """False: nothing here is slow or blocks. Asked with every future and handle, so it is no function of Python's."""
+    """Returns False: nothing here is slow or blocks. A built-in, because every future and handle calls it."""
 
     def __init__(self, *, max_seconds: float = 1e9) -> None:
-        """max_seconds: virtual time at which a run that goes on for ever is called a hang."""
+        """max_seconds: virtual time after which an endless run counts as a hang."""
         self.now_s = 0.0
         """Virtual seconds since the loop was made."""
         self._numbers = itertools.count()
         self._max_seconds = max_seconds
         self.on_stall: Callable[[], bool] = lambda: False
-        """Called if nothing is ready and nothing is timed; True if it made something ready."""
+        """Called if nothing is ready and no timer is set. Returns True if it made something ready."""
         self.stop_at_s = math.inf
         """Real time, by time.monotonic(), at which the loop raises SimulationStoppedError."""
         super().__init__(_NoSelector())
@@ -80,7 +80,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now_s
 
-    # The base class's ways to schedule look for misuse and for debug mode at each of a simulation's many callbacks.
+    # The base class's scheduling methods check for misuse and debug mode at each of a simulation's many callbacks.
     def call_soon(
         self, callback: Callable[[*Args], object], *args: *Args, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
@@ -105,28 +105,29 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.call_at(self.now_s + delay, callback, *args, context=context)
 
     def alarm(self, delay: float) -> "asyncio.Future[None]":
-        """Returns a future done after `delay` seconds, or earlier if given a result: a sleep without a callback."""
+        """Returns a future that is done after `delay` seconds, or once it has a result: a sleep without a callback."""
         future: asyncio.Future[None] = asyncio.Future(loop=self)
         heapq.heappush(self._scheduled, (self.now_s + delay, next(self._numbers), future))
         return future
 
     def wind_up(self) -> None:
-        """Ends what a run left behind that was interrupted, or could not go on, and closes the loop."""
+        """Cancels the tasks that an interrupted or stalled run left, and closes the loop."""
         self.on_stall = lambda: False
         left = asyncio.all_tasks(self)
         for task in left:
             task.cancel()
         if left:
-            with suppress(HangError):  # of one that does not end: what the run ended with says more
+            with suppress(HangError):  # a task that does not end: the run's own error matters more
                 self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self.close()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Does nothing: a cancelled timer is passed over when its time comes."""
+        """Does nothing: a cancelled timer is skipped when its time comes."""
 
     def _run_once(self) -> None:
-        # In place of the base class's turn, which asks a selector and the clock each time: most turns of a simulation
-        # run one callback, so that was a fifth of it. It runs until the loop is stopped: what is ready then stays so.
+        # Replaces the base class's turn, which queries a selector and the clock each time. Most turns of a simulation
+        # run one callback, so this took a fifth of its time. It runs until the loop is stopped; ready callbacks then
+        # stay ready.
         ready = self._ready
         while not self._stopping:
             if not ready:
@@ -135,15 +136,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             handle = ready.popleft()
             if handle._cancelled:
                 continue
-            try:  # as the handle's own _run(), which costs a call more
+            try:  # like the handle's own _run(), which costs another call
                 handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
-            except Exception as error:  # noqa: BLE001 - whatever it is, the loop's handler gets it
+            except Exception as error:  # noqa: BLE001 - the loop's handler gets any exception
                 self.call_exception_handler(
                     {"message": f"exception in callback {handle}", "exception": error, "handle": handle}
                 )
 
     def _advance(self) -> None:
-        """Advances to the next timer or alarm; where there is none, reports a stall."""
+        """Advances to the next timer or alarm. If there is none, reports a stall."""
         timers, is_stalled = self._scheduled, True
         if time.monotonic() > self.stop_at_s:
             raise SimulationStoppedError("the simulation was stopped: its real time is over")
@@ -162,7 +163,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def virtual_loop() -> VirtualLoop:
-    """Returns the running loop. ValueError where the loop is not a virtual one."""
+    """Returns the running loop. Raises ValueError if it is not a virtual loop."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualLoop):
         raise ValueError(f"simulated work runs on a VirtualLoop, not on a {type(loop).__name__}")
@@ -170,7 +171,7 @@ def virtual_loop() -> VirtualLoop:
 
 
 class VirtualClock:
-    """Clock of a virtual loop, asked several times with every operation."""
+    """Clock of a virtual loop, read several times in every operation."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop, self._start_s = loop, loop.now_s
@@ -180,5 +181,5 @@ class VirtualClock:
         return self._loop.now_s - self._start_s
 
     async def sleep(self, seconds: float) -> None:
-        """Lets others run for that long."""
+        """Suspends the current task for that long."""
         await self._loop.alarm(seconds)

@@ -1,4 +1,4 @@
-"""Dispatch policies, one file each, found by name: which engine gets which request, and in which order."""
+"""Dispatch policies, one file each, found by name. A policy assigns requests to engines, and sets their order."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,37 +9,40 @@ from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_callable
 
 
-# Not frozen: the engine's driver keeps it up to date, so that a small wave over many engines makes no objects.
+# Not frozen: the engine's driver updates it, so that a small wave over many engines makes no objects.
 @dataclass(kw_only=True, slots=True)
 class Load:
-    """One engine now, as a policy sees it."""
+    """Current load of one engine, as a policy sees it."""
 
     num_requests: int
-    """Requests it has, running or queued."""
+    """Requests of the engine, running or queued."""
     live_tokens: float
-    """Tokens that its requests hold and are expected to add; falls when a request ends."""
+    """Tokens that its requests hold and are predicted to add. It decreases when a request ends."""
 
 
 class DispatchPolicy(ABC):
-    """Policy, called with a wave of requests at once; the lower engine number breaks ties: it is deterministic."""
+    """Policy that assigns a wave of requests at once.
+
+    The lower engine number breaks ties, so a policy is deterministic.
+    """
 
     longest_first = False
-    """True if engines start the requests that are expected to be longest first, instead of in order of admission."""
+    """True if engines start the longest predicted requests first, instead of in order of admission."""
     adapts = False
-    """True if the policy uses the time of decode steps: learn() is called before assign() once it was measured."""
+    """True if the policy uses the time of decode steps. Once it is measured, learn() is called before assign()."""
 
-    def learn(self, costs: DecodeCosts) -> None:  # noqa: B027 - most policies have no use for it
-        """Takes in the measured costs of an engine."""
+    def learn(self, costs: DecodeCosts) -> None:  # noqa: B027 - most policies do not need it
+        """Receives the measured costs of an engine."""
 
     @abstractmethod
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
-        """expected_tokens: one a request. loads: one an engine. Returns the engine of each request."""
+        """Returns the engine of each request. expected_tokens: one entry per request. loads: one entry per engine."""
 
 
 def create_dispatch(spec: str) -> DispatchPolicy:
-    """Makes a built-in by name, or a user's `package.module:Name`; each run gets a policy of its own.
+    """Makes a built-in policy by name, or a user's `package.module:Name`. Each run gets a separate policy.
 
-    Raises UserError where there is none, or what the name stands for makes none.
+    Raises UserError if the name is unknown, or if it does not make a policy.
     """
     import interlace.schedule.dispatch as package
 
@@ -50,7 +53,7 @@ def create_dispatch(spec: str) -> DispatchPolicy:
     )
     try:
         policy = factory()
-    except TypeError as error:  # also of a class that lacks assign()
+    except TypeError as error:  # also raised for a class without assign()
         raise UserError(f"dispatch = {spec!r} is called without arguments, which fails: {error}.") from error
     if not isinstance(policy, DispatchPolicy):
         raise UserError(f"dispatch = {spec!r} made a {type(policy).__name__}, which is not a DispatchPolicy.")
@@ -58,7 +61,7 @@ def create_dispatch(spec: str) -> DispatchPolicy:
 
 
 class _Checked(DispatchPolicy):
-    """A user's own. What an answer that does not fit sets off later would not name the policy."""
+    """Checks the assignments of a user's policy, because an error that they cause later would not name the policy."""
 
     def __init__(self, spec: str, policy: DispatchPolicy) -> None:
         self._spec, self._policy, self.longest_first = spec, policy, policy.longest_first
@@ -73,7 +76,7 @@ class _Checked(DispatchPolicy):
             or any(each not in engines for each in chosen)
         ):
             raise UserError(
-                f"dispatch = {self._spec!r} answered {chosen!r:.200} for {len(expected_tokens)} requests and "
+                f"dispatch = {self._spec!r} returned {chosen!r:.200} for {len(expected_tokens)} requests and "
                 f"{len(loads)} engines. assign() returns a list with the engine of each request, a number below "
                 f"{len(loads)}."
             )

@@ -1,4 +1,4 @@
-"""The engine with the fewest live tokens now."""
+"""Dispatch to the engine with the fewest live tokens."""
 
 import heapq
 from collections.abc import Sequence
@@ -7,10 +7,13 @@ from interlace.schedule.dispatch import DispatchPolicy, Load
 
 
 class LeastTokens(DispatchPolicy):
-    """Live load, not a count of assignments (which would be round-robin in disguise)."""
+    """Uses the live load. A count of assignments would amount to round-robin."""
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
-        """Assigns greedily: each request to the least loaded engine, whose load grows by what is expected of it."""
+        """Assigns requests greedily, each to the least loaded engine.
+
+        The predicted tokens are then added to its load.
+        """
         return least_loaded(range(len(expected_tokens)), range(len(loads)), expected_tokens, loads)
 
 

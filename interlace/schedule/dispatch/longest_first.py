@@ -1,4 +1,4 @@
-"""Longest processing time first, over engines and within them (at most 4/3 of the best makespan)."""
+"""Dispatch by longest processing time first, across and within engines (at most 4/3 of the best makespan)."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from interlace.schedule.dispatch.least_tokens import least_loaded
 
 
 class LongestFirst(DispatchPolicy):
-    """The long ones are spread first, the short ones fill the gaps."""
+    """Spreads the long requests first; short requests fill the gaps."""
 
     longest_first = True
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
-        """Assigns in descending order of expectation; ties in order of admission."""
+        """Assigns requests in descending order of predicted length. Ties keep the order of admission."""
         order = sorted(range(len(expected_tokens)), key=lambda request: (-expected_tokens[request], request))
         found = dict(zip(order, least_loaded(order, range(len(loads)), expected_tokens, loads), strict=True))
         return [found[request] for request in range(len(expected_tokens))]

@@ -12,10 +12,10 @@ from interlace.schedule.dispatch import DispatchPolicy, Load
 from interlace.schedule.dispatch.least_tokens import least_loaded
 
 POINTS = 24
-"""Lengths by which a wave of any size is described: the search for a split costs the same for every wave."""
+"""Number of lengths that describe a wave of any size, so that the search for a split has a constant cost."""
 
 LEAST_GAIN = 0.02
-"""Share of the time of a balanced wave that a split must save: the times are computed from rounded sets."""
+"""Share of a balanced wave's time that a split must save, because the times are computed from rounded sets."""
 
 
 class SkewAware(DispatchPolicy):
@@ -31,7 +31,7 @@ class SkewAware(DispatchPolicy):
         self._costs: DecodeCosts | None = None
 
     def learn(self, costs: DecodeCosts) -> None:
-        """Takes in the measured costs of an engine."""
+        """Receives the measured costs of an engine."""
         self._costs = costs
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
@@ -69,11 +69,11 @@ class SkewAware(DispatchPolicy):
 
 
 def set_s(costs: DecodeCosts, lengths: Sequence[float], num_engines: int) -> float:
-    """Returns the seconds in which a number of engines generate responses of these lengths, given in falling order."""
+    """Returns the seconds in which engines generate responses of these lengths. lengths: in descending order."""
     count = len(lengths)
     size = max(1, count // POINTS)
     starts = range(0, count, size)
-    # Each part of the set has the length of its middle; the first part, on which the end depends, of its longest.
+    # Each part of the set has the length of its middle. The first part determines the end and has its maximum length.
     parts = [lengths[0], *(lengths[min(start + size // 2, count - 1)] for start in starts[1:]), 0.0]
     seconds = 0.0
     for start, longer, shorter in zip(starts, parts, parts[1:], strict=False):

@@ -1,4 +1,4 @@
-"""Scored groups and loss inputs that the tests of the algorithms share."""
+"""Scored groups and loss inputs for the tests of the algorithms."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Every estimator against its closed form."""
+"""Every advantage estimator equals its closed form."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The same losses by another team's code, on the same inputs. Skipped where TRL is not installed."""
+"""Losses equal TRL's on the same inputs. Skipped if TRL is not installed."""
 
 from types import SimpleNamespace
 from unittest.mock import MagicMock

@@ -1,4 +1,4 @@
-"""Each algorithm has a page that names what is its own."""
+"""Each algorithm has a page that names its particular settings."""
 
 import re
 from dataclasses import fields

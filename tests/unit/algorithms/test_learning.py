@@ -1,4 +1,4 @@
-"""Every algorithm, run by hand on a model small enough for a test, learns what it is rewarded for."""
+"""Every algorithm learns a rewarded behaviour on a tiny model."""
 
 from dataclasses import replace
 

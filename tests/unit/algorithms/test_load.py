@@ -1,4 +1,4 @@
-"""Algorithms are found by name, and say what they need."""
+"""Algorithms are found by name, and declare their needs."""
 
 import pytest
 

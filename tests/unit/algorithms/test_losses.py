@@ -1,4 +1,4 @@
-"""Every loss against its closed form, value and gradient."""
+"""Every loss equals its closed form, in value and gradient."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""One code path over current, proximal and behaviour log-probs."""
+"""Current, proximal and behaviour log-probs use one code path."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""PPO whose actions are turns: GAE over a robot's chunks, equal to a plain loop."""
+"""PPO with turns as actions: GAE over a robot's chunks equals a plain loop."""
 
 from dataclasses import replace
 

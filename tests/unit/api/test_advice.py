@@ -1,4 +1,4 @@
-"""Errors of a Python call advise in Python."""
+"""Errors of a Python call give advice in Python."""
 
 import asyncio
 

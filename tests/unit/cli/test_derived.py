@@ -1,4 +1,4 @@
-"""The table before a run holds the numbers that the settings come to."""
+"""The table before a run contains the numbers that follow from the settings."""
 
 from interlace.cli.derived import derived_numbers
 from interlace.run.recipe.check import Derived

@@ -1,4 +1,4 @@
-"""The doctor finds a healthy machine healthy, and says of anything else what to do."""
+"""The doctor reports a healthy machine as healthy, and gives a fix for any other."""
 
 import importlib.metadata
 import shutil

@@ -1,4 +1,4 @@
-"""The command line as a whole: what it offers, how fast it answers, how it reports mistakes."""
+"""The command line has the documented commands, starts fast, and reports mistakes clearly."""
 
 import os
 import subprocess

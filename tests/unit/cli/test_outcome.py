@@ -1,4 +1,4 @@
-"""What a run came to is shown whole, and nothing that a model wrote reaches the terminal as a command."""
+"""The result of a run is shown completely, and model output never reaches the terminal as a command."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The table of plans is readable at 80 columns: nothing runs over, no name or figure is cut."""
+"""The table of plans fits into 80 columns without truncated names or figures."""
 
 import io
 

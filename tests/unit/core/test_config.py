@@ -1,4 +1,4 @@
-"""A mistake in a configuration is named, with the key that was probably meant."""
+"""A mistake in a configuration is reported with the key that was probably meant."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Errors keep what they know on their way between processes."""
+"""Errors survive the transfer between processes, and propose only plausible names."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Parts are found by name; a name that is not there is answered with those that are."""
+"""Plug-ins are found by name; an unknown name is refused with the existing ones."""
 
 from pathlib import Path
 

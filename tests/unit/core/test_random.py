@@ -1,4 +1,4 @@
-"""A value depends on its key alone."""
+"""A random value depends only on its key."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Sampling parameters that would leave the range of a float32, or an engine's arrays, are refused."""
+"""Sampling parameters outside the range of a float32, or of an engine's arrays, are refused."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A sample's columns are those of its segments, one behind the other."""
+"""A sample's columns are the concatenated columns of its segments."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""What crosses a boundary cannot be changed on the way."""
+"""Values that cross a boundary are immutable."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""YAML of strangers: values that would exhaust time, memory or the screen are refused with their place."""
+"""Untrusted YAML that would exhaust time, memory or the screen is refused with its position."""
 
 import time
 

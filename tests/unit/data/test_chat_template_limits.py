@@ -1,4 +1,4 @@
-"""Chat templates of strangers: bombs are refused in time, and honest templates write what transformers writes."""
+"""Malicious chat templates are refused in time; ordinary ones give the same text as transformers."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Columns of a table become a row by an explicit map; a column that cannot serve is named, with those that exist."""
+"""An explicit map converts table columns to a row; an unusable column is reported with the existing ones."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Rows of files, and the sentence for each mistake in one."""
+"""Files give rows, and each mistake in a file gives one clear sentence."""
 
 import json
 from pathlib import Path

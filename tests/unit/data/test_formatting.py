@@ -1,4 +1,4 @@
-"""How a row is put to the model."""
+"""Rows are formatted as prompts for the model."""
 
 import pytest
 from tokenizers import processors

@@ -1,4 +1,4 @@
-"""What a warm-up's criterion measures: the demonstrated habit, wherever the prompt determines it."""
+"""A warm-up's criterion measures the demonstrated habit, if the prompt determines it."""
 
 from transformers import PreTrainedTokenizerBase
 

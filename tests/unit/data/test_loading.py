@@ -1,4 +1,4 @@
-"""Both splits of a source: disjoint by text, distinct, the same every time."""
+"""The splits of a source have disjoint and distinct texts, and are always the same."""
 
 import copy
 import json

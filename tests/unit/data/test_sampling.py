@@ -1,4 +1,4 @@
-"""The order of prompts: by epochs, by a column, by solve rates, and over the sources of a mixture."""
+"""Prompts are ordered by epochs, a column, solve rates, and over the sources of a mixture."""
 
 import json
 from collections import Counter

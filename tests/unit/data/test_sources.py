@@ -1,4 +1,4 @@
-"""Several sources, several held-out sets, and prompts that are too long."""
+"""Several sources, several held-out sets and overlong prompts are handled."""
 
 import json
 from pathlib import Path

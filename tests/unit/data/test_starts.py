@@ -1,4 +1,4 @@
-"""Starts of robots' episodes: which tasks they are of, and that no two are the same."""
+"""Initial states of robots' episodes cover their tasks, and no two are the same."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""A stream serves every prompt once an epoch, and a restored one goes on exactly."""
+"""A stream yields every prompt once per epoch, and a restored stream continues exactly."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Warm-up examples: fixed by their key, right where they work it out."""
+"""Warm-up examples are determined by their key, and correct if they contain a calculation."""
 
 import random
 from collections import Counter

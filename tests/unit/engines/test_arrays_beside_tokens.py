@@ -1,4 +1,4 @@
-"""Arrays beside tokens: sampled by the rollout engine, trained by the train engine, with the same embeddings."""
+"""Array inputs have the same embeddings in the rollout engine and the train engine."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A flow-matching head: a chain of numbers, drawn by the rollout engine and trained by the other."""
+"""A flow-matching head: a chain of numbers, sampled by the rollout engine and trained by the train engine."""
 
 import math
 from dataclasses import replace

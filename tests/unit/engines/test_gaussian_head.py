@@ -1,4 +1,4 @@
-"""A Gaussian head: numbers through the pipeline of tokens, drawn by one engine and trained by the other."""
+"""A Gaussian head: continuous actions, sampled by the rollout engine and trained by the train engine."""
 
 import math
 from dataclasses import replace

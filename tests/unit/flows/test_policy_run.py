@@ -1,4 +1,4 @@
-"""What the policy flow promises of its steps, on the virtual clock."""
+"""The policy flow keeps its promises for every step, on the virtual clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

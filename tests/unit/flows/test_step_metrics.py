@@ -1,4 +1,4 @@
-"""The numbers of a step depend on its samples, not on when each ended."""
+"""The metrics of a step depend on its samples, not on the order of their ends."""
 
 from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleKey
 from interlace.flows.step_metrics import _rewards

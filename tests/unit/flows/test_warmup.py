@@ -1,4 +1,4 @@
-"""A warm-up with a criterion ends when the habit is there, or with an error."""
+"""A warm-up with a criterion ends when the habit is learned, or with an error."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

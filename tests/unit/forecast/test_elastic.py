@@ -1,4 +1,4 @@
-"""Engines that leave and come back, and links that weights and samples pass: what each changes in a simulated run."""
+"""Engines that leave and return, and links for weights and samples, have the expected effect in a simulation."""
 
 import json
 from collections.abc import Sequence

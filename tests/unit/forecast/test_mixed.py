@@ -1,4 +1,4 @@
-"""Clusters of several kinds of devices: each worker costs what its own kind does, and plans may tell kinds apart."""
+"""On clusters with several kinds of devices, costs depend on the kind, and plans may use it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""schedule=auto: what the recipe may say, and a run whose planner changes its schedule on the way."""
+"""schedule=auto: the valid settings of a recipe, and a run whose planner changes the schedule."""
 
 import os
 

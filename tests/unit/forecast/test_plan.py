@@ -1,4 +1,4 @@
-"""Plans by the real simulator: what is accepted runs, and the command's answers are whole."""
+"""Plans by the real simulator can run, and the command prints complete answers."""
 
 import json
 from dataclasses import replace

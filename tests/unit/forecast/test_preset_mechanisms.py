@@ -1,6 +1,6 @@
-"""Every preset does what it is named for, as shipped: each test counts the events of one mechanism.
+"""Every preset shows its mechanism as shipped: each test counts the events of one mechanism.
 
-The runs are on the virtual clock. `longtail` keeps all of its settings but the schedule and the number of steps;
+The runs are on the virtual clock. `longtail` keeps all of its settings except the schedule and the number of steps;
 presets for robots run a robot's recipe.
 """
 

@@ -1,4 +1,4 @@
-"""A recipe on the virtual clock: every preset, the same bytes twice, and what a run does about faults."""
+"""A recipe runs on the virtual clock with every preset, is reproducible to the byte, and reacts to faults."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Episodes of several turns on the virtual clock, as a profile says they go."""
+"""Episodes of several turns follow the profile on the virtual clock."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Every length at which a configuration changes the computation is found, and probed by both engines."""
+"""Every length at which a configuration changes the computation is found, and tested in both engines."""
 
 import numpy as np
 import pytest

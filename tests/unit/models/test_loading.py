@@ -1,4 +1,4 @@
-"""What load_model refuses, each with a sentence, and what it makes of a GGUF file."""
+"""load_model refuses unusable models with a sentence, and loads GGUF files."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""State that leaves its device takes all of itself along, and comes back as it was."""
+"""State that leaves its device does so completely, and returns unchanged."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a model needs is known before its weights are read."""
+"""The memory of a model is known before its weights are read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

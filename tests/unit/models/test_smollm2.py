@@ -1,4 +1,4 @@
-"""The real model of the wheel: converted, it still answers."""
+"""The real model in the wheel still answers after its conversion."""
 
 import importlib.util
 from pathlib import Path

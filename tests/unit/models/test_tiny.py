@@ -1,4 +1,4 @@
-"""Tiny models are real ones: any text survives the tokenizer, a seed fixes the weights, and they save and load."""
+"""Tiny models are complete: any text survives the tokenizer, a seed determines the weights, and they save and load."""
 
 from pathlib import Path
 

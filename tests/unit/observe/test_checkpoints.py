@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, whatever happens while it is written."""
+"""A checkpoint is complete or absent, regardless of interruptions."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Films of episodes: files that other programs read, and the report that shows them."""
+"""Videos of episodes are readable by other programs and shown in the report."""
 
 import io
 from pathlib import Path

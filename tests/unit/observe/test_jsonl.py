@@ -1,4 +1,4 @@
-"""Every line is JSON that any reader accepts, and a cut file ends where it should."""
+"""Every line is standard JSON, and a truncated file is cut after its last complete line."""
 
 import json
 import math

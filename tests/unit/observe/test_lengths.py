@@ -1,4 +1,4 @@
-"""The Kolmogorov-Smirnov distance and the shift of the means."""
+"""The Kolmogorov-Smirnov distance and the shift of the means are correct."""
 
 import pytest
 from hypothesis import given

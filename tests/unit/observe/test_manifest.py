@@ -1,4 +1,4 @@
-"""Damage to any file of a folder is found and named."""
+"""Damage to any file of a folder is detected and the file is named."""
 
 from collections.abc import Callable
 from pathlib import Path

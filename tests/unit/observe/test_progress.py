@@ -1,4 +1,4 @@
-"""The same run on a terminal, in a log file, and with --quiet."""
+"""Progress is shown on a terminal, in a log file, and suppressed with --quiet."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""A silence is broken by a line on what is waited for, the longer the seldomer."""
+"""After a silence, a line names the current wait, with growing intervals."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A run's folder is its own: never shared, never overwritten by accident."""
+"""A run's folder is never shared, and never overwritten by accident."""
 
 import os
 from pathlib import Path

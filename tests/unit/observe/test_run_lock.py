@@ -1,4 +1,4 @@
-"""One process at a time holds a run's folder."""
+"""Only one process at a time holds a run's folder."""
 
 import errno
 import fcntl

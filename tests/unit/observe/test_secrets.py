@@ -1,4 +1,4 @@
-"""Secrets are masked in every file that people share, and a resumed run has them nevertheless."""
+"""Secrets are masked in every file that people share, but a resumed run still has them."""
 
 import stat
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""One Ctrl-C asks, two abort, and the terminal is left as it was."""
+"""One Ctrl-C requests a stop, a second aborts, and the terminal is restored."""
 
 import asyncio
 import os

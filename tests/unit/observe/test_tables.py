@@ -1,4 +1,4 @@
-"""The tables say what they are given, brackets included."""
+"""Tables show their values unchanged, including brackets."""
 
 import io
 

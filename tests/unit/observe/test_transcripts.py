@@ -1,4 +1,4 @@
-"""A transcript holds what was asked, answered and made of it."""
+"""A transcript contains prompts, answers and their scores."""
 
 import json
 from dataclasses import dataclass, replace

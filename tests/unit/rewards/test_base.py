@@ -1,4 +1,4 @@
-"""From what a reward function returns to a reward, and the built-in verdicts."""
+"""Results of reward functions become rewards, and built-in rewards give the right verdicts."""
 
 import json
 from collections.abc import Mapping

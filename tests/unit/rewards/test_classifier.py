@@ -1,4 +1,4 @@
-"""A model as the reward: its number for a text is the one that it gives alone."""
+"""A reward model gives a text the same score in a batch as alone."""
 
 from dataclasses import replace
 from pathlib import Path

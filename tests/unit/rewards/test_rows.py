@@ -1,4 +1,4 @@
-"""Rows are checked against what the reward names, and a reward of the wrong type is refused before the run."""
+"""Rows are checked for the columns that the reward names, and a reward of a wrong type is refused before the run."""
 
 import asyncio
 

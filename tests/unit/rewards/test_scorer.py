@@ -1,4 +1,4 @@
-"""Scoring in processes: order kept, one bad sample fails alone, and nothing outlives its limit."""
+"""Scoring in processes keeps the order, isolates failures, and enforces time limits."""
 
 import asyncio
 import os

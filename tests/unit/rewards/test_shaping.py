@@ -1,4 +1,4 @@
-"""What a response's form adds to its reward."""
+"""The form of a response adds to its reward."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A reward function is called with the arguments that it names, whatever their order, and never by position."""
+"""A reward function is called with the arguments that it names, in any order, and never by position."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""Under drain, an adapter that travels alone reaches an engine while sequences of the one before go on."""
+"""With drain, a new adapter reaches an engine while sequences of the previous one continue."""
 
 import asyncio
 

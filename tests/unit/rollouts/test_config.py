@@ -1,4 +1,4 @@
-"""The recipe's key `episode`: names, settings, and what is refused before anything starts."""
+"""The recipe's key `episode`: names, settings, and refusals before a run starts."""
 
 from pathlib import Path
 

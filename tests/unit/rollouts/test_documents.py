@@ -1,4 +1,4 @@
-"""The episode and the tool that docs/extending.md shows."""
+"""The episode and the tool in docs/extending.md run."""
 
 import asyncio
 import re

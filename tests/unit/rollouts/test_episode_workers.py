@@ -1,4 +1,4 @@
-"""Episodes in processes of their own: the same samples, and whatever happens there ends no other."""
+"""Episodes in worker processes give the same samples, and a failure there ends no other episode."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""What is queued for an engine that drains goes to one that has swapped, and nothing that has begun does."""
+"""Requests queued for a draining engine move to an updated engine; begun sequences stay."""
 
 import asyncio
 

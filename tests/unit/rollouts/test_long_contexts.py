@@ -1,4 +1,4 @@
-"""Contexts of a session: a long one is written on a thread, one that cannot fit is refused before it is written."""
+"""A session's long context is rendered on a thread; one that cannot fit is refused before rendering."""
 
 import asyncio
 import threading

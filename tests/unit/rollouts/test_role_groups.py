@@ -1,4 +1,4 @@
-"""What flows and stages call is what workers do: by name, by arguments, by result; a type checker sees it too."""
+"""The operations that flows and stages call exist on the workers, with the same arguments and results."""
 
 import inspect
 import subprocess

@@ -1,4 +1,4 @@
-"""What is seen of an episode whose agent is another's code: its tools, and what its later turns compute again."""
+"""Tool calls and recomputed tokens are recorded even for agents of other frameworks."""
 
 import asyncio
 from dataclasses import dataclass

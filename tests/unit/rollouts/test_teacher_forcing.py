@@ -1,4 +1,4 @@
-"""Random conversations with a tiny model: what is recorded of each turn is what a forward pass over it gives."""
+"""The record of each turn in random conversations equals a forward pass over it."""
 
 import asyncio
 import random

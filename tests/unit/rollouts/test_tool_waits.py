@@ -1,4 +1,4 @@
-"""A device that has nothing to do because its episodes' tools run is told apart from the tail and from a stall."""
+"""The wait of an idle device for tools is distinguished from the tail and from a stall."""
 
 import asyncio
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Episodes over the real engine: what a sample of several turns holds is what the model drew."""
+"""A sample of several turns on the real engine contains exactly the sampled tokens."""
 
 import asyncio
 import re

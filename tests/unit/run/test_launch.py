@@ -1,4 +1,4 @@
-"""Workers are made as the recipe says."""
+"""Workers are made according to the recipe."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Rows of a program are written as they are, or refused by their place in the list."""
+"""Rows of a program are stored unchanged, or refused with their index."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A role beside the five is one entry in the table and one worker."""
+"""A new role is one entry in the table and one worker."""
 
 import json
 import subprocess

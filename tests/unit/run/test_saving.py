@@ -1,4 +1,4 @@
-"""A checkpoint is written beside the run, one at a time, and counts once it is whole."""
+"""A checkpoint is written during the run, one at a time, and is valid once it is complete."""
 
 import asyncio
 import threading

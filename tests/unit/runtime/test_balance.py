@@ -1,4 +1,4 @@
-"""Work is dealt evenly, and the same way every time."""
+"""Work is distributed evenly and deterministically."""
 
 import random
 from collections.abc import Sequence

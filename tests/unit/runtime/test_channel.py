@@ -1,4 +1,4 @@
-"""Rows x fields with a cursor for each reader: nothing lost, nothing twice, counts right whatever dies."""
+"""Channels deliver each row exactly once to each reader, with correct counts even after failures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""What another process's clock says is known to within the time of a message's way."""
+"""The offset of another process's clock is known up to the message delay."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Whether a batch is too small is read off what the engine has shown."""
+"""Underfilled batches are detected from the engine's measured speed."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which rank is called with what, and which results count."""
+"""Arguments are distributed to ranks, and their results are collected."""
 
 from collections.abc import Sequence
 from typing import Any

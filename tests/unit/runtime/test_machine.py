@@ -1,4 +1,4 @@
-"""Which devices a spec names, on one machine and on several."""
+"""A spec selects the right devices, on one machine and on several."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The controller is done with one result before it takes in the next."""
+"""The controller finishes the reactions to one result before it processes the next."""
 
 import asyncio
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""The timeline: intervals add up, stretches have no gap, and a recorder gets what the ledger gets."""
+"""Intervals of the timeline add up, stretches have no gap, and a recorder gets the same records as the ledger."""
 
 from hypothesis import given
 from hypothesis import strategies as st

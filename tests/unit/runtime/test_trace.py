@@ -1,4 +1,4 @@
-"""timeline.json is a valid Chrome trace of what a run did."""
+"""timeline.json is a valid Chrome trace of a run's operations."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Where an operation's time goes is said where the operation is defined, and nothing goes astray in silence."""
+"""Operations declare the ledger bin of their time, and missing declarations are refused."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Devices: all or none, most-downstream first, waiting reserves."""
+"""Device grants are all or none, downstream first, and waiting claims reserve devices."""
 
 import pytest
 from hypothesis import given

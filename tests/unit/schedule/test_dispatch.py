@@ -1,4 +1,4 @@
-"""Dispatch policies: live load, longest first, and engines of their own for the tail."""
+"""Dispatch policies use the live load, start the longest first, and separate the tail."""
 
 from collections.abc import Sequence
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Each preset has a page that says what its file says, and what is generated of the documents is up to date."""
+"""Each preset has a page that agrees with its file, and generated parts of the documents are up to date."""
 
 import re
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""The length ranker: what it learns from history, siblings and tokens, shown beside history alone."""
+"""The length ranker learns from history, siblings and tokens, and is compared with the history alone."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Placements name devices by number, share and pool; what is not there is refused."""
+"""Placements name devices by number, share and pool; missing devices are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A role is an entry of the table: placement, granularity, checks and launch all follow from it."""
+"""A role is an entry of the table: placement, granularity, checks and launch all use it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where later turns of an episode go, and whose kept context goes first."""
+"""Later turns go to the right engine, and kept contexts are evicted in the right order."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Fields are validated together: what cannot work is refused with the reason, before anything runs."""
+"""Fields are validated together: impossible combinations are refused with the reason, before a run."""
 
 from pathlib import Path
 

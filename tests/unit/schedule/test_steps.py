@@ -1,4 +1,4 @@
-"""Refills, empty places and rounds are arithmetic of steps: no channel, no clock, no samples."""
+"""Refills, empty places and rounds are pure arithmetic of steps, without channels, clocks or samples."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Minibatches of a batch that fills."""
+"""Minibatches are formed while a batch fills."""
 
 import math
 

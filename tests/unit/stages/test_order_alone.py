@@ -1,4 +1,4 @@
-"""What the controller does follows from the order of results alone, not from the clock."""
+"""The controller's actions depend on the order of results alone, not on the clock."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""On the virtual clock, with long-tailed answers, presets do what they are named for."""
+"""Presets show their mechanisms on the virtual clock, with long-tailed answers."""
 
 from statistics import fmean
 

@@ -1,4 +1,4 @@
-"""What must hold under every schedule: random schedules, placements and workloads on the virtual clock."""
+"""Random schedules, placements and workloads keep all invariants on the virtual clock."""
 
 import math
 import random

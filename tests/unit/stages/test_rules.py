@@ -1,6 +1,6 @@
-"""Each rule that keeps a run bounded and alive holds a scenario up that fails when the rule is taken out.
+"""Each rule that keeps a run bounded and alive has a scenario that fails without the rule.
 
-The numbers are those of docs/schedules.md, "The rules".
+The numbers are from "The rules" in docs/schedules.md.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The training stage where its workers fail."""
+"""The training stage reports the death of a worker once."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""An adapter that travels alone: the bytes are its own, and what is served is what the merged model serves."""
+"""A published adapter contains only its own bytes, and serves the same results as the merged model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Writers and readers in one process, over each transport and codec."""
+"""Writers and readers in one process work over each transport and codec."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

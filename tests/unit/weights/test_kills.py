@@ -1,4 +1,4 @@
-"""Writers and readers are killed in mid-transfer: no engine ever serves a torn version, and nothing hangs."""
+"""If writers and readers are killed during a transfer, no engine serves a torn version, and nothing hangs."""
 
 import random
 import time

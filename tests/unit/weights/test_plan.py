@@ -1,4 +1,4 @@
-"""The plan: every element of every reader comes from exactly one writer that holds it."""
+"""In a plan, every element of every reader comes from exactly one writer that has it."""
 
 from itertools import pairwise
 from math import prod

@@ -1,4 +1,4 @@
-"""Loaders are watched: what they fuse, stack, tie, pad and cut comes out as blocks, and lands where they put it."""
+"""Traced loaders: fused, stacked, tied, padded and split tensors are recorded as blocks and placed correctly."""
 
 from collections.abc import Mapping
 from pathlib import Path

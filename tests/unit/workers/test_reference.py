@@ -1,4 +1,4 @@
-"""The worker around the reference policy."""
+"""The reference worker counts tied weights once."""
 
 from interlace.engines.train import LogprobEngine, TrainConfig
 from interlace.models.tiny import build_tiny

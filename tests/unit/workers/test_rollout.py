@@ -1,4 +1,4 @@
-"""How long one call of the rollout worker serves."""
+"""One call of the rollout worker serves for a bounded time."""
 
 from collections.abc import Iterable
 from itertools import count

@@ -1,4 +1,4 @@
-"""The reference as a client of engine services."""
+"""The reference works as a client of engine services."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -268,7 +268,7 @@ class ServiceEngine(LinkedServer):
             self._link.send(requests)
 
     def _take(self) -> tuple[int, list[Completion], list[tuple[Request, str]]]:
-        """Processes the deltas that have arrived. Returns the number of new tokens, the ended and the refused requests."""
+        """Processes the deltas that have arrived. Returns the number of new tokens, ended and refused requests."""
         count, ended, refused = 0, list[Completion](), list[tuple[Request, str]]()
         for name, delta in self._link.arrivals():
             if name not in self._live:

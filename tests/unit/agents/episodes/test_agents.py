@@ -1,4 +1,4 @@
-"""Agents that come with the package: what they ask the policy, in a session whose answers are written beforehand."""
+"""The shipped agents make the expected requests to the policy, in a session with predefined answers."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Graphs and environments as episodes: what they ask the policy, and what their reward is."""
+"""Graphs and environments run as episodes, with the expected requests to the policy and rewards."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Programs as episodes: what they get, what counts as their reward, how they are ended."""
+"""Programs run as episodes: their input, their reward and their end."""
 
 import asyncio
 import json

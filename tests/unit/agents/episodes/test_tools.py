@@ -1,4 +1,4 @@
-"""The `tools` episode: what the model is answered, whatever it calls. The answers of the model are written here."""
+"""The `tools` episode answers every call of the model. The model's answers are predefined."""
 
 import asyncio
 import threading

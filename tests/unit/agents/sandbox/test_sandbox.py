@@ -1,4 +1,4 @@
-"""Code in the sandbox: what it may do, and what attacks come to."""
+"""The sandbox permits ordinary code and stops attacks."""
 
 import asyncio
 import os

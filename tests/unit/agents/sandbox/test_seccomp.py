@@ -1,4 +1,4 @@
-"""The seccomp filter, interpreted as the kernel does: which calls pass on each machine."""
+"""The seccomp filter, interpreted as the kernel does, permits the right system calls on each architecture."""
 
 import pytest
 

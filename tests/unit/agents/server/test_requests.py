@@ -1,4 +1,4 @@
-"""Fields of a request: each is used, changes nothing, or is refused by name; no request ends the server or a run."""
+"""Each field of a request is used, has no effect, or is refused by name; no request ends the server or a run."""
 
 import asyncio
 import json

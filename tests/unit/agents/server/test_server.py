@@ -1,4 +1,4 @@
-"""The server of sessions over HTTP: what clients get, how often an answer is drawn, and what bad input comes to."""
+"""The server of sessions over HTTP answers correctly, generates each answer once, and refuses invalid input."""
 
 import asyncio
 import json

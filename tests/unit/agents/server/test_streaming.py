@@ -1,4 +1,4 @@
-"""Streams: text goes out while it is drawn, says the same as the whole answer, and leaves the recording as it is."""
+"""Streamed text is sent during generation, equals the complete answer, and does not change the recording."""
 
 import json
 import urllib.request

@@ -1,4 +1,4 @@
-"""A functools.partial and an object with __call__ are tools as functions are."""
+"""A functools.partial and an object with __call__ are valid tools."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""The tool `python`: code of the model in a sandbox, what the model reads of it, and bad settings."""
+"""The tool `python` runs the model's code in a sandbox, returns readable results, and refuses invalid settings."""
 
 import asyncio
 

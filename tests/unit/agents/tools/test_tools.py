@@ -1,4 +1,4 @@
-"""Tools from functions, classes and MCP servers: schemas, arguments, and what is refused."""
+"""Tools from functions, classes and MCP servers have correct schemas and arguments, and refuse invalid ones."""
 
 import asyncio
 import re

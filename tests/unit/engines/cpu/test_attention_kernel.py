@@ -1,4 +1,4 @@
-"""The attention kernel computes what attention is, in bits that depend on the sequence alone."""
+"""The attention kernel computes attention, with results that depend on the sequence alone."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is loaded as code is the user's own."""
+"""Files that other users own or may write are never loaded as code."""
 
 import os
 import shutil

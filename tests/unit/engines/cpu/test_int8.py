@@ -1,4 +1,4 @@
-"""Products in eight bits: what they compute, and what a recipe has to say that asks for them."""
+"""8-bit products are accurate, and recipes that request them are checked."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The compiled kernels: cached, rebuilt for another source, and their absence is an answer and not a crash."""
+"""Compiled kernels are cached and rebuilt for changed source, and missing ones are reported without a crash."""
 
 import subprocess
 from pathlib import Path

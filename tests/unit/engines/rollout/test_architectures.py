@@ -1,4 +1,4 @@
-"""For each architecture: greedy tokens are those of `generate`, log-probs those of the model, whatever happens."""
+"""For each architecture, greedy tokens equal `generate` and log-probs equal the model, in all conditions."""
 
 import pytest
 import torch

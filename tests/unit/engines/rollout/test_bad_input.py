@@ -1,4 +1,4 @@
-"""Each mistake gets a sentence that says what was given and what to do."""
+"""Each mistake gives a sentence with the given value and the fix."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The engine's promises: exact log-probs, samples that do not depend on company, nothing lost."""
+"""The engine has exact log-probs, samples that are independent of the batch, and loses nothing."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The books of live requests that engines outside this process share."""
+"""Requests to engines outside this process: token accounting, seeds, refusals, and errors in answers."""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Captured decode passes give the logits of the plain runner. A GPU captures CUDA graphs; here the capture is eager."""
+"""Captured decode passes give the same logits as the plain runner.
+
+A GPU captures CUDA graphs; here the capture is eager.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A request's tokens and log-probs are bit-equal whatever runs beside it and however often it is interrupted."""
+"""A request's tokens and log-probs are bit-equal regardless of concurrent requests and interruptions."""
 
 import random
 from collections.abc import Callable

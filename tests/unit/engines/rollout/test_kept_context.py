@@ -1,4 +1,4 @@
-"""What an engine keeps through a tool call: found again, by nobody else, given up first, and never seen in a sample."""
+"""A context kept during a tool call is found only by its sample, evicted first, and never changes a sample."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Cells of two rows never overlap unless forked, content follows its row, and all that was taken comes back."""
+"""Cells of two rows never overlap unless forked, content follows its row, and all cells are returned."""
 
 import random
 from collections.abc import Callable

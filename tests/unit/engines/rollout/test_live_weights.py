@@ -1,4 +1,4 @@
-"""Weights change under running sequences: every token carries its version, and its log-prob is that version's."""
+"""Weights change under running sequences: every token has its version, and a log-prob of this version."""
 
 import copy
 import threading

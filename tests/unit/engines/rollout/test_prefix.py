@@ -1,4 +1,4 @@
-"""A prefix is computed once, and who reuses it gets the bits of who computed it."""
+"""A prefix is computed once, and its reuse gives identical results."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""An engine of two ranks, which share its layers, gives what an engine of one gives."""
+"""An engine of two ranks that share its layers gives the same results as an engine of one."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

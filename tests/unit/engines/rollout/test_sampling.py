@@ -1,4 +1,4 @@
-"""What is drawn follows the softmax it claims to follow, and the log-prob is that distribution's."""
+"""Samples follow the stated softmax, and log-probs belong to this distribution."""
 
 import math
 

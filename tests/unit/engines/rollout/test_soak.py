@@ -1,4 +1,4 @@
-"""Random submits, aborts, pauses and updates on a tiny KV store: each request ends once, and all memory comes back."""
+"""With random operations on a tiny KV store, each request ends once, and all memory is released."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Drafts change how fast tokens come, never which."""
+"""Speculative drafts change the speed of generation, never the tokens."""
 
 from collections.abc import Callable
 

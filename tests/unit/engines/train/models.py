@@ -1,4 +1,4 @@
-"""Tiny models and ragged samples that the tests of the train engine share."""
+"""Tiny models and ragged samples for the tests of the train engine."""
 
 from collections.abc import Mapping
 

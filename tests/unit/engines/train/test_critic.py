@@ -1,4 +1,4 @@
-"""The critic's values are its model's, and its update is the definition."""
+"""The critic's values equal its model's, and its update follows the definition."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Weights by name, and folders that transformers loads."""
+"""Weights are exported by name, and as folders that transformers loads."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What one micro-batch frees the next one gets without asking the system for pages."""
+"""A micro-batch reuses the memory of the previous one without new pages from the system."""
 
 import platform
 import resource

@@ -1,4 +1,4 @@
-"""The process reward model scores by its definition and learns to tell right from wrong."""
+"""The process reward model scores by its definition and learns to distinguish right from wrong."""
 
 from dataclasses import replace
 

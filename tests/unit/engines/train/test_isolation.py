@@ -1,4 +1,4 @@
-"""Engines in one process do not see each other, and none keeps a second table of logits."""
+"""Engines in one process are independent, and none keeps a second table of logits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

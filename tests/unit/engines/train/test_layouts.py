@@ -1,4 +1,4 @@
-"""Every layout of ranks makes the update that one process makes."""
+"""Every layout of ranks makes the same update as one process."""
 
 import dataclasses
 from collections.abc import Iterator

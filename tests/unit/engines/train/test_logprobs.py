@@ -1,4 +1,4 @@
-"""Chunked log-probs and entropy are the definitions, and cost no second table."""
+"""Chunked log-probs and entropy equal their definitions, without a second table of logits."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An adapter: all that is trained, nothing that the model is without it."""
+"""Only the adapter is trained, and the model without it stays unchanged."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""A loss of the user's own that returns something else is refused, not broadcast."""
+"""A user-defined loss with a wrong result is refused, not broadcast."""
 
 from collections.abc import Callable
 from dataclasses import replace

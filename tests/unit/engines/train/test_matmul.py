@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN compute what torch's do."""
+"""Linear layers by oneDNN give the same results as torch's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The optimizer takes sums and divides them; the rate follows its schedule."""
+"""The optimizer divides accumulated sums, and the learning rate follows its schedule."""
 
 import pytest
 import torch

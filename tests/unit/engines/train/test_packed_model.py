@@ -1,4 +1,4 @@
-"""Packing changes where the work happens, not what comes out: log-probs and gradients are those of the plain model."""
+"""Packing changes the layout of the computation, but not log-probs or gradients."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Micro-batches hold every sample once and waste nothing."""
+"""Micro-batches contain every sample once, with little padding."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""A small model computes on one thread, whatever its rank holds."""
+"""A small model computes on one thread, a large model on all threads of its rank."""
 
 from interlace.engines.train.place import useful_threads
 from tests.unit.engines.train.models import tiny_model

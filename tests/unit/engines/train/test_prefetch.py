@@ -1,4 +1,4 @@
-"""Micro-batches are made one ahead, and come as if they were not."""
+"""Micro-batches are prepared one ahead, with unchanged results."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A minibatch that is laid out while another is computed: the same bits, seen in the timeline."""
+"""A minibatch that is laid out during another's computation gives identical results, visible in the timeline."""
 
 import json
 from collections.abc import Sequence

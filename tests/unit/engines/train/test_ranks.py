@@ -1,4 +1,4 @@
-"""The update does not depend on how many ranks made it, nor on who got what."""
+"""The update depends neither on the number of ranks nor on the distribution of samples."""
 
 import dataclasses
 import os

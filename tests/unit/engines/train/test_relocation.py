@@ -1,4 +1,4 @@
-"""An engine whose state left its device and came back goes on as one that stayed, in the middle of a minibatch too."""
+"""An engine whose state left its device and returned continues unchanged, even during a minibatch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Compiled layers compute the same; what is not there is said before anything is computed."""
+"""Compiled layers give the same results; missing libraries are reported before the computation."""
 
 import copy
 

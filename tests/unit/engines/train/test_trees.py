@@ -1,4 +1,4 @@
-"""A tree of segments trains as its branches do, each token once."""
+"""A tree of segments trains like its branches, with each token computed once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

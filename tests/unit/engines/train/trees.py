@@ -1,4 +1,4 @@
-"""Random trees of segments, and what the plain model makes of each branch alone."""
+"""Random trees of segments, and the plain model's results for each branch."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Simulators on the virtual clock: where they are, and how many of them move together, decides what a step takes."""
+"""On the virtual clock, the placement and granule of simulators determine the duration of a step."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Work beside other work takes as long as the profile's interference says."""
+"""Concurrent work takes as long as the profile's interference predicts."""
 
 import asyncio
 

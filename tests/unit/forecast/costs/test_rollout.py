@@ -1,4 +1,4 @@
-"""A simulated engine takes the time that its costs say, and loses no token."""
+"""A simulated engine takes the time of its costs, and loses no token."""
 
 import asyncio
 from collections import deque

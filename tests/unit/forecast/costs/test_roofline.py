@@ -1,4 +1,4 @@
-"""Rooflines: of the shipped profile's model they come to its sums, and they are called rooflines where shown."""
+"""Rooflines agree with the sums for the shipped profile's model, and are labelled as rooflines."""
 
 import json
 

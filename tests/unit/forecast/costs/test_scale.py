@@ -1,4 +1,4 @@
-"""What a simulated sample costs does not depend on how many devices there are."""
+"""The cost of a simulated sample does not depend on the number of devices."""
 
 import cProfile
 import pstats

@@ -1,4 +1,4 @@
-"""What a second device is worth and what work costs other work: found in whole steps."""
+"""The gain from a second device and the interference of concurrent work are measured from whole steps."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Costs from times: what is exact is found exactly, what is noise does not turn negative."""
+"""Costs are fitted from times: exact values are recovered, and noise never gives negative costs."""
 
 import asyncio
 import math

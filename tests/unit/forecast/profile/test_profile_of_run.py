@@ -1,4 +1,4 @@
-"""A run's own records say what its workers cost: a simulation of that profile takes as long as the run did."""
+"""A profile from a run's records gives a simulation with the duration of the run."""
 
 from pathlib import Path
 

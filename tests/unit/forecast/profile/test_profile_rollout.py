@@ -1,4 +1,4 @@
-"""What a rollout engine costs, from the times of its calls."""
+"""The costs of a rollout engine are fitted from the times of its calls."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Costs scaled to whole steps: what a simulation then says is what was measured."""
+"""Costs are scaled to whole steps, so that a simulation reproduces the measurement."""
 
 from dataclasses import replace
 from statistics import median

@@ -1,4 +1,4 @@
-"""A profile as a table: every role that was measured is in it."""
+"""The table of a profile contains every measured role."""
 
 import io
 

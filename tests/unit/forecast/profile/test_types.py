@@ -1,4 +1,4 @@
-"""What a profile says of costs."""
+"""The costs of a profile are consistent: decode steps, memory, several devices and concurrent work."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What the planner promises: within bounds, better where there is better, and always able to run."""
+"""Plans stay within bounds, improve if possible, and can always run."""
 
 from dataclasses import replace
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""The rule of changes: drift makes a plan due, and only a gain that pays its cost twice, seen twice, changes a run."""
+"""Drift triggers a plan, and only a gain of twice its cost, seen twice, changes a run."""
 
 from interlace.forecast.search.replanner import AT_MOST, RECENT, Replanner
 

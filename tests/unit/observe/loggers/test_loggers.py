@@ -1,4 +1,4 @@
-"""Metrics arrive where they were asked for, and survive a kill after any step."""
+"""Metrics reach the requested loggers, and survive a kill after any step."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The report holds every figure, needs no network, and browsers have nothing to say against it."""
+"""The report contains every figure, needs no network, and has no errors in browsers."""
 
 import json
 import re

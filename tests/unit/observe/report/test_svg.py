@@ -1,4 +1,4 @@
-"""Ticks are round, cover what is drawn, and are few."""
+"""Ticks are round, few, and cover the drawn range."""
 
 import math
 

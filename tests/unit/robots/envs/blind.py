@@ -1,4 +1,4 @@
-"""An environment that cannot be drawn."""
+"""An environment without rendering."""
 
 from interlace.robots.envs.base import Simulator
 from interlace.robots.envs.spec import EnvSettings

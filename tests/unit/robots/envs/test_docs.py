@@ -1,4 +1,4 @@
-"""The environment that docs/extending.md shows is one: it runs through the package's own vector of environments."""
+"""The environment of docs/extending.md runs through the package's vector of environments."""
 
 import re
 from pathlib import Path

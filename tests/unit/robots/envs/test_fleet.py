@@ -1,4 +1,4 @@
-"""Episodes in processes: equal however many there are, and each ends once whatever happens to its process."""
+"""Episodes in processes do not depend on the number of processes, and end exactly once even if one dies."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Gymnasium's environments: states with wrappers, and what an environment lacks."""
+"""Gymnasium's environments restore states with wrappers, and missing features are reported."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a user may get wrong about environments, and what breaks in them."""
+"""Mistakes of a user about environments, and failures inside them, are reported."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Pictures of simulators: upright, of the present state, and a clear word where nothing can draw them."""
+"""Images of simulators are upright and current, and missing rendering is reported clearly."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""A robot's episode: what is sensed becomes a prompt, and tokens become actions."""
+"""In a robot's episode, observations become prompts, and tokens become actions."""
 
 import asyncio
 

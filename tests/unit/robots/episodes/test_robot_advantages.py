@@ -1,4 +1,4 @@
-"""Advantages of recorded rollouts: chunks, truncation and new episodes in one environment, against plain loops."""
+"""Advantages of recorded rollouts with chunks, truncation and episode changes equal plain loops."""
 
 import asyncio
 from collections.abc import Sequence

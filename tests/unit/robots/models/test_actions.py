@@ -1,4 +1,4 @@
-"""Action tokens in OpenVLA's layout, against its own arithmetic."""
+"""Action tokens in OpenVLA's layout equal OpenVLA's arithmetic."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""SmolVLA, pi0 and pi0.5 by tiny folders in LeRobot's layout: weights, preparation, attention, sampling, densities."""
+"""Tiny folders of SmolVLA, pi0 and pi0.5: weights, preparation, attention, sampling, densities."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A folder in OpenVLA's layout: its weights by their names, its processor's numbers, its actions; a run on it."""
+"""A folder in OpenVLA's layout: names of weights, statistics of the processor, actions, and a run on it."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Replay: what may be drawn, the same draws whatever fits into memory, and exactly so across a resume."""
+"""Replay draws valid samples, independent of the memory limit, and exactly across a resume."""
 
 from collections import Counter
 from dataclasses import is_dataclass, replace

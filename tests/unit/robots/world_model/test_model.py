@@ -1,4 +1,4 @@
-"""A world model learns a simulator's steps, knows where it does not know, and imagines episodes."""
+"""A world model learns a simulator's steps, estimates its uncertainty, and imagines episodes."""
 
 from dataclasses import replace
 from pathlib import Path

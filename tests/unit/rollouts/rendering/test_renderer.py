@@ -1,4 +1,4 @@
-"""Turns behind tokens that are there, on the chat templates of public models."""
+"""Turns are appended to existing tokens, with the chat templates of public models."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""What cannot work is refused before work starts, and what follows from the settings is reckoned right."""
+"""Unusable settings are refused before work starts, and derived values are computed correctly."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A robot's policy that cannot serve its simulator is refused before work starts."""
+"""A robot's policy that is incompatible with its simulator is refused before work starts."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A recipe says what is to be done in the fewest words, and holds every setting."""
+"""A recipe is short, and its configuration contains every setting."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An engine is chosen by name; what it cannot do is refused before work starts."""
+"""An engine is selected by name; unsupported settings are refused before work starts."""
 
 import importlib.util
 from collections.abc import Callable

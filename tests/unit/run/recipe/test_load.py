@@ -1,4 +1,4 @@
-"""Recipes by name or path; `key=value` changes exactly what it names."""
+"""Recipes are loaded by name or path; `key=value` changes only the named key."""
 
 from pathlib import Path
 

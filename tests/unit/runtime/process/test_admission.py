@@ -1,4 +1,4 @@
-"""A rank listens to the caller that knows its token, whatever else connects."""
+"""A rank accepts only the caller with its token, among any other connections."""
 
 import secrets
 import socket

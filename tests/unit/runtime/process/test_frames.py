@@ -1,4 +1,4 @@
-"""Messages survive any way in which a socket cuts them."""
+"""Messages are read correctly regardless of how the socket splits them."""
 
 import numpy as np
 import torch

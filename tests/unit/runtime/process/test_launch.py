@@ -1,4 +1,4 @@
-"""How processes are started: without the user's script, with the current folder, and in spite of a stopped server."""
+"""Processes start without the user's script, with the current folder, and despite a stopped fork server."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Arrays that messages only name: what arrives, what is copied, what is left behind."""
+"""Shared arrays arrive intact, are copied only if needed, and leave no files."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""A Ray that does not start at once is started again; one that never does is an error that says what to do."""
+"""A failed start of Ray is retried; repeated failures give an error with a fix."""
 
 import socket
 from typing import Any

@@ -1,4 +1,4 @@
-"""Virtual time goes from one timer or alarm to the next, in order, and waits for nobody."""
+"""Virtual time advances from one timer or alarm to the next, in order, without waiting."""
 
 import asyncio
 from collections.abc import Coroutine

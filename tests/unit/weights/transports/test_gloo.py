@@ -1,4 +1,4 @@
-"""The gloo reader: it notices a dead writer by the connection, before gloo's time limit."""
+"""The gloo reader detects a dead writer by its connection, before gloo's time limit."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""The dialects against servers that answer as vLLM and SGLang do, over real HTTP."""
+"""The dialects work with servers that answer like vLLM and SGLang, over real HTTP."""
 
 import asyncio
 import json

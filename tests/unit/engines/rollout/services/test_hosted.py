@@ -1,4 +1,4 @@
-"""The client protocol without a socket: an engine in this process, served to coroutines."""
+"""The client protocol works without a socket: an engine in this process serves coroutines."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

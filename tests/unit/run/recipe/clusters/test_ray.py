@@ -1,4 +1,4 @@
-"""Choosing the back end of processes."""
+"""The cluster back end of processes is selected by the recipe."""
 
 import subprocess
 import sys
