@@ -60,6 +60,8 @@ class LossInputs:
     num_samples: int
     turn_T: Tensor | None = None
     """[T] int, 0 ...: which turn a token belongs to, over all samples; None: not said."""
+    baseline_T: Tensor | None = None
+    """[T] number that a loss on pairs compares with, equal for all tokens of a pair; None if the rows have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

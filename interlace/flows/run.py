@@ -66,7 +66,7 @@ class RoleGroups:
 
         # The one place where a group gets the type of its role: what was launched for the role has its operations.
         return cls(
-            rollout=cast(Sequence[RolloutGroup], started["rollout"]),
+            rollout=cast(Sequence[RolloutGroup], started.get("rollout", ())),
             actor=cast(ActorGroup, started["actor"][0]),
             reward=cast(RewardGroup | None, one("reward")),
             reference=cast(Sequence[ReferenceGroup], started.get("reference", ())),

@@ -157,6 +157,10 @@ class ActorGroup(TrainedGroup, Protocol):
         """Gives [L] of each sample under the current weights."""
         ...
 
+    def evaluate(self, samples: Sequence[Sample]) -> Handle[Metrics]:
+        """Gives the loss and its metrics on samples that are not trained on."""
+        ...
+
     def base_logprobs(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:
         """Gives [L] of each sample under the weights below the adapter."""
         ...

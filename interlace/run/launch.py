@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
@@ -19,7 +20,7 @@ from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.rollouts.by_row import simulators_of
 from interlace.rollouts.role_groups import ActorGroup, RolloutGroup
-from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_threads, num_used, reference_is_base
 from interlace.run.recipe.memory import working_bytes as forecast_working_bytes
 from interlace.runtime.cluster import Cluster, WorkerSpec
@@ -101,6 +102,8 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     base_serves = needs.reference and reference_is_base(recipe, cluster.place)
     if base_serves:
         del workers["reference"]
+    if is_offline(recipe):
+        workers = {name: workers[name] for name in ("reference", "actor") if name in workers}
     working = forecast_working_bytes(recipe, cluster.devices, sources.longest_prompt)
     started = {
         role.name: await _launch_all(cluster, recipe, role, workers[role.name], working.get(role.name, 0))
@@ -131,9 +134,20 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
         "rollout": _around(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
         "reference": _reference_worker(initial),
         "critic": critic,
-        "actor": _around(ActorWorker, partial(make_actor_engine, base if recipe.actor.lora else source)),
+        "actor": _around(ActorWorker, _actor_maker(sources, base if recipe.actor.lora else source, initial)),
     }
     return {**workers, "reward": _reward_worker(recipe, recipe.reward)} if recipe.reward else workers
+
+
+def _actor_maker(
+    sources: ModelSources, source: EngineSource, initial: EngineSource
+) -> "Callable[[WorkerContext], tuple[TrainEngine, PreTrainedTokenizerBase]]":
+    """Returns the function that makes the engine of the trained model: a policy, or a reward model."""
+    algorithm = algorithm_of(sources.recipe)
+    if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
+        folder = None if sources.policy.path == sources.initial.path else Path(sources.policy.path)
+        return partial(make_trained_reward_model, initial, folder)
+    return partial(make_actor_engine, source)
 
 
 def _reference_worker(initial: EngineSource) -> RoleWorker:
@@ -326,6 +340,25 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
         adapter=adapter,
     )
     engine.replay_loss = _replay_loss(recipe) or engine.replay_loss
+    return engine, loaded.tokenizer
+
+
+def make_trained_reward_model(
+    source: EngineSource, folder: Path | None, context: WorkerContext
+) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
+    """Makes the engine that trains a reward model: of a checkpoint, or a new head on the body of the recipe's model."""
+    from interlace.engines.train import RewardModelEngine, new_reward_model
+
+    recipe = source.recipe
+    loaded = _load(source, context, trained=True)
+    engine = RewardModelEngine(
+        new_reward_model(loaded.model, folder, seed=recipe.seed),
+        loss=algorithm_of(recipe).loss,
+        optimizer=recipe.optimizer,
+        config=train_config(recipe),
+        device=torch_device(context),
+        ranks=join_ranks(context, recipe.actor),
+    )
     return engine, loaded.tokenizer
 
 

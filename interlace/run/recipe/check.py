@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from interlace.algorithms import Needs
+from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt
 from interlace.data.config import SOURCES
@@ -28,10 +29,11 @@ from interlace.robots.models.actions import action_tokens
 from interlace.rollouts.config import create_kind as create_episode_kind
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.check_settings import check_placement, check_settings
-from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import mesh_shape, num_ranks
 from interlace.run.recipe.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory, largest_microbatch
+from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
 from interlace.run.recipe.prompts import message_writer, recipe_prompts
 from interlace.runtime.local.cluster import host_memory_bytes
 from interlace.schedule.placement import Device
@@ -78,6 +80,8 @@ def check_recipe(recipe: Recipe) -> Derived:
     Raises UserError for the first mistake.
     """
     check_settings(recipe)
+    if is_offline(recipe):
+        return _check_offline(recipe)
     algorithm = algorithm_of(recipe)
     if recipe.reward is not None and recipe.reward.model is not None:
         check_classifier(recipe.reward.model)
@@ -126,6 +130,48 @@ def check_recipe(recipe: Recipe) -> Derived:
         num_versions=recipe.schedule.resolved.num_versions(recipe.steps),
         staleness_bound=recipe.schedule.resolved.staleness_bound,
         steps_ahead=recipe.schedule.resolved.steps_ahead,
+        memory=memory,
+    )
+
+
+def _check_offline(recipe: Recipe) -> Derived:
+    """Checks a recipe that trains on given rows, whose memory and numbers follow from the rows."""
+    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
+    check_placement(recipe, devices)
+    check_model(recipe.model)
+    model, algorithm, tokenizer = empty_model(recipe.model), algorithm_of(recipe), load_tokenizer(recipe.model)
+    if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
+        check_value_head(model)
+    _check_layouts(recipe, model, devices)
+    _check_reference(recipe, algorithm.needs, tokenizer)
+    prompts = recipe_prompts(recipe, tokenizer)
+    _check_evaluation(recipe, prompts)
+    create_sampler(recipe.task, prompts.train, recipe.seed)
+    _check_warmup(recipe, prompts, tokenizer)
+    heldout = prompts.first_of_each_set(recipe.evaluation.num_prompts)
+    rows = encode_rows(recipe, [*prompts.train, *prompts.heldout], tokenizer)
+    size = model_size(model)
+    longest = check_row_lengths(rows, size.context)
+    num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
+    step_tokens = recipe.prompts_per_step * longest
+    microbatch = min(step_tokens, max(recipe.tokens_per_microbatch, longest))
+    loads = MemoryLoads(size=size, num_lora=num_lora, microbatch_tokens=microbatch)
+    memory = forecast_memory(recipe, algorithm.needs, loads, devices)
+    check_memory(memory)
+    return Derived(
+        num_parameters=size.num_parameters,
+        num_lora_parameters=num_lora,
+        num_train_prompts=len(prompts.train),
+        num_heldout_prompts=len(heldout),
+        num_dropped_prompts=sum(prompts.dropped.values()),
+        max_prompt_tokens=longest,
+        samples_per_step=recipe.prompts_per_step,
+        samples_per_minibatch=recipe.prompts_per_step // recipe.minibatches,
+        max_tokens_per_step=step_tokens,
+        num_updates=recipe.steps * recipe.minibatches,
+        num_versions=0,
+        staleness_bound=0,
+        steps_ahead=0.0,
         memory=memory,
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self, get_args
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_serializer, model_validator
 
-from interlace.algorithms import Algorithm, AlgorithmConfig, create_algorithm
+from interlace.algorithms import Algorithm, AlgorithmConfig, create_algorithm, objective_names
 from interlace.core.config import Config
 from interlace.core.errors import UserError, nearest
 from interlace.core.plugins import builtin_names
@@ -262,6 +262,8 @@ class TaskSource(MixtureSource):
 class TaskConfig(DataConfig):
     """Prompts to train on and held-out prompts."""
 
+    demonstrations: DemonstrationConfig | None = None
+    """Writer of the completions of generated prompts, for sft, dpo and reward_model; None takes the answers."""
     mixture: tuple[TaskSource, ...] = ()
     """Sources whose prompts are drawn by weight; in place of a single source."""
 
@@ -351,6 +353,16 @@ class Recipe(Config):
 
     @model_validator(mode="before")
     @classmethod
+    def _take_rows_once(cls, data: object) -> object:
+        """Sets samples_per_prompt to 1 if it is not given and the algorithm trains on given rows."""
+        if not isinstance(data, Mapping) or "samples_per_prompt" in data:
+            return data
+        chosen = data.get("algorithm")
+        name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+        return {**data, "samples_per_prompt": 1} if name in objective_names() else data
+
+    @model_validator(mode="before")
+    @classmethod
     def _choose_dtype(cls, data: object) -> object:
         """Sets model.dtype to bfloat16 if it is not given and the run computes on GPUs."""
         if not isinstance(data, Mapping) or not _is_on_gpus(data.get("cluster")):
@@ -398,6 +410,11 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
     """Returns the recipe's algorithm."""
     choice = recipe.algorithm
     return create_algorithm(choice.name, choice.settings.model_dump())
+
+
+def is_offline(recipe: Recipe) -> bool:
+    """Returns whether the recipe trains on given rows, without a policy that generates."""
+    return algorithm_of(recipe).rows is not None
 
 
 def _as_mapping(section: str, data: object) -> dict[str, Any]:
