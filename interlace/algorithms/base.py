@@ -22,6 +22,8 @@ class Needs:
     reference: bool = False
     teacher: bool = False
     """The log-probs of the reference role are what the loss learns from, so `reference` must name a teacher."""
+    reward: bool = True
+    """Samples have a reward; without this need a recipe may leave `reward` out."""
     critic: bool = False
     process_reward: bool = False
     greedy_baseline: bool = False

@@ -23,6 +23,7 @@ from interlace.rollouts.role_groups import ActorGroup, RolloutGroup
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_threads, num_used, reference_is_base
 from interlace.run.recipe.memory import working_bytes as forecast_working_bytes
+from interlace.run.recipe.teacher_prompts import prompt_reader
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.worker import Worker, WorkerContext
@@ -439,11 +440,16 @@ def make_process_reward_engine(
 
 
 def make_reference_engine(source: EngineSource, context: WorkerContext) -> "LogprobEngine":
-    """Log-probs under weights that stay."""
-    from interlace.engines.train import LogprobEngine
+    """Makes the engine of log-probs under weights that stay: of the initial policy, or of teachers."""
+    from interlace.engines.train import LogprobEngine, TeacherEngine
 
-    config = train_config(source.recipe)
-    return LogprobEngine(_load(source, context).model, config=config, device=torch_device(context))
+    recipe, loaded = source.recipe, _load(source, context)
+    config, device = train_config(recipe), torch_device(context)
+    if not recipe.reference.ensemble and not recipe.reference.context:
+        return LogprobEngine(loaded.model, config=config, device=device)
+    others = [_load(replace(source, model=model), context).model for model in recipe.reference.ensemble]
+    read = prompt_reader(recipe, loaded.tokenizer)
+    return TeacherEngine([loaded.model, *others], config=config, device=device, read=read)
 
 
 def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequence[ScoringService]":

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from interlace.engines.train.optimizer import OptimizerState
     from interlace.engines.train.reward_model import RewardModelEngine, new_reward_model, scored_pair
     from interlace.engines.train.sft import preference_sample, scaled, sft_loss, supervised_sample
+    from interlace.engines.train.teacher import TeacherEngine
 
 __all__ = [
     "ActorConfig",
@@ -34,6 +35,7 @@ __all__ = [
     "OptimizerConfig",
     "OptimizerState",
     "RewardModelEngine",
+    "TeacherEngine",
     "TrainConfig",
     "TrainEngine",
     "critic_model",
@@ -61,6 +63,7 @@ _MODULES = {
     "RewardModelEngine": "reward_model",
     "new_reward_model": "reward_model",
     "scored_pair": "reward_model",
+    "TeacherEngine": "teacher",
     "preference_sample": "sft",
     "scaled": "sft",
     "sft_loss": "sft",

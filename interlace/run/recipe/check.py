@@ -19,6 +19,7 @@ from interlace.engines.rollout.kv_store import BLOCK
 from interlace.engines.train.critic import check_value_head
 from interlace.engines.train.lora import num_adapted_parameters, num_lora_parameters
 from interlace.models.classifier import check_classifier
+from interlace.models.config import ModelConfig
 from interlace.models.expert_parallel import check_experts
 from interlace.models.inputs import input_embedding
 from interlace.models.loading import check_model, empty_model, load_tokenizer
@@ -35,6 +36,7 @@ from interlace.run.recipe.layout import mesh_shape, num_ranks
 from interlace.run.recipe.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory, largest_microbatch
 from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
 from interlace.run.recipe.prompts import message_writer, recipe_prompts
+from interlace.run.recipe.teacher_prompts import check_context
 from interlace.runtime.local.cluster import host_memory_bytes
 from interlace.schedule.placement import Device
 
@@ -100,6 +102,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     _check_rewards(recipe, [*prompts.train, *prompts.heldout])
     _check_evaluation(recipe, prompts)
     create_sampler(recipe.task, prompts.train, recipe.seed)
+    check_context(recipe, [*prompts.train, *prompts.heldout], tokenizer)
     _check_warmup(recipe, prompts, tokenizer)
     size = model_size(model)
     num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
@@ -208,6 +211,9 @@ def _check_layouts(recipe: Recipe, model: "PreTrainedModel", devices: tuple[Devi
 
 def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokenizerBase") -> None:
     other = recipe.reference.model
+    for teacher in recipe.reference.ensemble:
+        check_model(teacher)
+        _check_vocabulary("reference.ensemble", teacher, recipe, tokenizer)
     if other is None:
         return
     if not needs.reference:
@@ -216,9 +222,13 @@ def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokeniz
             "no reference. Set algorithm.kl_coefficient above 0, or remove reference.model."
         )
     check_model(other)
+    _check_vocabulary("reference.model", other, recipe, tokenizer)
+
+
+def _check_vocabulary(key: str, other: ModelConfig, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> None:
     if load_tokenizer(other).get_vocab() != tokenizer.get_vocab():
         raise UserError(
-            f"reference.model = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
+            f"{key} = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
             "be of other tokens. Take a reference of the same family."
         )
 

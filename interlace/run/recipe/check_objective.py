@@ -51,5 +51,22 @@ def check_offline_settings(recipe: Recipe, algorithm: Algorithm) -> None:
 
 
 def check_teacher(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Raises UserError if a distillation names no teacher, or one without effect."""
-    del recipe, algorithm
+    """Raises UserError if a distillation has no teacher or one without effect, and for a teacher that no loss reads."""
+    reference, name = recipe.reference, recipe.algorithm.name
+    if not algorithm.needs.teacher:
+        for key, is_set in (("ensemble", bool(reference.ensemble)), ("context", bool(reference.context))):
+            if is_set:
+                raise UserError(
+                    f"reference.{key} is of a teacher, and algorithm {name!r} has none. Take algorithm=distill, or "
+                    f"remove reference.{key}."
+                )
+        return
+    is_policy = reference.model is None or (reference.model == recipe.model and recipe.warmup is None)
+    if is_policy and not reference.context and not reference.ensemble and reference.service is None:
+        raise UserError(
+            f"algorithm {name!r} has no teacher: the reference is the initial policy itself, which has nothing to "
+            "teach. Name a teacher (reference.model=FOLDER), or give it more context than the policy reads, such as "
+            "reference.context='The answer is {answer}. '."
+        )
+    if reference.service is not None and (reference.ensemble or reference.context):
+        raise UserError("reference.service scores samples as they are: remove reference.ensemble, reference.context.")

@@ -114,7 +114,7 @@ def _check_baseline(recipe: Recipe) -> None:
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
     """Checks the rewards that are bounded by settings; of other rewards, the algorithm checks each value in the run."""
     reward = recipe.reward
-    if reward is None and create_kind(recipe.episode).brings_reward:
+    if reward is None and (create_kind(recipe.episode).brings_reward or not algorithm.needs.reward):
         return
     if reward is None:
         raise UserError(

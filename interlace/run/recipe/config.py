@@ -134,6 +134,17 @@ class ReferenceConfig(Config):
     """Engine service that computes its log-probs, as `rollout` names engines: `{engine: address, urls: [...]}`, or
     `interlace`, `vllm`, `sglang` for servers that the run starts. None: a rank of the run computes them."""
 
+    ensemble: tuple[Annotated[ModelConfig, BeforeValidator(by_path)], ...] = ()
+    """Further teachers of `distill`, of the same vocabulary; the teacher is the mean of their probabilities."""
+    context: str = ""
+    """Text before the prompt that the reference alone reads. Braces name `answer` or a column of the row:
+    "The answer is {answer}. " gives the teacher of `distill` an advantage over the policy."""
+
+    @property
+    def is_initial_policy(self) -> bool:
+        """Returns whether the reference is the initial policy, reading what the policy reads."""
+        return self.model is None and self.service is None and not self.ensemble and not self.context
+
 
 class WarmupCriterion(Config):
     """End of a warm-up by what the model has learned, so that training starts from the same point on every processor.

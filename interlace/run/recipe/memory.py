@@ -168,7 +168,10 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
     needed = {role.name for role in needed_roles(needs)}
     if "reference" in needed and not serves_as_reference:
-        roles.append(_Role(name="reference", num_bytes=size.weight_bytes, how="weights", logit_bytes=logits))
+        num_teachers = 1 + len(recipe.reference.ensemble)
+        how = "weights" if num_teachers == 1 else f"weights of {num_teachers} teachers"
+        weights = num_teachers * size.weight_bytes
+        roles.append(_Role(name="reference", num_bytes=weights, how=how, logit_bytes=logits))
     if recipe.reward is not None and recipe.reward.model is not None:
         weights = sum(parameter.nbytes for parameter in empty_classifier(recipe.reward.model).parameters())
         roles.append(_Role(name="reward", num_bytes=weights, how="weights of reward.model, whole on each"))
