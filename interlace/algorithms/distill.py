@@ -7,6 +7,7 @@ log-ratio to the teacher is recomputed under the current student at each update,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
@@ -75,8 +76,6 @@ class Distill(PolicyAlgorithm):
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
         """Computes the loss of each token. Raises ValueError if the teacher's log-probs are missing."""
-        from dataclasses import replace
-
         settings, teacher_T = self.settings, inputs.ref_logprobs_T
         if teacher_T is None:
             raise ValueError("distill learns from a teacher, and the samples have no ref_logprobs")

@@ -7,13 +7,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
 from interlace.algorithms.base import Needs
 from interlace.algorithms.offline import OfflineAlgorithm
-from interlace.algorithms.pairs import Pairs, PairSettings
+from interlace.algorithms.pairs import Pairs, PairSettings, log_sigmoid
 from interlace.core.training import LossInputs, LossOutputs
 
 if TYPE_CHECKING:
@@ -87,36 +88,30 @@ class DPO(OfflineAlgorithm):
         )
 
     def _losses(self, chosen_N: Tensor, rejected_N: Tensor, baseline_N: Tensor) -> Tensor:
-        import torch
-        from torch.nn.functional import logsigmoid
-
         beta, gap_N = self.settings.beta, chosen_N - rejected_N
         match self.settings.loss:
             case "sigmoid":
-                return -logsigmoid(beta * gap_N)
+                return -log_sigmoid(beta * gap_N)
             case "hinge":
-                return torch.relu(1 - beta * gap_N)
+                return (1 - beta * gap_N).relu()
             case "ipo":
                 return (gap_N - 1 / (2 * beta)).square()
             case "kto":
-                wins_N = torch.sigmoid(beta * (chosen_N - baseline_N))
-                losses_N = torch.sigmoid(beta * (baseline_N - rejected_N))
+                wins_N = (beta * (chosen_N - baseline_N)).sigmoid()
+                losses_N = (beta * (baseline_N - rejected_N)).sigmoid()
                 return ((1 - wins_N) + (1 - losses_N)) / 2
             case "orpo":
                 odds_N = gap_N - (_log_of_rest(chosen_N) - _log_of_rest(rejected_N))
-                return -chosen_N - beta * logsigmoid(odds_N)
+                return -chosen_N - beta * log_sigmoid(odds_N)
             case "simpo":
-                return -logsigmoid(beta * gap_N - self.settings.target_margin)
+                return -log_sigmoid(beta * gap_N - self.settings.target_margin)
 
 
 def _log_of_rest(logprobs_N: Tensor) -> Tensor:
     """Computes log(1 - p) from log p, exact for p near 0 and near 1; p = 1 counts as slightly less."""
-    import math
-
-    import torch
-
     logprobs_N = logprobs_N.clamp(max=-1e-7)
     is_large_N = logprobs_N > -math.log(2)
-    near_one_N = torch.log(-torch.expm1(torch.where(is_large_N, logprobs_N, -1.0)))
-    near_zero_N = torch.log1p(-torch.exp(torch.where(is_large_N, -1.0, logprobs_N)))
-    return torch.where(is_large_N, near_one_N, near_zero_N)
+    half_N = logprobs_N.new_full(logprobs_N.shape, -math.log(2))
+    near_one_N = (-logprobs_N.where(is_large_N, half_N).expm1()).log()
+    near_zero_N = (-half_N.where(is_large_N, logprobs_N).exp()).log1p()
+    return near_one_N.where(is_large_N, near_zero_N)

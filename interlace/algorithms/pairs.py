@@ -65,3 +65,8 @@ class Pairs:
 
     def _by_pair(self, values_T: Tensor) -> Tensor:
         return values_T.new_zeros(self.inputs.num_samples).index_add(0, self.inputs.sample_T, values_T)
+
+
+def log_sigmoid(values_N: Tensor) -> Tensor:
+    """Computes log sigmoid, exact for large values of either sign."""
+    return -values_N.new_zeros(values_N.shape).logaddexp(-values_N)

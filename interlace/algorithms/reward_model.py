@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from interlace.algorithms.offline import OfflineAlgorithm
-from interlace.algorithms.pairs import Pairs, PairSettings
+from interlace.algorithms.pairs import Pairs, PairSettings, log_sigmoid
 from interlace.core.training import LossInputs, LossOutputs
 
 
@@ -30,12 +30,10 @@ class RewardModel(OfflineAlgorithm):
         Metrics: accuracy, the share of pairs whose chosen completion has the higher score; margin, the difference of
         the scores.
         """
-        from torch.nn.functional import logsigmoid
-
         pairs = Pairs.of(inputs)
         chosen_N, rejected_N = pairs.sums(inputs.logprobs_T)
         gap_N = chosen_N - rejected_N
-        loss_N = -logsigmoid(gap_N - pairs.baselines())
+        loss_N = -log_sigmoid(gap_N - pairs.baselines())
         if self.settings.center_coefficient:
             loss_N = loss_N + self.settings.center_coefficient * (chosen_N + rejected_N).square()
         metrics_T = {"accuracy": pairs.repeat((gap_N > 0).float()), "margin": pairs.repeat(gap_N)}

@@ -70,7 +70,8 @@ class Outputs:
         self.log_probs, self.label_mask = logprobs, logprobs if mask is None else mask
 
     def __getattr__(self, name: str) -> Tensor:
-        return torch.zeros_like(self.log_probs)
+        zeros = torch.zeros_like(self.log_probs)
+        return zeros.bool() if name.startswith("is_") else zeros
 
 
 class FixedModel(torch.nn.Module):
