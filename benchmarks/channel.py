@@ -30,7 +30,7 @@ from _channel_ends import End, Row
 from _channel_moves import BOUND, WARM_UP_S
 
 from interlace.run.clusters.ray import open_cluster
-from interlace.run.recipe.config import ClusterConfig
+from interlace.run.recipe.sections import ClusterConfig
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup

@@ -1,6 +1,15 @@
 """Algorithms, one file each, found by name: an advantage estimator, a policy loss and declared needs."""
 
 from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Needs, rewards_of
-from interlace.algorithms.load import algorithm_names, create_algorithm
+from interlace.algorithms.load import algorithm_names, create_algorithm, objective_names
 
-__all__ = ["Advantages", "Algorithm", "AlgorithmConfig", "Needs", "algorithm_names", "create_algorithm", "rewards_of"]
+__all__ = [
+    "Advantages",
+    "Algorithm",
+    "AlgorithmConfig",
+    "Needs",
+    "algorithm_names",
+    "create_algorithm",
+    "objective_names",
+    "rewards_of",
+]

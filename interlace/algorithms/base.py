@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -11,12 +11,19 @@ from pydantic import Field
 from interlace.core.training import LossInputs, LossOutputs, UpdateConfig
 from interlace.core.types import FloatArray, Sample, SampleGroup
 
+RowKind: TypeAlias = Literal["demonstrations", "pairs"]
+"""Kind of given rows: completions to imitate, or pairs of a chosen and a rejected completion."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """Stages that an algorithm needs in the flow; samples pass through the other stages unchanged."""
 
     reference: bool = False
+    teacher: bool = False
+    """The log-probs of the reference role are what the loss learns from, so `reference` must name a teacher."""
+    reward: bool = True
+    """Samples have a reward; without this need a recipe may leave `reward` out."""
     critic: bool = False
     process_reward: bool = False
     greedy_baseline: bool = False
@@ -47,6 +54,8 @@ class Algorithm(ABC):
     """Base class, with one subclass per file; the class attribute `Settings` is the subclass's config."""
 
     Settings: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
+    rows: ClassVar[RowKind | None] = None
+    """Rows that it trains on, without samples of a policy; None for an algorithm that trains on samples."""
 
     def __init__(self, settings: AlgorithmConfig) -> None:
         self.settings = settings

@@ -10,8 +10,13 @@ from interlace.core.plugins import class_names, find_class
 
 
 def algorithm_names() -> list[str]:
-    """Lists the built-in algorithms, sorted."""
-    return class_names(_package(), Algorithm)
+    """Lists the built-in algorithms that train on samples of the policy, sorted."""
+    return [name for name in class_names(_package(), Algorithm) if _kind_of(name).rows is None]
+
+
+def objective_names() -> list[str]:
+    """Lists the built-in algorithms that train on given rows, sorted."""
+    return [name for name in class_names(_package(), Algorithm) if _kind_of(name).rows is not None]
 
 
 def create_algorithm(spec: str, settings: Mapping[str, object]) -> Algorithm:
@@ -25,6 +30,10 @@ def create_algorithm(spec: str, settings: Mapping[str, object]) -> Algorithm:
         return kind(parsed)
     except TypeError as error:
         raise UserError(f"algorithm {spec!r} is made as {kind.__name__}(settings), which fails: {error}.") from error
+
+
+def _kind_of(name: str) -> type[Algorithm]:
+    return find_class("algorithm", _package(), name, Algorithm)  # type: ignore[type-abstract]
 
 
 def _package() -> ModuleType:

@@ -19,7 +19,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
-from interlace.run.train import TrainReport
+from interlace.run.session import TrainReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

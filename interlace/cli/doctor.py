@@ -146,7 +146,7 @@ def _packages() -> Iterator[Finding]:
 
 def _devices() -> Finding:
     from interlace.run.clusters.local import find_devices
-    from interlace.run.recipe.config import ClusterConfig
+    from interlace.run.recipe.sections import ClusterConfig
 
     devices = find_devices(ClusterConfig())
     found = ", ".join(f"{device.name} ({device.memory_bytes / 2**30:.1f} GiB)" for device in devices)
@@ -157,7 +157,7 @@ def _engines() -> Iterator[Finding]:
     """Says of each engine that a recipe's rollout.engine may name whether it runs here; an absent one is no fault."""
     from interlace.engines.rollout.kinds import create_kind, engine_kind, engine_names
     from interlace.run.clusters.local import find_devices
-    from interlace.run.recipe.config import ClusterConfig
+    from interlace.run.recipe.sections import ClusterConfig
 
     pools = {device.pool for device in find_devices(ClusterConfig())}
     for name in engine_names():

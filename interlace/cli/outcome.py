@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from interlace.observe.run_folder import RunFolder
     from interlace.run.evaluation import Evaluation
     from interlace.run.recipe.config import Recipe
-    from interlace.run.train import TrainReport
+    from interlace.run.session import TrainReport
 
 
 def outcome_tables(recipe: "Recipe", report: "TrainReport") -> list[Table]:

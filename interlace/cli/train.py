@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from interlace.forecast.online import OnlinePlanner
     from interlace.observe.run_folder import RunFolder
     from interlace.run.recipe.config import Recipe
-    from interlace.run.train import TrainReport
+    from interlace.run.session import TrainReport
 
 
 def train(

@@ -60,6 +60,8 @@ class LossInputs:
     num_samples: int
     turn_T: Tensor | None = None
     """[T] int, 0 ...: index of the turn of each token, counted over all samples. None if unknown."""
+    baseline_T: Tensor | None = None
+    """[T] number that a loss on pairs compares with, equal for all tokens of a pair. None if the rows have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

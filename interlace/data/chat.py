@@ -1,6 +1,6 @@
 """Prompts that are conversations: the messages of a row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from interlace.core.errors import UserError
@@ -21,6 +21,18 @@ def read_messages(value: Sequence[JSON], where: str) -> Messages:
     if messages[-1].role == "system":
         raise UserError(f"{where} ends with the system message, which needs no response. Add the user's message.")
     return messages
+
+
+def split_conversation(value: Sequence[JSON]) -> tuple[Sequence[JSON], Sequence[JSON]]:
+    """Splits a cell of messages that ends with the assistant before the first message of the assistant.
+
+    Returns the whole cell and nothing if another role has the last message.
+    """
+    roles = [item.get("role") if isinstance(item, Mapping) else None for item in value]
+    if not roles or roles[-1] != "assistant" or roles[0] == "assistant":
+        return value, ()
+    first = roles.index("assistant")
+    return value[:first], value[first:]
 
 
 def with_last(messages: Messages, content: str) -> Messages:

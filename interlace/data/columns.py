@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from interlace.core.errors import UserError, close_names
 from interlace.core.messages import Messages, ToolSpec, as_tool
 from interlace.core.types import JSON
-from interlace.data.chat import read_messages
+from interlace.data.chat import read_messages, split_conversation
 from interlace.data.rows import Row
 from interlace.data.tables import describe_type
 from interlace.data.values import plain_row
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PROMPT, ANSWER, TOOLS, CHAT = "prompt", "answer", "tools", "messages"
 """Columns that are read. `messages` is read if no column `prompt` exists; a reward finds a chat's messages under it."""
+COMPLETION = "completion"
+"""Metadata of a row to imitate: text, or the messages from the first one of the assistant on."""
 USUAL: Mapping[str, Sequence[str]] = {
     PROMPT: ("question", "problem", "query", "instruction", "input", "conversations", "text"),
     ANSWER: (
@@ -30,7 +32,8 @@ USUAL: Mapping[str, Sequence[str]] = {
 def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[str], *, uid: str, origin: str) -> Row:
     """Makes a row from the columns of a table. Raises UserError, with the row's place, for a column that cannot serve.
 
-    columns: name here -> column, or dotted path into one; None leaves `answer` or `tools` out.
+    columns: name here -> column, or dotted path into one; None leaves `answer` or `tools` out. Without an answer, a
+    chat that ends with the assistant is split: its messages from the first one of the assistant on are `completion`.
     """
     found = plain_row(values, origin, omit)
     _refuse_other_kinds(found, columns, origin)
@@ -39,7 +42,10 @@ def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[st
     answer_name = columns.get(ANSWER, ANSWER)
     answer = "" if answer_name is None else _answer(_column(found, answer_name, ANSWER, origin), answer_name, origin)
     messages: Messages = ()
+    said: Sequence[JSON] = ()
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        if answer_name is None:
+            prompt, said = split_conversation(prompt)
         messages = read_messages(prompt, f"{origin}: column {prompt_name!r}")
     elif not isinstance(prompt, str):
         raise UserError(
@@ -53,6 +59,8 @@ def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[st
             metadata[name] = _column(found, path, name, origin)
     if messages:
         metadata[CHAT] = prompt
+    if said:
+        metadata[COMPLETION] = said
     if prompt_name != PROMPT and PROMPT in found:
         metadata[PROMPT] = found[PROMPT]
     return Row(
@@ -141,7 +149,7 @@ def _without_nulls(value: JSON) -> JSON:
 
 def _refuse_other_kinds(values: Mapping[str, JSON], columns: "ColumnMap", origin: str) -> None:
     """Raises UserError for rows of preference pairs and of demonstrations, which other recipes train on."""
-    if columns.get(ANSWER) is not None or ANSWER in values:
+    if ANSWER in columns or ANSWER in values:
         return
     for needed, what, recipe in (
         (("chosen", "rejected"), "preference pairs", "dpo"),

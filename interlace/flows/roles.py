@@ -84,9 +84,13 @@ class RewardRole:
         shaping: ShapingConfig,
         *,
         on_failed: OnFailed,
+        is_needed: bool = True,
     ) -> None:
-        """on_failed: called with each sample that could not be scored, and with the reason."""
-        self._admission, self._shaping = admission, shaping
+        """on_failed: called with each sample that could not be scored, and with the reason.
+
+        is_needed: whether a sample without a reward fails; otherwise its reward is 0.
+        """
+        self._admission, self._shaping, self._is_needed = admission, shaping, is_needed
         self.num_scored, self._on_failed = 0, on_failed
         self._stage = (
             stages.map_stage(
@@ -115,6 +119,8 @@ class RewardRole:
             if sample.outcome is not None:
                 self.num_scored += 1
                 channel.put(sample.key, {"reward": sample.outcome.reward, "reward_parts": sample.outcome.parts})
+            elif not self._is_needed:
+                channel.put(sample.key, {"reward": 0.0, "reward_parts": {}})
             else:
                 self._on_failed(sample.key, "its episode brought no reward, and the recipe has none")
                 channel.end(sample.key, TerminalEvent.FAILED)

@@ -66,7 +66,7 @@ class RoleGroups:
 
         # Only here a group gets the type of its role: the workers launched for a role have the operations of its type.
         return cls(
-            rollout=cast(Sequence[RolloutGroup], started["rollout"]),
+            rollout=cast(Sequence[RolloutGroup], started.get("rollout", ())),
             actor=cast(ActorGroup, started["actor"][0]),
             reward=cast(RewardGroup | None, one("reward")),
             reference=cast(Sequence[ReferenceGroup], started.get("reference", ())),
@@ -168,7 +168,14 @@ class PolicyRun:
         self.rollout = RolloutRole(stages, groups.rollout, settings, self.admission, episode, self._not_scored)
         self._player = Player(cluster, self.rollout.pool, episode, settings.limits)
         self._baseline = self._greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
-        self.reward = RewardRole(stages, groups.reward, self.admission, settings.shaping, on_failed=self._not_scored)
+        self.reward = RewardRole(
+            stages,
+            groups.reward,
+            self.admission,
+            settings.shaping,
+            on_failed=self._not_scored,
+            is_needed=algorithm.needs.reward,
+        )
         self._num_not_scored, self._first_failure = 0, ""
         self.reference = (
             ReferenceRole(stages, [groups.actor], ActorGroup.base_logprobs)

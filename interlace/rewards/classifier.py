@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.messages import to_mapping
 from interlace.core.state_parts import WEIGHTS
-from interlace.core.types import RewardResult, Sample
+from interlace.core.types import Prompt, RewardResult, Sample
 from interlace.models.classifier import load_classifier
 from interlace.models.residence import Residence
 from interlace.rewards.base import RewardConfig
@@ -14,6 +14,7 @@ from interlace.rewards.shaping import shaped
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 PART = "model"
 """The part that holds the model's own number."""
@@ -40,7 +41,8 @@ class ModelScorer:
 
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result a sample, in their order. A sample that the model cannot read or score fails alone."""
-        ids = [self._token_ids(sample) for sample in samples]
+        chat = self._settings.chat_template
+        ids = [scored_ids(self._tokenizer, sample.prompt, sample.text, chat_template=chat) for sample in samples]
         fitting = [row for row, tokens in enumerate(ids) if self._context is None or len(tokens) <= self._context]
         found = [
             RewardResult(failure=f"{len(tokens)} tokens, and the reward model reads {self._context}") for tokens in ids
@@ -57,16 +59,6 @@ class ModelScorer:
             for result, sample in zip(found, samples, strict=True)
         ]
 
-    def _token_ids(self, sample: Sample) -> list[int]:
-        prompt, response = sample.prompt.text, sample.text
-        if not (self._settings.chat_template and self._tokenizer.chat_template):
-            return list(self._tokenizer(prompt + response)["input_ids"])
-        conversation = [to_mapping(message) for message in sample.prompt.messages]
-        turns = [*(conversation or [{"role": "user", "content": prompt}]), {"role": "assistant", "content": response}]
-        # As text first: the template writes the special tokens itself. Its annotation has no messages with calls.
-        text = str(self._tokenizer.apply_chat_template(turns, tokenize=False))  # type: ignore[arg-type]
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
     def _forward(self, rows: Sequence[Sequence[int]]) -> "Tensor":
         """Computes [texts] the model's numbers, in float32."""
         import torch
@@ -78,6 +70,22 @@ class ModelScorer:
         with torch.inference_mode():
             logits: Tensor = self._model(ids, attention_mask=mask.long(), use_cache=False).logits
         return logits[:, 0].float().cpu()
+
+
+def scored_ids(
+    tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, response: str, *, chat_template: bool
+) -> list[int]:
+    """Returns the tokens of a prompt and a response as a reward model reads them, in training and in scoring.
+
+    chat_template: writes the conversation by the chat template of the tokenizer, if it has one.
+    """
+    if not (chat_template and tokenizer.chat_template):
+        return list(tokenizer(prompt.text + response)["input_ids"])
+    conversation = [to_mapping(message) for message in prompt.messages]
+    turns = [*(conversation or [{"role": "user", "content": prompt.text}]), {"role": "assistant", "content": response}]
+    # The template writes the special tokens, so it makes text first. Its annotation has no messages with calls.
+    text = str(tokenizer.apply_chat_template(turns, tokenize=False))  # type: ignore[arg-type]
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _batches(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

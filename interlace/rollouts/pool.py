@@ -75,11 +75,7 @@ class EnginePool:
         """Number of engines with pending weights."""
         self._most_versions = 1
         """Most versions that engines served at the same time, since the start."""
-        self._lengths: LengthPredictor = (
-            predictor
-            if predictor and self._policy.longest_first
-            else LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
-        )
+        self._lengths = _choose_predictor(predictor, float(expected_tokens), ranks=self._policy.longest_first)
         self.curve = DecodeCurve() if self._policy.adapts else None
         """Decode speed of the engines. None if the dispatch policy does not use it."""
         self._on_suspended = on_suspended
@@ -366,3 +362,8 @@ def _limited(request: Request, max_new_tokens: int) -> Request:
     if request.query_ids:
         return request  # parallel decoding draws all tokens in one pass
     return replace(request, params=request.params.model_copy(update={"max_new_tokens": max_new_tokens}))
+
+
+def _choose_predictor(predictor: LengthPredictor | None, expected_tokens: float, *, ranks: bool) -> LengthPredictor:
+    """Returns the given predictor if dispatch ranks requests by length, else one that learns from responses."""
+    return predictor if predictor and ranks else LengthRanker(expected_tokens, learns=ranks)

@@ -157,6 +157,10 @@ class ActorGroup(TrainedGroup, Protocol):
         """Returns the log-probs of each sample under the current weights, [L]."""
         ...
 
+    def evaluate(self, samples: Sequence[Sample]) -> Handle[Metrics]:
+        """Gives the loss and its metrics on samples that are not trained on."""
+        ...
+
     def base_logprobs(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:
         """Returns the log-probs of each sample under the base model without the adapter, [L]."""
         ...

@@ -5,20 +5,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
+from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.plugins import concrete_subclass, load_object
-from interlace.core.training import LossFn
 from interlace.engines.rollout.kinds import create_kind
-from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
-from interlace.engines.train.place import join_ranks, torch_device, torch_name
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.rollouts.by_row import simulators_of
-from interlace.run.recipe.config import Recipe, algorithm_of
-from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_threads, num_used, reference_is_base
+from interlace.run.make_engines import (
+    EngineSource,
+    make_actor_engine,
+    make_critic_engine,
+    make_process_reward_engine,
+    make_reference_engine,
+    make_reward_model,
+    make_rollout_engine,
+    make_scoring_services,
+    make_trained_reward_model,
+)
+from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
+from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_used, reference_is_base
 from interlace.run.recipe.memory import working_bytes as forecast_working_bytes
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
@@ -31,36 +40,7 @@ from interlace.workers.reward_by_source import ScorerBySource
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from interlace.engines.rollout.protocol import RolloutEngine
-    from interlace.engines.train import CriticEngine, LogprobEngine, TrainEngine
-    from interlace.engines.train.implicit_reward import ImplicitRewardEngine
-    from interlace.engines.train.ranks import Ranks
-    from interlace.models.loading import LoadedModel
-    from interlace.rewards.classifier import ModelScorer
-    from interlace.workers.rollout import RolloutBundle
-    from interlace.workers.scoring import ScoringService
-
-
-class Wrap(Protocol):
-    """Makes another engine of an engine, for instance one that other clients share."""
-
-    def __call__(self, engine: "RolloutEngine", recipe: Recipe) -> "RolloutEngine": ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineSource:
-    """Files and settings that a worker is made from. Sent to the worker's process."""
-
-    recipe: Recipe
-    model: ModelConfig
-    adapter: Path | None = None
-    """The adapter's folder in a checkpoint, if an adapter is trained. If None, a new adapter starts at zero."""
-    logs: Path | None = None
-    """Folder for the logs of servers that an engine starts."""
-    url: str | None = None
-    """Address of the server that an engine is, for one that joins a run."""
-    wrap: Wrap | None = None
-    """Replaces the engine by another, in this process."""
+    from interlace.engines.train import TrainEngine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +81,8 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     base_serves = needs.reference and reference_is_base(recipe, cluster.place)
     if base_serves:
         del workers["reference"]
+    if is_offline(recipe):
+        workers = {name: workers[name] for name in ("reference", "actor") if name in workers}
     working = forecast_working_bytes(recipe, cluster.devices, sources.longest_prompt)
     started = {
         role.name: await launch_instances(cluster, recipe, role, workers[role.name], working.get(role.name, 0))
@@ -131,9 +113,20 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
         "rollout": wrap_engine(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
         "reference": _reference_worker(initial),
         "critic": critic,
-        "actor": wrap_engine(ActorWorker, partial(make_actor_engine, base if recipe.actor.lora else source)),
+        "actor": wrap_engine(ActorWorker, _actor_maker(sources, base if recipe.actor.lora else source, initial)),
     }
     return {**workers, "reward": _reward_worker(recipe, recipe.reward)} if recipe.reward else workers
+
+
+def _actor_maker(
+    sources: ModelSources, source: EngineSource, initial: EngineSource
+) -> "Callable[[WorkerContext], tuple[TrainEngine, PreTrainedTokenizerBase]]":
+    """Returns the function that makes the engine of the trained model: a policy, or a reward model."""
+    algorithm = algorithm_of(sources.recipe)
+    if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
+        folder = None if sources.policy.path == sources.initial.path else Path(sources.policy.path)
+        return partial(make_trained_reward_model, initial, folder)
+    return partial(make_actor_engine, source)
 
 
 def _reference_worker(initial: EngineSource) -> RoleWorker:
@@ -242,183 +235,3 @@ def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: Ro
         stage=place_in_flow(role.name),
         preemptible=role.preemptible,
     )
-
-
-def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
-    """Makes the engine that serves a recipe's policy."""
-    from interlace.engines.rollout import NativeEngine
-    from interlace.engines.rollout.kinds import EngineSite
-    from interlace.models.action_head import answers_in_numbers
-    from interlace.weights.reader import WeightReader
-    from interlace.workers.rollout import RolloutBundle
-
-    recipe, loaded = source.recipe, load_source(source, context)
-    site = EngineSite(
-        model=source.model,
-        devices=tuple(map(torch_name, context.devices or ("cpu",))),
-        seed=recipe.seed,
-        num_threads=num_threads(recipe, len(context.devices)),
-        mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
-        instance=int(context.group.rpartition("/")[2]),
-        logs=source.logs,
-        url=source.url,
-    )
-    engine = create_kind(recipe.rollout).create(loaded, site)
-    if source.wrap:
-        engine = source.wrap(engine, recipe)
-    bundle = RolloutBundle(
-        engine=engine,
-        tokenizer=loaded.tokenizer,
-        stop_token_ids=loaded.stop_token_ids,
-        writes_text=not answers_in_numbers(loaded.model.config),
-    )
-    if site.mesh and isinstance(engine, NativeEngine):
-        return replace(bundle, reader=WeightReader(engine.weight_shards), decide=engine.agreement.decide)
-    return bundle
-
-
-def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
-    """Makes the engine that trains a recipe's policy with its algorithm's loss."""
-    from interlace.engines.train import Adapter, TrainEngine
-    from interlace.models.loading import portable_name
-
-    recipe, algorithm = source.recipe, algorithm_of(source.recipe)
-    ranks = join_ranks(context, recipe.actor)
-    loaded = load_source(source, context, trained=recipe.actor.lora is None, ranks=ranks)
-    name = portable_name(recipe.model, is_warmed_up=recipe.warmup is not None)
-    adapter = Adapter(loaded.model, recipe.actor.lora, seed=recipe.seed, base_name=name) if recipe.actor.lora else None
-    if adapter and source.adapter:
-        adapter.load(source.adapter)
-    engine = TrainEngine(
-        loaded.model,
-        loss=algorithm.loss,
-        optimizer=recipe.optimizer,
-        config=train_config(recipe),
-        device=torch_device(context),
-        ranks=ranks,
-        adapter=adapter,
-    )
-    engine.replay_loss = _replay_loss(recipe) or engine.replay_loss
-    return engine, loaded.tokenizer
-
-
-def _replay_loss(recipe: Recipe) -> LossFn | None:
-    """Returns the loss of replayed trajectories; None if the recipe has no replay."""
-    from interlace.engines.train import scaled, sft_loss
-
-    if recipe.replay is None:
-        return None
-    own = sft_loss if recipe.replay.learner == "imitation" else algorithm_of(recipe).loss
-    return scaled(own, recipe.replay.loss_weight)
-
-
-def make_critic_engine(source: EngineSource, folder: Path | None, context: WorkerContext) -> "CriticEngine":
-    """Makes the engine of the value model: from a checkpoint, or with a new head on the policy's body."""
-    from transformers import AutoModelForTokenClassification
-
-    from interlace.engines.train import CriticEngine, critic_model
-
-    policy = load_source(source, context, trained=True).model
-    model = (
-        AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
-        if folder
-        else critic_model(policy, seed=source.recipe.seed)
-    )
-    return CriticEngine(
-        model,
-        config=source.recipe.critic,
-        tokens_per_microbatch=source.recipe.tokens_per_microbatch,
-        device=torch_device(context),
-        ranks=join_ranks(context, source.recipe.critic),
-    )
-
-
-def make_process_reward_engine(
-    source: EngineSource, folder: Path | None, context: WorkerContext
-) -> "ImplicitRewardEngine":
-    """Makes the engine of the process reward model: from a checkpoint, else from the reference."""
-    from transformers import AutoModelForCausalLM
-
-    from interlace.engines.train import ImplicitRewardEngine
-
-    recipe = source.recipe
-    reference = load_source(source, context, trained=True).model
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else reference
-    return ImplicitRewardEngine(
-        model,
-        config=recipe.critic,
-        temperature=training_temperature(recipe.sampling),
-        tokens_per_microbatch=recipe.tokens_per_microbatch,
-        device=torch_device(context),
-        ranks=join_ranks(context, recipe.critic),
-    )
-
-
-def make_reference_engine(source: EngineSource, context: WorkerContext) -> "LogprobEngine":
-    """Makes the engine that computes log-probs under fixed weights."""
-    from interlace.engines.train import LogprobEngine
-
-    config = train_config(source.recipe)
-    return LogprobEngine(load_source(source, context).model, config=config, device=torch_device(context))
-
-
-def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequence[ScoringService]":
-    """Connects to the services that compute the reference's log-probs, or starts one on the reference's devices."""
-    recipe, loaded, service = source.recipe, load_source(source, context), source.recipe.reference.service
-    if service is None:
-        raise ValueError("the recipe has no scoring service")
-    from interlace.engines.rollout.kinds import EngineSite
-
-    kind = create_kind(service)
-    site = EngineSite(
-        model=source.model,
-        devices=tuple(map(torch_name, context.devices or ("cpu",))),
-        seed=recipe.seed,
-        num_threads=num_threads(recipe, len(context.devices)),
-        logs=source.logs,
-    )
-    count = 1 if kind.num_addresses is None else kind.num_addresses
-    made = [kind.create(loaded, replace(site, instance=number)) for number in range(count)]
-    return cast("Sequence[ScoringService]", made)
-
-
-def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, context: WorkerContext) -> "ModelScorer":
-    """Loads the reward model on one device."""
-    import torch
-
-    from interlace.rewards.classifier import ModelScorer
-
-    torch.set_num_threads(threads_per_worker or max(1, len(context.devices)))
-    return ModelScorer(reward, device=torch_device(context))
-
-
-def train_config(recipe: Recipe) -> TrainConfig:
-    """Returns the settings of the policy's train engine."""
-    update = algorithm_of(recipe).settings
-    length = update.aggregation_length or recipe.sampling.max_new_tokens
-    return TrainConfig(
-        actor=recipe.actor,
-        update=update.model_copy(update={"aggregation_length": length}),
-        tokens_per_microbatch=recipe.tokens_per_microbatch,
-        temperature=training_temperature(recipe.sampling),
-        served_dtype=recipe.model.dtype,
-    )
-
-
-def load_source(
-    source: EngineSource, context: WorkerContext, *, trained: bool = False, ranks: "Ranks | None" = None
-) -> "LoadedModel":
-    """Loads a model; if trained, in float32, which keeps updates of small learning rates. ranks: load it together."""
-    import torch
-
-    from interlace.engines.train.place import useful_threads
-    from interlace.models.loading import load_model
-
-    # torch counts threads for each calling thread, and this thread is the worker's: larger pools would share cores.
-    threads = num_threads(source.recipe, len(context.devices))
-    torch.set_num_threads(threads)
-    model = source.model.model_copy(update={"dtype": "float32"}) if trained else source.model
-    loaded = ranks.load(model) if ranks and trained else load_model(model)
-    if source.recipe.cluster.threads_per_worker is None:
-        torch.set_num_threads(useful_threads(loaded.model, threads))
-    return loaded

@@ -8,16 +8,8 @@ from interlace.core.errors import UserError
 from interlace.engines.train.config import TrainConfig
 from interlace.engines.train.place import join_ranks, torch_device
 from interlace.rollouts.role_groups import ActorGroup, RolloutGroup
-from interlace.run.launch import (
-    EngineSource,
-    ModelSources,
-    Wrap,
-    instance_spec,
-    launch_instances,
-    load_source,
-    make_rollout_engine,
-    wrap_engine,
-)
+from interlace.run.launch import ModelSources, instance_spec, launch_instances, wrap_engine
+from interlace.run.make_engines import EngineSource, Wrap, load_source, make_rollout_engine
 from interlace.run.recipe.config import Recipe
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext

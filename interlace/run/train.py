@@ -1,73 +1,41 @@
-"""Runs one training process of a recipe: opens the cluster, workers and flow, and trains to the end or a stop."""
+"""One training run of a recipe: cluster, workers and flow, from their opening to the end or a stop."""
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from interlace.core.errors import InterlaceError, StoppedError
-from interlace.core.types import JSON, TerminalEvent
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
-from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import RoleGroups, shares_base
+from interlace.flows.run import RoleGroups
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import Ledger
-from interlace.observe.loggers import MetricsLoggers, open_loggers
-from interlace.observe.loggers.base import RunInfo
+from interlace.observe.loggers import MetricsLoggers
 from interlace.observe.progress import ProgressView
-from interlace.observe.quiet import LOOK_EVERY_S, QuietWatch
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.run_identity import RunIdentity
 from interlace.observe.secrets import mask_secrets
-from interlace.observe.stop import PATIENCE_S, StopSignal
+from interlace.observe.stop import StopSignal
 from interlace.rewards.trial import try_reward
 from interlace.rollouts.config import create_kind
 from interlace.run.callbacks import Callbacks
-from interlace.run.clusters.base import back_end
-from interlace.run.engine_control import FOLDER, EngineControl
-from interlace.run.evaluation import Evaluation
+from interlace.run.engine_control import EngineControl
 from interlace.run.evaluator import Evaluator
 from interlace.run.host import Hosted, host
-from interlace.run.launch import ModelSources, launch_roles
 from interlace.run.launch_services import launch_joiner
+from interlace.run.offline import OfflineSession
 from interlace.run.online import ScheduleChanger
-from interlace.run.recipe.config import Recipe, set_schedule
-from interlace.run.recipe.prompts import recipe_prompts, renderer_of
+from interlace.run.recipe.config import Recipe, is_offline, set_schedule
+from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import imagining, open_learning
-from interlace.run.saving import CRITIC_FOLDER, Saver
+from interlace.run.saving import Saver
+from interlace.run.session import Session, TrainReport
 from interlace.run.start import RunStart, identify_run, resumed_start
 from interlace.run.step_boundary import StepBoundary, TrainJob
 from interlace.run.step_trace import StepTrace
-from interlace.run.warmup import warmed_model
 from interlace.run.weights import join_weights
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.timeline import NoRecorder, Recorder
-from interlace.runtime.trace import TraceFile
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainReport:
-    """Outcome of a run."""
-
-    done_steps: int
-    num_steps: int
-    before: Evaluation | None
-    after: Evaluation | None
-    checkpoint: Path | None
-    """The newest checkpoint."""
-    ledger: Ledger = Ledger()
-    """Device-seconds of this process, including its start and excluding the final evaluation."""
-
-    @property
-    def was_stopped(self) -> bool:
-        """Returns whether the run ended before its last step, at a step boundary, with a checkpoint."""
-        return self.done_steps < self.num_steps
 
 
 def train(
@@ -100,7 +68,12 @@ def train(
             start=start,
             callbacks=callbacks or Callbacks(),
         )
-        report = asyncio.run(_Session(job, checkpoints, identity, settings).train())
+        session: Session = (
+            OfflineSession(job, checkpoints, identity, settings)
+            if is_offline(recipe)
+            else _PolicySession(job, checkpoints, identity, settings)
+        )
+        report = asyncio.run(session.train())
         ledger = ledger.plus(report.ledger)
         schedule = planner.take_change() if planner and report.was_stopped and not stop.requested else None
         if schedule is None:
@@ -109,105 +82,8 @@ def train(
         folder.write_config(recipe)
 
 
-class _Session:
-    """One process of a run: opens its parts, and ends it when a stop is requested."""
-
-    def __init__(
-        self, job: TrainJob, checkpoints: Checkpoints, identity: RunIdentity, settings: Mapping[str, JSON]
-    ) -> None:
-        """settings: the recipe's settings, with secrets masked."""
-        self._job, self._checkpoints, self._identity, self._settings = job, checkpoints, identity, settings
-        self._recipe, self._folder, self._progress, self._stop = job.recipe, job.folder, job.progress, job.stop
-        self._began_s = time.monotonic()
-        self._prompts = recipe_prompts(job.recipe)
-        self._quiet = QuietWatch(job.progress)
-        self._boundary: StepBoundary | None = None
-        """Set when the run's roles are joined."""
-
-    async def train(self) -> TrainReport:
-        """Trains from the start or a checkpoint to the end."""
-        recipe, folder, start = self._recipe, self._folder, self._job.start
-        cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
-        info = RunInfo(
-            name=recipe.logging.name or folder.name,
-            project=recipe.logging.project,
-            folder=folder.path,
-            run_id=self._identity.run,
-            config=self._settings,
-            resumed_at=start.done_steps if start.checkpoint else None,
-        )
-        trace = StepTrace(cluster, folder.traces, self._progress, recipe.logging.trace_steps)
-        done_steps = None
-        try:
-            with (
-                open_loggers(info, recipe.logging.loggers, say=self._progress.say) as logger,
-                cluster.timeline.recorded_by(self._recorder(cluster)),
-            ):
-                try:
-                    await self._until_stopped(cluster, self._work(cluster, logger, trace))
-                except StoppedError:
-                    done_steps = await self._save_boundary()
-        finally:
-            await trace.close()
-            await cluster.shutdown()
-        boundary = self._boundary
-        return TrainReport(
-            done_steps=self._done_steps if done_steps is None else done_steps,
-            num_steps=recipe.steps,
-            before=boundary.before if boundary else start.before,
-            after=boundary.after if boundary else None,
-            checkpoint=self._checkpoints.latest(),
-            ledger=boundary.ledger if boundary else Ledger(),
-        )
-
-    @property
-    def _done_steps(self) -> int:
-        return self._boundary.done_steps if self._boundary else self._job.start.done_steps
-
-    async def _until_stopped(self, cluster: Cluster, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the flow. Raises StoppedError if a stop was requested and the step did not end in time."""
-        cluster.loop_limit_s = lambda: PATIENCE_S if self._stop.is_overdue else cluster.watchdog.hang_after_s
-        cluster.spawn(self._stop_in_time(), name="stop")
-        scoring = lambda: self._boundary.scoring if self._boundary else ""  # noqa: E731
-        cluster.spawn(self._quiet.run(cluster.waits, scoring), name="quiet")
-        try:
-            await cluster.run(work)
-        except InterlaceError as error:
-            ended = self._boundary.ended if self._boundary else ()
-            if self._boundary:
-                self._boundary.keep_transcripts(ended)
-            if any(entry.event == TerminalEvent.FAILED for entry in ended):
-                error.add_note(f"Why samples failed: all reasons are in {self._folder.samples}.")
-            raise
-
-    async def _stop_in_time(self) -> None:
-        while not self._stop.is_overdue:
-            await asyncio.sleep(LOOK_EVERY_S)
-        if self._boundary:
-            await self._boundary.finish_saving()
-        raise StoppedError("stopped before the end of the step, which did not come in time.")
-
-    async def _save_boundary(self) -> int:
-        """Returns the last saved step, after saving the last step's end if possible.
-
-        Raises StoppedError if nothing was saved.
-        """
-        if self._boundary:
-            await self._boundary.stop()
-        saved = max(self._checkpoints.steps(), default=0)
-        if not saved:
-            raise StoppedError("stopped before there was anything to save.")
-        if saved < self._done_steps:
-            self._progress.say(
-                f"step {self._done_steps + 1} had changed the weights: a resumed run repeats it from {saved}"
-            )
-        return saved
-
-    def _recorder(self, cluster: Cluster) -> Recorder:
-        if not self._recipe.logging.timeline or self._done_steps >= self._recipe.steps:
-            return NoRecorder()  # without a remaining step, the existing timeline is kept
-        self._folder.set_timeline_aside()
-        return TraceFile(self._folder.timeline, cluster.devices)
+class _PolicySession(Session):
+    """One process of a run that trains on samples of its policy."""
 
     async def _work(self, cluster: Cluster, logger: MetricsLoggers, trace: StepTrace) -> None:
         job, prompts, recipe = self._job, self._prompts.train, self._recipe
@@ -239,24 +115,8 @@ class _Session:
         await boundary.finish()
 
     async def _host(self, cluster: Cluster, stream: PromptStream) -> Hosted:
-        recipe, newest = imagining(self._recipe, self._folder.path), self._job.start.checkpoint
-        prompts, abort = self._prompts, self._stop.abort_if_requested  # an unfinished warm-up is discarded
-        began_s = time.monotonic()
-        initial = await warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
-        self._began_s += time.monotonic() - began_s  # a start from a checkpoint does not repeat the warm-up
-        policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
-        critic = newest / CRITIC_FOLDER if newest else None
-        adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None
-        longest = len(self._prompts.longest.token_ids)
-        sources = ModelSources(
-            recipe=recipe, policy=policy, initial=initial, longest_prompt=longest, critic=critic, adapter=adapter,
-            logs=self._folder.path / FOLDER,
-        )  # fmt: skip
-        groups = await launch_roles(cluster, sources)
-        if newest:
-            await groups.actor.load_optimizer(newest)
-            if groups.critic:
-                await groups.critic.load_optimizer(newest / CRITIC_FOLDER)
+        recipe = imagining(self._recipe, self._folder.path)
+        groups, sources = await self._launch(cluster, recipe)
         await self._say_how_it_computes(groups)
         self._progress.say(await join_weights(groups, recipe))
         hosted = await host(cluster, recipe, groups, stream, resumed=self._job.start.state)
@@ -282,7 +142,4 @@ class _Session:
         episodes = (self._recipe.episode, *self._recipe.episode.others.values())
         for note in dict.fromkeys(note for episode in episodes for note in create_kind(episode).notes()):
             self._progress.say(note)
-        reference = None if shares_base(groups) or not groups.reference else groups.reference[0]
-        for name, group in (("actor", groups.actor), ("critic", groups.critic), ("reference", reference)):
-            if group:
-                self._progress.say(f"{name}: micro-batches are {await group.attention()}")
+        await self._say_layouts(groups)

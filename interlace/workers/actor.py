@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from interlace.core.state_parts import GRADIENTS, WEIGHTS
-from interlace.core.types import FloatArray, Sample
+from interlace.core.types import FloatArray, Metrics, Sample
 from interlace.engines.train import TrainEngine
 from interlace.runtime.worker import WorkerContext, operation
 from interlace.weights.ref import Place, Route, WeightPart
@@ -58,6 +58,11 @@ class ActorWorker(TrainedWorker):
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns log-probs [L] of each sample under the current weights."""
         return self._engine.logprobs(samples)
+
+    @operation(bin="inference", split="samples", parts=(WEIGHTS,))
+    def evaluate(self, samples: Sequence[Sample]) -> Metrics:
+        """Returns the loss and its metrics on samples that are not trained on."""
+        return self._engine.evaluate(samples)
 
     def close(self) -> None:
         """Closes the weight transport, and leaves the process group."""

@@ -157,7 +157,7 @@ def test_ranks_of_a_group_meet_for_torch_distributed() -> None:
 
 def test_devices_that_somebody_else_has_are_told_by_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     from interlace.run.clusters.ray import open_cluster
-    from interlace.run.recipe.config import ClusterConfig
+    from interlace.run.recipe.sections import ClusterConfig
     from interlace.runtime.ray import session
 
     async def body(cluster: Cluster) -> None:

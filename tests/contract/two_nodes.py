@@ -7,7 +7,7 @@ import ray
 from ray.cluster_utils import Cluster as Nodes
 
 from interlace.run.clusters.ray import open_cluster
-from interlace.run.recipe.config import ClusterConfig
+from interlace.run.recipe.sections import ClusterConfig
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.worker import Worker, operation
 from interlace.schedule.schedule import Schedule

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from interlace.cli.main import app
 from interlace.observe.stop import StopSignal
 from interlace.run.equivalence import Trial, certify, toy, variants
-from interlace.run.recipe.config import ClusterConfig, Recipe
+from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.sections import ClusterConfig
 from tests.support.training import SMALL
 
 # An untrained model's answers are all wrong, but not all of one length: something is learned.

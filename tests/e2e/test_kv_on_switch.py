@@ -9,9 +9,9 @@ import torch
 
 from interlace.run.clusters import local
 from interlace.run.recipe.check import check_recipe
-from interlace.run.recipe.config import ClusterConfig
 from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.memory import working_bytes
+from interlace.run.recipe.sections import ClusterConfig
 from interlace.schedule.placement import Device
 from tests.support.training import SMALL, final_weights, run, samples
 

@@ -8,7 +8,7 @@ import pytest
 from interlace.core.yaml_text import parse_yaml
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.observe.run_folder import RunFolder
-from interlace.run.train import TrainReport
+from interlace.run.session import TrainReport
 from tests.support.chrome_trace import Event, check_trace, events_of, tracks_of
 
 TOLERANCE = 1e-3

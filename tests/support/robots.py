@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlace.run.train import TrainReport
+from interlace.run.session import TrainReport
 from tests.support.training import metrics, run_recipe
 
 SMALL = (

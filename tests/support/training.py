@@ -11,7 +11,8 @@ from interlace.observe.progress import ProgressView, QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.run.recipe.load import load_recipe
-from interlace.run.train import TrainReport, train
+from interlace.run.session import TrainReport
+from interlace.run.train import train
 
 SMALL = (
     "steps=4",

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from interlace.engines.train.lora import Adapter
     from interlace.engines.train.minibatch import merge_metrics
     from interlace.engines.train.optimizer import OptimizerState
-    from interlace.engines.train.sft import scaled, sft_loss, supervised_sample
+    from interlace.engines.train.reward_model import RewardModelEngine, new_reward_model, scored_pair
+    from interlace.engines.train.sft import preference_sample, scaled, sft_loss, supervised_sample
+    from interlace.engines.train.teacher import TeacherEngine
 
 __all__ = [
     "ActorConfig",
@@ -32,12 +34,17 @@ __all__ = [
     "LoraConfig",
     "OptimizerConfig",
     "OptimizerState",
+    "RewardModelEngine",
+    "TeacherEngine",
     "TrainConfig",
     "TrainEngine",
     "critic_model",
     "merge_metrics",
+    "new_reward_model",
+    "preference_sample",
     "save_model",
     "scaled",
+    "scored_pair",
     "sft_loss",
     "supervised_sample",
     "training_temperature",
@@ -53,6 +60,11 @@ _MODULES = {
     "Adapter": "lora",
     "merge_metrics": "minibatch",
     "OptimizerState": "optimizer",
+    "RewardModelEngine": "reward_model",
+    "new_reward_model": "reward_model",
+    "scored_pair": "reward_model",
+    "TeacherEngine": "teacher",
+    "preference_sample": "sft",
     "scaled": "sft",
     "sft_loss": "sft",
     "supervised_sample": "sft",

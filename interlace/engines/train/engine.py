@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from interlace.core.training import LossFn, LossInputs
+from interlace.core.training import LossFn, LossInputs, LossOutputs
 from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.export import model_files
 from interlace.engines.train.loss_check import checked
-from interlace.engines.train.minibatch import policy_values
+from interlace.engines.train.minibatch import Minibatch, MinibatchTotals, policy_values
 from interlace.engines.train.packed_engine import PackedEngine, TrainedEngine
 
 if TYPE_CHECKING:
@@ -127,20 +127,47 @@ class TrainEngine(TrainedEngine):
         weights = {name: tensor.cpu() for name, tensor in self.weights().items()}
         return model_files(self.model, weights, tokenizer), self._adapter.copy_to_host()
 
+    @torch.no_grad()
+    def evaluate(self, samples: Sequence[Sample]) -> Metrics:
+        """Computes the loss and the metrics of the loss on samples that are not trained on. Leaves no gradient."""
+        plan, totals = self._plan(samples), Minibatch()
+        for rows in self._with_others(plan.split):
+            _, batch, columns = plan.make(rows)
+            if not rows:
+                self._accompany(batch)
+                continue
+            inputs = _loss_inputs(batch, columns, *self._predictions(batch))
+            outputs = self._loss(inputs)
+            self._add(totals, batch, self._aggregate(outputs, batch), outputs.metrics_T)
+        self._ranks.reshard(self.model)
+        texts = self._ranks.gather_texts(totals.close().text())[:: self._ranks.shape.copies]
+        return MinibatchTotals.over_ranks([MinibatchTotals.parse(text) for text in texts]).metrics()
+
+    def _predictions(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Computes what the loss reads of the model: log-probs and entropy of the response tokens, [T] each."""
+        return self.packed.logprobs(batch, self.config.temperature)
+
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
         del samples
         dropping = self._adapter.dropping(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()
         with dropping:
-            logprobs_T, entropy_T = self.packed.logprobs(batch, self.config.temperature)
+            logprobs_T, entropy_T = self._predictions(batch)
         inputs = _loss_inputs(batch, columns, logprobs_T, entropy_T)
         outputs = checked(self._loss(inputs), inputs)
-        weights_T = self._aggregator.weights(batch.lengths, self.packed.device)
-        loss = outputs.loss_T.sum() if weights_T is None else (outputs.loss_T * weights_T).sum()
+        loss = self._aggregate(outputs, batch)
         loss.backward()
         values_T = policy_values(inputs, outputs)
-        denominator = self._aggregator.denominator(batch.lengths)
-        self._minibatch.add(loss=loss, values=values_T, count=sum(batch.lengths), denominator=denominator)
+        self._add(self._minibatch, batch, loss, values_T)
         self._minibatch.add_max("ratio_max", values_T["ratio_mean"])
+
+    def _aggregate(self, outputs: LossOutputs, batch: MicroBatch) -> Tensor:
+        """Computes the sum of the losses of a micro-batch, which the minibatch's denominator divides later."""
+        weights_T = self._aggregator.weights(batch.lengths, self.packed.device)
+        return outputs.loss_T.sum() if weights_T is None else (outputs.loss_T * weights_T).sum()
+
+    def _add(self, totals: Minibatch, batch: MicroBatch, loss: Tensor, values_T: Mapping[str, Tensor]) -> None:
+        denominator = self._aggregator.denominator(batch.lengths)
+        totals.add(loss=loss, values=values_T, count=sum(batch.lengths), denominator=denominator)
 
     def _derive(self, metrics: Metrics) -> Metrics:
         """Adds ess: effective sample size of the importance ratios, as a share of the tokens."""
@@ -180,4 +207,5 @@ def _loss_inputs(batch: MicroBatch, columns: Columns, logprobs_T: Tensor, entrop
         sample_T=batch.sample_T,
         num_samples=batch.num_samples,
         turn_T=batch.turn_T,
+        baseline_T=columns.values_T,
     )

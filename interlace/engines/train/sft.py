@@ -41,3 +41,14 @@ def supervised_sample(
     prompt = Prompt(uid="supervised", token_ids=np.asarray(prompt_ids, np.int32), text="", answer="")
     segments = (Segment(token_ids=answer, sampled=imitated),)
     return Sample(key=SampleKey(0, 0), prompt=prompt, segments=segments, advantages=np.ones(len(answer), np.float32))
+
+
+def preference_sample(
+    prompt_ids: Sequence[int] | IntArray, chosen_ids: Sequence[int] | IntArray, rejected_ids: Sequence[int] | IntArray
+) -> Sample:
+    """Makes a sample to accumulate of a pair: two branches below one prompt, marked by the sign of the advantages."""
+    chosen, rejected = np.asarray(chosen_ids, np.int32), np.asarray(rejected_ids, np.int32)
+    prompt = Prompt(uid="pair", token_ids=np.asarray(prompt_ids, np.int32), text="", answer="")
+    signs = np.concatenate([np.ones(len(chosen), np.float32), -np.ones(len(rejected), np.float32)])
+    segments = (Segment(token_ids=chosen), Segment(token_ids=rejected))
+    return Sample(key=SampleKey(0, 0), prompt=prompt, segments=segments, advantages=signs)

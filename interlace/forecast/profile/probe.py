@@ -14,7 +14,8 @@ from interlace.observe.progress import ProgressView, QuietProgress
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
-from interlace.run.recipe.config import EvaluationConfig, LoggingConfig, Recipe, set_schedule
+from interlace.run.recipe.config import Recipe, set_schedule
+from interlace.run.recipe.sections import EvaluationConfig, LoggingConfig
 from interlace.run.train import train
 from interlace.schedule.schedule import Schedule
 

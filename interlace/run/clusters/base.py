@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar, cast
 
 from interlace.core.plugins import find_part
 from interlace.run import clusters
-from interlace.run.recipe.config import ClusterConfig
+from interlace.run.recipe.sections import ClusterConfig
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule

@@ -3,7 +3,7 @@
 import os
 
 from interlace.core.errors import UserError
-from interlace.run.recipe.config import ClusterConfig
+from interlace.run.recipe.sections import ClusterConfig
 from interlace.runtime.local.cluster import LocalCluster, host_memory_bytes
 from interlace.runtime.machine import Machine, find_slots
 from interlace.schedule.placement import Device

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 from interlace.run.clusters.local import this_machine
-from interlace.run.recipe.config import ClusterConfig
+from interlace.run.recipe.sections import ClusterConfig
 from interlace.runtime.machine import Machine, find_slots
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule

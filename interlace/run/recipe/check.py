@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from interlace.algorithms import Needs
+from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt
 from interlace.data.config import SOURCES
@@ -18,6 +19,7 @@ from interlace.engines.rollout.kv_store import BLOCK
 from interlace.engines.train.critic import check_value_head
 from interlace.engines.train.lora import num_adapted_parameters, num_lora_parameters
 from interlace.models.classifier import check_classifier
+from interlace.models.config import ModelConfig
 from interlace.models.expert_parallel import check_experts
 from interlace.models.inputs import input_embedding
 from interlace.models.loading import check_model, empty_model, load_tokenizer
@@ -28,11 +30,13 @@ from interlace.robots.models.actions import action_tokens
 from interlace.rollouts.config import create_kind as create_episode_kind
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.check_settings import check_placement, check_settings
-from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import mesh_shape, num_ranks
 from interlace.run.recipe.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory, largest_microbatch
+from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
 from interlace.run.recipe.prompts import message_writer, recipe_prompts
+from interlace.run.recipe.teacher_prompts import check_context
 from interlace.runtime.local.cluster import host_memory_bytes
 from interlace.schedule.placement import Device
 
@@ -78,6 +82,8 @@ def check_recipe(recipe: Recipe) -> Derived:
     Raises UserError for the first mistake.
     """
     check_settings(recipe)
+    if is_offline(recipe):
+        return _check_offline(recipe)
     algorithm = algorithm_of(recipe)
     if recipe.reward is not None and recipe.reward.model is not None:
         check_classifier(recipe.reward.model)
@@ -96,6 +102,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     _check_rewards(recipe, [*prompts.train, *prompts.heldout])
     _check_evaluation(recipe, prompts)
     create_sampler(recipe.task, prompts.train, recipe.seed)
+    check_context(recipe, [*prompts.train, *prompts.heldout], tokenizer)
     _check_warmup(recipe, prompts, tokenizer)
     size = model_size(model)
     num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
@@ -126,6 +133,48 @@ def check_recipe(recipe: Recipe) -> Derived:
         num_versions=recipe.schedule.resolved.num_versions(recipe.steps),
         staleness_bound=recipe.schedule.resolved.staleness_bound,
         steps_ahead=recipe.schedule.resolved.steps_ahead,
+        memory=memory,
+    )
+
+
+def _check_offline(recipe: Recipe) -> Derived:
+    """Checks a recipe that trains on given rows, whose memory and numbers follow from the rows."""
+    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
+    check_placement(recipe, devices)
+    check_model(recipe.model)
+    model, algorithm, tokenizer = empty_model(recipe.model), algorithm_of(recipe), load_tokenizer(recipe.model)
+    if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
+        check_value_head(model)
+    _check_layouts(recipe, model, devices)
+    _check_reference(recipe, algorithm.needs, tokenizer)
+    prompts = recipe_prompts(recipe, tokenizer)
+    _check_evaluation(recipe, prompts)
+    create_sampler(recipe.task, prompts.train, recipe.seed)
+    _check_warmup(recipe, prompts, tokenizer)
+    heldout = prompts.first_of_each_set(recipe.evaluation.num_prompts)
+    rows = encode_rows(recipe, [*prompts.train, *prompts.heldout], tokenizer)
+    size = model_size(model)
+    longest = check_row_lengths(rows, size.context)
+    num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
+    step_tokens = recipe.prompts_per_step * longest
+    microbatch = min(step_tokens, max(recipe.tokens_per_microbatch, longest))
+    loads = MemoryLoads(size=size, num_lora=num_lora, microbatch_tokens=microbatch)
+    memory = forecast_memory(recipe, algorithm.needs, loads, devices)
+    check_memory(memory)
+    return Derived(
+        num_parameters=size.num_parameters,
+        num_lora_parameters=num_lora,
+        num_train_prompts=len(prompts.train),
+        num_heldout_prompts=len(heldout),
+        num_dropped_prompts=sum(prompts.dropped.values()),
+        max_prompt_tokens=longest,
+        samples_per_step=recipe.prompts_per_step,
+        samples_per_minibatch=recipe.prompts_per_step // recipe.minibatches,
+        max_tokens_per_step=step_tokens,
+        num_updates=recipe.steps * recipe.minibatches,
+        num_versions=0,
+        staleness_bound=0,
+        steps_ahead=0.0,
         memory=memory,
     )
 
@@ -162,6 +211,9 @@ def _check_layouts(recipe: Recipe, model: "PreTrainedModel", devices: tuple[Devi
 
 def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokenizerBase") -> None:
     other = recipe.reference.model
+    for teacher in recipe.reference.ensemble:
+        check_model(teacher)
+        _check_vocabulary("reference.ensemble", teacher, recipe, tokenizer)
     if other is None:
         return
     if not needs.reference:
@@ -170,9 +222,13 @@ def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokeniz
             "no reference. Set algorithm.kl_coefficient above 0, or remove reference.model."
         )
     check_model(other)
+    _check_vocabulary("reference.model", other, recipe, tokenizer)
+
+
+def _check_vocabulary(key: str, other: ModelConfig, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> None:
     if load_tokenizer(other).get_vocab() != tokenizer.get_vocab():
         raise UserError(
-            f"reference.model = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
+            f"{key} = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
             "be of other tokens. Take a reference of the same family."
         )
 

@@ -12,6 +12,7 @@ from interlace.rollouts.config import create_kind
 from interlace.rollouts.episodes.single_turn import SingleTurnKind
 from interlace.rollouts.rendering.load import check_renderer
 from interlace.run.recipe.check_learning import check_learning
+from interlace.run.recipe.check_objective import check_offline_settings, check_teacher
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_ranks
 from interlace.schedule.placement import Device
@@ -37,7 +38,11 @@ def _check_episodes(recipe: Recipe) -> None:
 
 def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
     """Raises UserError if the recipe's sizes and its algorithm cannot work together, on any cluster."""
-    _check_algorithm(recipe, algorithm)
+    if algorithm.rows is None:
+        _check_algorithm(recipe, algorithm)
+        check_teacher(recipe, algorithm)
+    else:
+        check_offline_settings(recipe, algorithm)
     _check_minibatches(recipe)
 
 
@@ -109,7 +114,7 @@ def _check_baseline(recipe: Recipe) -> None:
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
     """Checks rewards that settings bound. For other rewards, the algorithm checks each value during the run."""
     reward = recipe.reward
-    if reward is None and create_kind(recipe.episode).brings_reward:
+    if reward is None and (create_kind(recipe.episode).brings_reward or not algorithm.needs.reward):
         return
     if reward is None:
         raise UserError(

@@ -1,17 +1,15 @@
 """The `Recipe`: all settings of one experiment. Each section is the config of the part that it configures."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_serializer, model_validator
 
-from interlace.algorithms import Algorithm, AlgorithmConfig, create_algorithm
+from interlace.algorithms import Algorithm, AlgorithmConfig, create_algorithm, objective_names
 from interlace.core.config import Config
-from interlace.core.errors import UserError, nearest
-from interlace.core.plugins import builtin_names
+from interlace.core.errors import UserError
 from interlace.core.random import SEED_END
-from interlace.core.types import MIN_TEMPERATURE, SamplingParams
+from interlace.core.types import SamplingParams
 from interlace.data.config import DataConfig, MixtureSource, expand_source
 from interlace.data.warmup import DemonstrationConfig
 from interlace.engines.rollout.config import EngineConfig, NativeConfig
@@ -19,11 +17,16 @@ from interlace.engines.rollout.kinds import parse_engine
 from interlace.engines.train.config import TOKENS_PER_MICROBATCH, ActorConfig, CriticConfig, OptimizerConfig
 from interlace.models.config import ModelConfig, WorldModelSettings, by_path
 from interlace.rewards.base import RewardConfig
-from interlace.robots.experts import ExpertConfig
 from interlace.robots.replay.buffer import ReplayLearnerConfig
 from interlace.rollouts.config import EpisodeConfig, parse_episode
 from interlace.rollouts.rendering.config import RendererConfig
-from interlace.run import clusters
+from interlace.run.recipe.sections import (
+    ClusterConfig,
+    EvaluationConfig,
+    LoggingConfig,
+    ReferenceConfig,
+    WarmupConfig,
+)
 from interlace.runtime.gpu import has_gpu
 from interlace.schedule.auto_schedule import bounding, bounds_of
 from interlace.schedule.presets import load_schedule
@@ -34,7 +37,6 @@ from interlace.weights.config import WeightsConfig
 DEFAULT_ALGORITHM = "grpo"
 DEFAULT_SCHEDULE = "verl-colocated"
 AUTO = "auto"
-_ADDRESS = re.compile(r"(ray://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 
 class AlgorithmChoice(Config):
@@ -90,138 +92,6 @@ class ScheduleChoice(Config):
         return {"preset": self.preset, **fields}
 
 
-class ClusterConfig(Config):
-    """Cluster that the run uses. Written as the back end's name, or as `{backend: ..., devices: ...}`."""
-
-    backend: str = "local"
-    """local: this process. ray: processes that Ray places, on one or more machines. Your own: package.module:Name."""
-    devices: str = "auto"
-    """auto: every GPU, or a device for each CPU core. Else the number of devices by kind: `cpu:2`, `cuda:1,cpu:4`."""
-    address: str | None = None
-    """For ray: address of a cluster to join, `auto` or host:port. If None, the run starts Ray on this machine."""
-    threads_per_worker: int | None = Field(default=None, ge=1)
-    """Threads of a rank's CPU operations. If None, one thread for a small model, whose threads would wait longer than
-    they compute; otherwise one thread for each device of the rank. The order of sums depends on the number of threads:
-    with 1, weights are bit-identical under every placement."""
-    hang_after_s: float = Field(default=1800.0, gt=0)
-    """Seconds without progress after which the run ends with an error that contains the wait-for graph."""
-
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        if ":" not in self.backend and self.backend not in builtin_names(clusters):
-            hint = nearest(self.backend, builtin_names(clusters))
-            virtual = " For the virtual clock: interlace simulate, or interlace compare --cluster sim."
-            raise UserError(f"cluster.backend = {self.backend!r}: there is no such back end.{hint}{virtual}")
-        address = self.address
-        if address is not None and address not in ("auto", "local") and not _ADDRESS.fullmatch(address):
-            raise UserError(
-                f"cluster.address = {address!r} is not an address of a Ray cluster: write host:port, such as "
-                f"{address.split('/')[-1].rstrip(':') or '10.0.0.1'}:6379, or auto for the cluster of this machine."
-            )
-        return self
-
-
-def _parse_service(value: object) -> object:
-    return parse_engine({"engine": value} if isinstance(value, str) else value, where="reference.service")
-
-
-class ReferenceConfig(Config):
-    """The policy to which the KL is measured, if the algorithm needs one."""
-
-    model: Annotated[ModelConfig, BeforeValidator(by_path)] | None = None
-    """A model other than the initial policy, with the same vocabulary."""
-    service: Annotated[SerializeAsAny[EngineConfig] | None, BeforeValidator(_parse_service)] = None
-    """Engine service that computes the reference's log-probs, written as `rollout`: `{engine: address, urls: [...]}`,
-    or `interlace`, `vllm`, `sglang` for servers that the run starts. If None, a rank of the run computes them."""
-
-
-class WarmupCriterion(Config):
-    """End of a warm-up by measured accuracy, so that training starts from the same point on every processor.
-
-    The measure is the accuracy of the demonstrated habit on held-out prompts: the share of demonstrations in which
-    the model's most likely token is the demonstrated one wherever the demonstration is determined.
-    """
-
-    accuracy: float = Field(gt=0.0, le=1.0)
-    """Accuracy at which the warm-up ends."""
-    check_every: int = Field(default=25, ge=1)
-    """Steps between two measurements, after the first at `warmup.steps`."""
-    max_steps: int = Field(ge=1)
-    """Limit of the steps. A warm-up that has not reached the accuracy at this step ends the run with an error."""
-    num_examples: int = Field(default=128, ge=1)
-    """Held-out demonstrations of a measurement."""
-
-
-class WarmupConfig(Config):
-    """Supervised fine-tuning on written examples before step 0; its result is cached by content."""
-
-    steps: int = Field(ge=1)
-    """Steps; with `until`, the steps before the first measurement."""
-    until: WarmupCriterion | None = None
-    """Criterion that ends the warm-up. If None, the warm-up ends after `steps`."""
-    batch_size: int = Field(default=64, ge=1)
-    """Examples per step."""
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
-    demonstrations: DemonstrationConfig = DemonstrationConfig()
-    experts: ExpertConfig | None = None
-    """Demonstrations of a robot's simulator, instead of written ones."""
-
-    @model_validator(mode="after")
-    def _has_room(self) -> Self:
-        if self.until and self.until.max_steps < self.steps:
-            raise ValueError(
-                f"warmup.until.max_steps = {self.until.max_steps} is below warmup.steps = {self.steps}: raise it, or "
-                "set warmup.until=null"
-            )
-        if self.until and self.experts:
-            raise ValueError("warmup.until measures written demonstrations, not experts: set warmup.until=null")
-        return self
-
-
-class EvaluationConfig(Config):
-    """Evaluation on held-out prompts: once greedily, and by sampling."""
-
-    num_prompts: int | None = Field(default=None, ge=1)
-    """Number of held-out prompts to use, the first ones. If None, all."""
-    samples_per_prompt: int = Field(default=1, ge=0)
-    """Sampled answers to each prompt. With 0, only greedy answers."""
-    temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE)
-    """Temperature of the sampled answers."""
-    num_shown: int = Field(default=4, ge=0)
-    """Prompts whose answers before and after training are printed; episodes of a robot are filmed."""
-
-
-def _listed(value: object) -> object:
-    """Turns a single name into a list of one; `none` and an empty text into an empty list."""
-    if not isinstance(value, str):
-        return value
-    return [name.strip() for name in value.split(",") if name.strip() and name.strip() != "none"]
-
-
-class LoggingConfig(Config):
-    """Loggers that receive the metrics in addition to metrics.jsonl."""
-
-    loggers: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = None
-    """Names, or your classes as package.module:Name; a single name needs no list. If None, TensorBoard if it is
-    installed."""
-    project: str | None = None
-    """Project (W&B, Trackio) or experiment (MLflow). If None, WANDB_PROJECT, TRACKIO_PROJECT or MLFLOW_EXPERIMENT_NAME
-    of the environment, else `interlace`."""
-    name: str | None = None
-    """Name of the run at the logging service. If None, the name of the run's folder."""
-    timeline: bool = True
-    """True writes timeline.json. The goodput ledger does not depend on this file."""
-    trace_steps: tuple[int, int] | None = None
-    """First and last step that torch's profiler records in every process, e.g. [10, 12]. If None, no step."""
-
-    @field_validator("trace_steps")
-    @classmethod
-    def _check_order(cls, steps: tuple[int, int] | None) -> tuple[int, int] | None:
-        if steps and not 1 <= steps[0] <= steps[1]:
-            raise ValueError(f"{list(steps)} is no range of steps: give the first and the last, as [10, 12]")
-        return steps
-
-
 SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
     "model": by_path,
     "task": expand_source,
@@ -262,6 +132,8 @@ class TaskSource(MixtureSource):
 class TaskConfig(DataConfig):
     """Prompts to train on and held-out prompts."""
 
+    demonstrations: DemonstrationConfig | None = None
+    """Writer of the completions of generated prompts, for sft, dpo and reward_model; None takes the answers."""
     mixture: tuple[TaskSource, ...] = ()
     """Sources whose prompts are drawn by weight, instead of a single source."""
 
@@ -351,6 +223,16 @@ class Recipe(Config):
 
     @model_validator(mode="before")
     @classmethod
+    def _take_rows_once(cls, data: object) -> object:
+        """Sets samples_per_prompt to 1 if it is not given and the algorithm trains on given rows."""
+        if not isinstance(data, Mapping) or "samples_per_prompt" in data:
+            return data
+        chosen = data.get("algorithm")
+        name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+        return {**data, "samples_per_prompt": 1} if name in objective_names() else data
+
+    @model_validator(mode="before")
+    @classmethod
     def _choose_dtype(cls, data: object) -> object:
         """Sets model.dtype to bfloat16 if it is not given and the run computes on GPUs."""
         if not isinstance(data, Mapping) or not _is_on_gpus(data.get("cluster")):
@@ -398,6 +280,11 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
     """Returns the recipe's algorithm."""
     choice = recipe.algorithm
     return create_algorithm(choice.name, choice.settings.model_dump())
+
+
+def is_offline(recipe: Recipe) -> bool:
+    """Returns whether the recipe trains on given rows, without a policy that generates."""
+    return algorithm_of(recipe).rows is not None
 
 
 def _as_mapping(section: str, data: object) -> dict[str, Any]:

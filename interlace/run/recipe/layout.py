@@ -79,5 +79,5 @@ def reference_is_base(recipe: Recipe, place: Callable[[str], tuple[tuple[Device,
 
     place: the devices of each instance of a role.
     """
-    is_same = recipe.actor.lora is not None and recipe.reference.model is None and recipe.reference.service is None
+    is_same = recipe.actor.lora is not None and recipe.reference.is_initial_policy
     return is_same and {device for instance in place("reference") for device in instance} <= set(place("actor")[0])

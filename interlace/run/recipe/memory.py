@@ -14,7 +14,7 @@ from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
 from interlace.models.loading import empty_model
 from interlace.models.size import FLOAT_BYTES, ModelSize, model_size
-from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_spanned, num_used, reference_is_base
 from interlace.schedule.placement import Device
 
@@ -164,12 +164,15 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         copies += (1 + older) * loads.num_adapted * size.weight_bytes // size.num_parameters
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
     roles = [_Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]
-    if create_kind(recipe.rollout).num_addresses is not None:
-        roles = []  # the servers run elsewhere
+    if create_kind(recipe.rollout).num_addresses is not None or is_offline(recipe):
+        roles = []  # servers elsewhere, or no engine
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
     needed = {role.name for role in needed_roles(needs)}
     if "reference" in needed and not serves_as_reference:
-        roles.append(_Role(name="reference", num_bytes=size.weight_bytes, how="weights", logit_bytes=logits))
+        num_teachers = 1 + len(recipe.reference.ensemble)
+        how = "weights" if num_teachers == 1 else f"weights of {num_teachers} teachers"
+        weights = num_teachers * size.weight_bytes
+        roles.append(_Role(name="reference", num_bytes=weights, how=how, logit_bytes=logits))
     if recipe.reward is not None and recipe.reward.model is not None:
         weights = sum(parameter.nbytes for parameter in empty_classifier(recipe.reward.model).parameters())
         roles.append(_Role(name="reward", num_bytes=weights, how="weights of reward.model, whole on each"))

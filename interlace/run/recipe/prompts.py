@@ -14,7 +14,8 @@ from interlace.rollouts.by_row import check_rows, config_of
 from interlace.rollouts.config import create_kind
 from interlace.rollouts.rendering.examples import ExampleWriter
 from interlace.rollouts.rendering.load import create_renderer
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, is_offline
+from interlace.run.recipe.offline_rows import offline_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> "ChatTemplateRenderer | None":
     """Makes the renderer of a recipe's model; None if its prompts are written without a chat template."""
-    if recipe.episode.is_single_turn and not recipe.renderer.chat_template_kwargs:
+    if recipe.episode.is_single_turn and not recipe.renderer.chat_template_kwargs and not is_offline(recipe):
         return None
     tokenizer = tokenizer or load_tokenizer(recipe.model)
     if not (recipe.task.format.chat_template and tokenizer.chat_template):
@@ -42,6 +43,8 @@ def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" =
     """Reads or generates both splits. Raises UserError like load_prompts, and for prompts that no episode can use."""
     tokenizer = tokenizer or load_tokenizer(recipe.model)
     renderer = renderer_of(recipe, tokenizer)
+    if is_offline(recipe):
+        return offline_prompts(recipe.task, tokenizer, renderer)
     _check_chat(recipe, tokenizer, renderer)
     if renderer is None:
         prompts = load_prompts(recipe.task, tokenizer)

@@ -8,7 +8,7 @@ from interlace.cli.outcome import evaluation_tables, outcome_tables, written_pat
 from interlace.observe.run_folder import RunFolder
 from interlace.run.evaluation import Answer, Evaluation
 from interlace.run.recipe.config import Recipe
-from interlace.run.train import TrainReport
+from interlace.run.session import TrainReport
 
 RECIPE = Recipe.parse(
     {

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from interlace.models.config import ModelConfig
-from interlace.run.launch import EngineSource, make_actor_engine, make_rollout_engine
+from interlace.run.make_engines import EngineSource, make_actor_engine, make_rollout_engine
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.worker import WorkerContext
 from tests.support.publication import published

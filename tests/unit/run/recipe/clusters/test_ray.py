@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.run.clusters.base import back_end
-from interlace.run.recipe.config import ClusterConfig
+from interlace.run.recipe.sections import ClusterConfig
 
 
 def test_without_ray_the_error_says_what_to_install() -> None:

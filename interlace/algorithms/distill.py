@@ -1,0 +1,96 @@
+"""On-policy distillation (arXiv 2306.13649; sampled reverse KL as in arXiv 2606.24143): the student samples, a teacher
+scores each token.
+
+The teacher is the reference role: a model, several models, or the policy at the start that reads more context. The
+log-ratio to the teacher is recomputed under the current student at each update, so it is right for stale samples too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from interlace.algorithms.advantages import group_normalized, per_token
+from interlace.algorithms.base import Advantages, Needs
+from interlace.algorithms.losses import KLEstimator, Surrogate, kl_divergence
+from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
+from interlace.core.training import LossInputs, LossOutputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interlace.core.types import SampleGroup
+
+
+class DistillSettings(PolicySettings):
+    """Settings of the signal."""
+
+    signal: Literal["advantage", "loss"] = "advantage"
+    """advantage: log teacher - log student is the advantage of each token, under the clipped loss. loss: the KL by
+    `kl_estimator` is the loss itself."""
+    teacher_coefficient: float = Field(default=1.0, gt=0)
+    """Weight of the teacher's signal."""
+    max_log_ratio: float = Field(default=10.0, gt=0)
+    """Bound of log teacher - log student of a token, in nats."""
+    reward_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the reward's advantage, normalized in its group as in grpo; 0 trains on the teacher alone."""
+    kl_estimator: KLEstimator = "k2"
+    """Estimator of `signal: loss`. The gradient of k2 is that of the reverse KL."""
+
+    @model_validator(mode="after")
+    def _check_kl(self) -> Self:
+        if self.kl_coefficient or self.kl_reward_coefficient:
+            raise ValueError(
+                "kl_coefficient and kl_reward_coefficient measure to the reference, which is the teacher here; set "
+                "teacher_coefficient instead"
+            )
+        return self
+
+
+class Distill(PolicyAlgorithm):
+    """Minimizes the reverse KL from the student to the teacher on the student's samples, with or without a reward."""
+
+    Settings = DistillSettings
+    settings: DistillSettings
+
+    @property
+    def needs(self) -> Needs:
+        is_recomputed = self.settings.off_policy.proximal == "recomputed"
+        return Needs(
+            reference=True, teacher=True, reward=self.settings.reward_coefficient > 0, proximal_logprobs=is_recomputed
+        )
+
+    @property
+    def is_group_relative(self) -> bool:
+        return self.settings.reward_coefficient > 0
+
+    def advantages(self, group: SampleGroup) -> Advantages:
+        """Computes the advantages of the reward; the loss adds those of the teacher."""
+        if not self.settings.reward_coefficient:
+            return Advantages(advantages=per_token(np.zeros(len(group.samples), np.float32), group.samples))
+        advantages_G = self.settings.reward_coefficient * group_normalized(self.rewards(group), scale_by_std=True)
+        return Advantages(advantages=per_token(advantages_G, group.samples))
+
+    def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
+        """Computes the loss of each token. Raises ValueError if the teacher's log-probs are missing."""
+        settings, teacher_T = self.settings, inputs.ref_logprobs_T
+        if teacher_T is None:
+            raise ValueError("distill learns from a teacher, and the samples have no ref_logprobs")
+        if settings.signal == "loss":
+            surrogate = super().surrogate(inputs, proximal_T)
+            kl_T = kl_divergence(inputs.logprobs_T, teacher_T, settings.kl_estimator)
+            return replace(surrogate, loss_T=surrogate.loss_T + settings.teacher_coefficient * kl_T)
+        gap_T = (teacher_T - inputs.logprobs_T.detach()).clamp(-settings.max_log_ratio, settings.max_log_ratio)
+        advantages_T = inputs.advantages_T + settings.teacher_coefficient * gap_T
+        return super().surrogate(replace(inputs, advantages_T=advantages_T), proximal_T)
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        """Adds the metric teacher_kl: the mean of log student - log teacher over the sampled tokens."""
+        outputs = super().loss(inputs)
+        metrics_T = {name: values_T for name, values_T in outputs.metrics_T.items() if name != "ref_kl"}
+        if inputs.ref_logprobs_T is not None:
+            metrics_T["teacher_kl"] = inputs.logprobs_T.detach() - inputs.ref_logprobs_T
+        return LossOutputs(loss_T=outputs.loss_T, metrics_T=metrics_T)

@@ -1,0 +1,143 @@
+"""Interface of the offline flow: the trained model, its reference, and the rows of one run."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from interlace.algorithms.base import Algorithm
+from interlace.algorithms.offline import OfflineAlgorithm
+from interlace.core.types import FloatArray, Metrics, Sample, SampleGroup, SampleKey, TerminalEvent
+from interlace.flows.run import RoleGroups, shares_base
+from interlace.flows.step_metrics import StepMeter
+from interlace.observe.goodput import Ledger
+from interlace.runtime.cluster import Cluster
+from interlace.stages.batches import Batch
+from interlace.stages.factory import StageFactory
+
+OF_POLICIES = ("kl", "step_ratio_mean", "ratio_mean", "ratio_max", "ess", "logprob_gap")
+"""Metrics of a trained policy that compare it with the one that sampled, which given rows do not have."""
+
+
+class OfflineObserver(Protocol):
+    """Observer of each step boundary of an offline run."""
+
+    async def on_offline_step(self, step: int, metrics: Metrics) -> bool:
+        """Takes in the metrics of a step; returning False ends the run here. step: the first is 1."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfflineRows:
+    """Rows of a run as samples."""
+
+    train: Iterator[Sample]
+    """Rows in the order of training, without end."""
+    heldout: Sequence[Sample]
+    """Rows to evaluate on."""
+
+
+class OfflineRun:
+    """The roles of offline training."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        stages: StageFactory,
+        groups: RoleGroups,
+        algorithm: Algorithm,
+        rows: OfflineRows,
+        observer: Callable[[], OfflineObserver],
+    ) -> None:
+        """observer: returns the observer of step boundaries, which may be made after the run."""
+        self.rows = rows.train
+        self._cluster, self._groups, self._heldout = cluster, groups, rows.heldout
+        self._needs_reference = algorithm.needs.reference
+        self._needs_point = isinstance(algorithm, OfflineAlgorithm) and algorithm.uses_reference_point
+        self._sizes, self._observer = stages.sizes, observer
+        self.actor = stages.train_stage("actor", groups.actor, whole_batch=True)
+        self._meter = StepMeter(cluster)
+        self.num_rows = self._sizes.done_steps * self._sizes.prompts_per_step
+        """Rows that were drawn, over all of a run's processes."""
+        self._stopped = False
+
+    @property
+    def num_updates(self) -> int:
+        """Steps of the optimizer that were begun, in this process."""
+        return self.actor.num_updates
+
+    async def batches(self, rows: Iterator[Sample]) -> AsyncIterator[Batch]:
+        """Yields one closed batch for each step."""
+        self._meter.start()
+        for step in range(self._sizes.done_steps, self._sizes.num_steps):
+            self._cluster.timeline.step = step + 1
+            batch = Batch(step, self._sizes.prompts_per_step, self._cluster.waits, pending=list)
+            for _ in range(batch.size):
+                sample = replace(next(rows), key=SampleKey(self.num_rows, 0))
+                batch.add(SampleGroup(gid=self.num_rows, step=step, samples=(sample,)), step)
+                self.num_rows += 1
+            batch.closed = True
+            yield batch
+            if self._stopped:
+                break
+
+    async def compare(self, batch: Batch) -> None:
+        """Adds to the batch what its loss compares with: log-probs of the reference, and KTO's reference point."""
+        samples = await self._compared([sample for group in batch.groups for sample in group.samples])
+        batch.groups = [replace(group, samples=(sample,)) for group, sample in zip(batch.groups, samples, strict=True)]
+
+    async def end_step(self, batch: Batch) -> None:
+        """Ends the step: the observer gets its metrics."""
+        samples = [sample for group in batch.groups for sample in group.samples]
+        ended = [(sample, TerminalEvent.TRAINED) for sample in samples]
+        found = self._meter.measure(batch, batch.step + 1, ended, 0)
+        hidden = {f"actor/{name}" for name in OF_POLICIES}
+        metrics = {name: value for name, value in found.items() if name not in hidden}
+        self._stopped = not await self._observer().on_offline_step(batch.step + 1, metrics)
+        self._meter.start()
+
+    async def evaluate(self) -> Metrics:
+        """Returns the loss and its metrics on the held-out rows, under the names of evaluations; {} without rows."""
+        if not self._heldout:
+            return {}
+        self._meter.evaluating()
+        found = await self._groups.actor.evaluate(await self._compared(self._heldout))
+        return {f"eval/{name}": value for name, value in found.items()}
+
+    def ledger(self) -> Ledger:
+        """Returns the ledger of device-seconds from the start until now."""
+        return self._meter.finish()
+
+    async def _compared(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        if not self._needs_reference:
+            return samples
+        found = [
+            replace(sample, ref_logprobs=logprobs)
+            for sample, logprobs in zip(samples, await self._reference(samples), strict=True)
+        ]
+        if not self._needs_point:
+            return found
+        point = await self._reference_point(found)
+        return [replace(sample, values=np.full(sample.num_tokens, point, np.float32)) for sample in found]
+
+    async def _reference(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Computes [L] of each sample, its share of the samples on each replica of the reference."""
+        if shares_base(self._groups):
+            return await self._groups.actor.base_logprobs(samples)
+        replicas = self._groups.reference
+        size = -(-len(samples) // len(replicas))
+        shares = [samples[start : start + size] for start in range(0, len(samples), size)]
+        parts = await asyncio.gather(*(replicas[place].logprobs(share) for place, share in enumerate(shares)))
+        return [logprobs for part in parts for logprobs in part]
+
+    async def _reference_point(self, samples: Sequence[Sample]) -> float:
+        """Computes the mean log ratio to the reference of completions below the prompts of other rows, at least 0."""
+        mismatched = [
+            replace(sample, prompt=other.prompt)
+            for sample, other in zip(samples, [*samples[1:], samples[0]], strict=True)
+        ]
+        policy, reference = await self._groups.actor.logprobs(mismatched), await self._reference(mismatched)
+        ratios = [float((mine - theirs).sum()) for mine, theirs in zip(policy, reference, strict=True)]
+        return max(0.0, sum(ratios) / (2 * len(ratios)))

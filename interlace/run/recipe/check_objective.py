@@ -1,0 +1,72 @@
+"""Checks of the settings of SFT, DPO, reward models and distillation."""
+
+from interlace.algorithms import Algorithm
+from interlace.algorithms.offline import OfflineAlgorithm
+from interlace.core.errors import UserError
+from interlace.run.recipe.config import Recipe
+
+
+def refuse_offline(recipe: Recipe, command: str) -> None:
+    """Raises UserError if a command forecasts generation and the recipe generates nothing."""
+    from interlace.run.recipe.config import is_offline
+
+    if is_offline(recipe):
+        raise UserError(
+            f"`interlace {command}` forecasts recipes whose policy generates samples, and algorithm "
+            f"{recipe.algorithm.name!r} trains on given rows: start it with `interlace train`."
+        )
+
+
+def check_offline_settings(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Raises UserError for settings that have no effect on a run that trains on given rows."""
+    name = recipe.algorithm.name
+    unused = {
+        "reward": recipe.reward is not None,
+        "episode": not recipe.episode.is_single_turn,
+        "replay": recipe.replay is not None,
+        "world_model": recipe.world_model is not None,
+    }
+    for section, is_set in unused.items():
+        if is_set:
+            raise UserError(
+                f"algorithm {name!r} trains on given rows, on which `{section}` has no effect. Remove the section, or "
+                "take an algorithm of reinforcement learning such as grpo."
+            )
+    if recipe.task.starts is not None:
+        raise UserError(f"algorithm {name!r} trains on rows of text; task.starts are states of a robot's simulator.")
+    if recipe.samples_per_prompt != 1 or recipe.epochs != 1:
+        raise UserError(
+            f"algorithm {name!r} takes each row once: samples_per_prompt={recipe.samples_per_prompt} and "
+            f"epochs={recipe.epochs} must be 1. Rows repeat if steps x prompts_per_step is more than their number."
+        )
+    if recipe.sampling.temperature != 1:
+        raise UserError(
+            f"sampling.temperature={recipe.sampling.temperature:g}: algorithm {name!r} trains the probabilities of the "
+            "model itself. Set it to 1."
+        )
+    if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores and recipe.actor.lora is not None:
+        raise UserError(f"actor.lora: algorithm {name!r} trains all weights of a classifier. Remove actor.lora.")
+    if recipe.reference.service is not None:
+        raise UserError(f"reference.service: algorithm {name!r} computes the reference itself. Remove the setting.")
+
+
+def check_teacher(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Raises UserError if a distillation has no teacher or one without effect, and for a teacher that no loss reads."""
+    reference, name = recipe.reference, recipe.algorithm.name
+    if not algorithm.needs.teacher:
+        for key, is_set in (("ensemble", bool(reference.ensemble)), ("context", bool(reference.context))):
+            if is_set:
+                raise UserError(
+                    f"reference.{key} is of a teacher, and algorithm {name!r} has none. Take algorithm=distill, or "
+                    f"remove reference.{key}."
+                )
+        return
+    is_policy = reference.model is None or (reference.model == recipe.model and recipe.warmup is None)
+    if is_policy and not reference.context and not reference.ensemble and reference.service is None:
+        raise UserError(
+            f"algorithm {name!r} has no teacher: the reference is the initial policy itself, which has nothing to "
+            "teach. Name a teacher (reference.model=FOLDER), or give it more context than the policy reads, such as "
+            "reference.context='The answer is {answer}. '."
+        )
+    if reference.service is not None and (reference.ensemble or reference.context):
+        raise UserError("reference.service scores samples as they are: remove reference.ensemble, reference.context.")

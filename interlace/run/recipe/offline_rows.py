@@ -1,0 +1,206 @@
+"""Rows of SFT, DPO and reward models: read by the loader of prompts, completed, and encoded as samples to train."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import numpy as np
+
+from interlace.algorithms.base import RowKind
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, Messages, ToolSpec, as_message, as_tool
+from interlace.core.random import keyed_random
+from interlace.core.types import JSON, Prompt, Sample
+from interlace.data.config import DataConfig, SourceConfig
+from interlace.data.demonstrations.base import Demonstrator
+from interlace.data.loading import PromptSet, load_prompts
+from interlace.data.rows import Row
+from interlace.rollouts.rendering.base import Renderer
+from interlace.rollouts.rendering.examples import ExampleWriter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+COMPLETION, CHOSEN, REJECTED, MARGIN = "completion", "chosen", "rejected", "margin"
+"""Columns of the rows."""
+Completion: TypeAlias = str | Messages
+"""Text, or the messages that follow the prompt."""
+_COLUMNS: Mapping[RowKind, tuple[str, ...]] = {"demonstrations": (COMPLETION,), "pairs": (CHOSEN, REJECTED)}
+_RECIPES: Mapping[RowKind, str] = {"demonstrations": "sft", "pairs": "dpo"}
+
+
+S = TypeVar("S", bound=SourceConfig)
+
+
+def offline_prompts(task: DataConfig, tokenizer: "PreTrainedTokenizerBase", renderer: Renderer | None) -> PromptSet:
+    """Reads the rows of both splits; columns other than the prompt's become metadata. renderer: writes chats."""
+    changed = _without_answers(task)
+    mixture = tuple(_without_answers(part) for part in task.mixture)
+    sets = {name: _without_answers(part) for name, part in task.heldout_sets.items()}
+    whole = changed.model_copy(update={"mixture": mixture, "heldout_sets": sets})
+    if renderer is None:
+        return load_prompts(whole, tokenizer)
+
+    def write(messages: Messages, row: Row) -> list[int]:
+        return renderer.render(messages, row.tools)
+
+    return load_prompts(whole, tokenizer, write)
+
+
+def _without_answers(source: S) -> S:
+    """Returns a source whose tables need no column `answer`."""
+    if source.files is None and source.hub is None:
+        return source
+    return source.model_copy(update={"columns": {**source.columns, "answer": None}})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowEncoder:
+    """Turns prompts with completions into samples to train."""
+
+    kind: RowKind
+    tokenizer: "PreTrainedTokenizerBase"
+    renderer: Renderer | None
+    """Writes completions of chats; None writes text and the end token."""
+    demonstrator: Demonstrator | None
+    """Writes completions of generated prompts; None takes their answers."""
+    scores: Callable[[Prompt, str], list[int]] | None = None
+    """Returns the tokens of prompt and completion as a reward model reads them; None for a policy."""
+
+    def encode(self, prompt: Prompt) -> Sample:
+        """Returns the sample of a row. Raises UserError for a row of another kind or without a completion."""
+        from interlace.engines.train import preference_sample, supervised_sample
+
+        if self.kind == "demonstrations":
+            ids, imitated = self._tokens(prompt, self._completion(prompt, COMPLETION))
+            sample = supervised_sample(prompt.token_ids, ids, None if all(imitated) else np.array(imitated, np.bool_))
+            return replace(sample, prompt=prompt)
+        chosen, rejected = self._completion(prompt, CHOSEN), self._completion(prompt, REJECTED)
+        if chosen == rejected:
+            raise UserError(f"{_place(prompt)}: `chosen` and `rejected` are equal, so the pair prefers nothing.")
+        if self.scores is not None:
+            return self._scored(prompt, chosen, rejected)
+        (mine, _), (theirs, _) = self._tokens(prompt, chosen), self._tokens(prompt, rejected)
+        return replace(preference_sample(prompt.token_ids, mine, theirs), prompt=prompt)
+
+    def _scored(self, prompt: Prompt, chosen: Completion, rejected: Completion) -> Sample:
+        from interlace.engines.train import scored_pair
+
+        if self.scores is None or not isinstance(chosen, str) or not isinstance(rejected, str):
+            raise UserError(
+                f"{_place(prompt)}: a reward model scores one answer, and the row has several messages. Give `chosen` "
+                "and `rejected` as text."
+            )
+        end = self.tokenizer.eos_token_id
+        margin = self._margin(prompt)
+        pair = scored_pair(self.scores(prompt, chosen), self.scores(prompt, rejected), end_id=end, margin=margin)
+        # The tokens that both texts share are the prompt of the sample; text and metadata are those of the row.
+        return replace(pair, prompt=replace(prompt, token_ids=pair.prompt.token_ids))
+
+    def _margin(self, prompt: Prompt) -> float:
+        margin = prompt.metadata.get(MARGIN, 0.0)
+        if isinstance(margin, bool) or not isinstance(margin, int | float):
+            raise UserError(f"{_place(prompt)}: column 'margin' is {margin!r:.40}, and a margin is a number.")
+        return float(margin)
+
+    def _tokens(self, prompt: Prompt, completion: Completion) -> tuple[list[int], list[bool]]:
+        """Returns the tokens of a completion, and a mask of those that the assistant writes."""
+        if self.renderer is not None:
+            messages = (Message(role="assistant", content=completion),) if isinstance(completion, str) else completion
+            writer = ExampleWriter(self.renderer, _tools_of)
+            return writer.write(prompt, messages)
+        if not isinstance(completion, str):
+            raise UserError(
+                f"{_place(prompt)}: the completion is a list of messages, which only a chat template can write, and "
+                "the tokenizer has none. Give text, or take an instruct model or its tokenizer (model.tokenizer)."
+            )
+        ids: list[int] = self.tokenizer(completion, add_special_tokens=False)["input_ids"]
+        ids = [*ids, self.tokenizer.eos_token_id]
+        return ids, [True] * len(ids)
+
+    def _completion(self, prompt: Prompt, column: str) -> Completion:
+        """Returns a completion of a row, by the name of its column; of a generated prompt, one that is written."""
+        given = prompt.metadata.get(column)
+        if given is None and prompt.answer:
+            return self._written(prompt, column)
+        if given is None:
+            raise self._refusal(prompt, column)
+        if isinstance(given, str) and given:
+            return given
+        if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+            raise UserError(f"{_place(prompt)}: column {column!r} is {given!r:.40}; it must be text or messages.")
+        place = f"{_place(prompt)}: column {column!r}, message"
+        messages = tuple(as_message(item, f"{place} {number}") for number, item in enumerate(given, start=1))
+        if messages[0].role != "assistant" or messages[-1].role != "assistant":
+            raise UserError(
+                f"{place}s of {', '.join(message.role for message in messages)}: a completion begins and ends with a "
+                "message of the assistant. Put earlier messages into the column `prompt`."
+            )
+        is_text = len(messages) == 1 and not messages[0].tool_calls and messages[0].reasoning is None
+        return messages[0].content if is_text else messages
+
+    def _written(self, prompt: Prompt, column: str) -> Completion:
+        if self.demonstrator is None:
+            right: object = prompt.answer
+        else:
+            right = self.demonstrator.write(prompt, keyed_random("completion", prompt.uid))
+        if not isinstance(right, str):
+            raise UserError(
+                f"task.demonstrations wrote messages for {prompt.uid}, and a generated row needs text. Take another "
+                "style."
+            )
+        return right if column != REJECTED else corrupt(right, keyed_random("rejected", prompt.uid))
+
+    def _refusal(self, prompt: Prompt, column: str) -> UserError:
+        """Returns the error for a row without a column: of another kind of rows, or of other names."""
+        found = prompt.metadata
+        others = [
+            kind for kind, names in _COLUMNS.items() if kind != self.kind and all(name in found for name in names)
+        ]
+        wanted = " and ".join(f"`{name}`" for name in _COLUMNS[self.kind])
+        if others:
+            recipe = _RECIPES[others[0]]
+            return UserError(
+                f"{_place(prompt)} has {' and '.join(f'`{name}`' for name in _COLUMNS[others[0]])}: it is a row for "
+                f"{recipe}, and this recipe trains on {wanted}. Use the recipe {recipe!r} (interlace train {recipe})."
+            )
+        columns = ", ".join(found) or "none besides the prompt"
+        return UserError(
+            f"{_place(prompt)} has no column `{column}`, and this recipe trains on {wanted}. It has: {columns}. "
+            f"Name the column that has it: task.columns.{column}=COLUMN. Rows of prompts and answers alone are for "
+            "reinforcement learning (algorithm=grpo)."
+        )
+
+
+def corrupt(text: str, rng: Random) -> str:
+    """Returns a wrong answer made of a right one: two of its letters or digits change places.
+
+    Words in <tags> stay. If no two differ, the last one is replaced by another digit.
+    """
+    tags = [range(*found.span()) for found in re.finditer(r"<[^<>]*>", text)]
+    places = [place for place, letter in enumerate(text) if letter.isalnum() and not any(place in tag for tag in tags)]
+    pairs = [(first, second) for first in places for second in places if first < second and text[first] != text[second]]
+    letters = list(text)
+    if pairs:
+        first, second = rng.choice(pairs)
+        letters[first], letters[second] = letters[second], letters[first]
+    elif places:
+        letters[places[-1]] = rng.choice([digit for digit in "0123456789" if digit != letters[places[-1]]])
+    else:
+        letters.append("0")
+    return "".join(letters)
+
+
+def _tools_of(prompt: Prompt) -> tuple[ToolSpec, ...]:
+    tools: JSON = prompt.metadata.get("tools")
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        return ()
+    read = partial(as_tool, where=f"{_place(prompt)}, tool")
+    return tuple(read(tool) for tool in tools)
+
+
+def _place(prompt: Prompt) -> str:
+    return f"row {prompt.uid.partition('/')[2] or prompt.uid}"

@@ -1,0 +1,67 @@
+"""Prompts that a teacher reads: those of the policy, with more context before them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, to_mapping
+from interlace.core.types import Prompt
+from interlace.data.chat import with_last
+from interlace.data.config import PromptFormat
+from interlace.data.formatting import render
+from interlace.data.rows import Row
+from interlace.run.recipe.config import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Callable[[Prompt], Prompt] | None:
+    """Returns the function from a prompt to the prompt that the teachers read; None if they read what the policy reads.
+
+    The context precedes the text of a prompt; of a chat, the content of its last message.
+    """
+    if not recipe.reference.context:
+        return None
+    style = PromptFormat(template=recipe.reference.context)
+
+    def read(prompt: Prompt) -> Prompt:
+        row = Row(
+            uid=prompt.uid,
+            origin=f"row {prompt.uid}",
+            prompt=prompt.text,
+            answer=prompt.answer,
+            metadata={**prompt.metadata, "answer": prompt.answer},
+        )
+        context = render(row, style)
+        if not prompt.messages:
+            ids = tokenizer(context, add_special_tokens=False)["input_ids"]
+            return replace(prompt, token_ids=np.concatenate([np.array(ids, np.int32), prompt.token_ids]))
+        return replace(prompt, token_ids=_chat_ids(tokenizer, prompt.messages, context))
+
+    return read
+
+
+def check_context(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raises UserError if a row has no column that the context names, or if the context is empty for every row."""
+    read = prompt_reader(recipe, tokenizer)
+    if read is None:
+        return
+    if not any(len(read(prompt).token_ids) > len(prompt.token_ids) for prompt in prompts):
+        raise UserError(
+            f"reference.context={recipe.reference.context!r} is empty for every row, so that the teacher reads what "
+            "the policy reads. Name a column that the rows have."
+        )
+
+
+def _chat_ids(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], context: str
+) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+    from interlace.data.chat_template_limits import render_chat  # imports jinja
+
+    longer = with_last(tuple(messages), context + messages[-1].content)
+    text = render_chat(tokenizer, [to_mapping(message) for message in longer], tools=None, add_generation_prompt=True)
+    return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)

@@ -1,0 +1,148 @@
+"""Whole runs that train on given rows, and distillation, at toy size through the door of the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.load import load_recipe
+from tests.support.training import equal_weights, final_weights, metrics, run_recipe
+
+SMALL = (
+    "steps=6",
+    "prompts_per_step=8",
+    "task.reasoning_gym.train_size=32",
+    "task.reasoning_gym.heldout_size=8",
+    "logging.loggers=[]",
+    "cluster.devices=cpu:2",
+    "eval_every=0",
+)
+SHORT_WARMUP = ("warmup.steps=5", "warmup.batch_size=8")
+
+
+def small(root: Path, *overrides: str) -> list[str]:
+    return [*SMALL, f"model.cache_dir={root / 'cache'}", *overrides]
+
+
+def heldout(root: Path, name: str, metric: str) -> list[float]:
+    return RunData.read(RunFolder(path=root / name)).values(f"eval/{metric}")
+
+
+def test_sft_lowers_the_loss_of_heldout_rows_and_resumes_exactly(tmp_path: Path) -> None:
+    settings = small(tmp_path, "checkpoint_every=2", "minibatches=2")
+    run_recipe("sft", tmp_path, "whole", settings)
+    before, after = heldout(tmp_path, "whole", "loss")
+    assert after < before
+    stopped = run_recipe("sft", tmp_path, "halves", settings, stop_after=3)
+    assert stopped.done_steps == 3
+    run_recipe("sft", tmp_path, "halves", settings, resume=True)
+    assert equal_weights(final_weights(tmp_path, "whole"), final_weights(tmp_path, "halves"))
+    assert metrics(tmp_path, "whole")[3:] == metrics(tmp_path, "halves")[3:]
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "kto", "orpo", "simpo"])
+def test_dpo_lowers_the_loss_of_heldout_pairs(tmp_path: Path, loss: str) -> None:
+    beta = {"simpo": "2", "ipo": "0.5"}.get(loss, "0.1")
+    changes = (*SHORT_WARMUP, f"algorithm.loss={loss}", f"algorithm.beta={beta}", "optimizer.warmup_steps=0")
+    run_recipe("dpo", tmp_path, "pairs", small(tmp_path, *changes))
+    before, after = heldout(tmp_path, "pairs", "loss")
+    assert after < before
+
+
+def test_dpo_of_an_adapter_takes_its_base_as_the_reference(tmp_path: Path) -> None:
+    changes = (*SHORT_WARMUP, "actor.lora.rank=4", "optimizer.lr=1e-2", "optimizer.warmup_steps=0")
+    run_recipe("dpo", tmp_path, "lora", small(tmp_path, *changes))
+    before, after = heldout(tmp_path, "lora", "loss")
+    assert after < before
+
+
+def test_the_folder_of_a_reward_model_is_the_reward_of_another_run(tmp_path: Path) -> None:
+    run_recipe("reward-model", tmp_path, "scores", small(tmp_path, *SHORT_WARMUP, "checkpoint_every=3"), stop_after=3)
+    run_recipe("reward-model", tmp_path, "scores", small(tmp_path, *SHORT_WARMUP, "checkpoint_every=3"), resume=True)
+    before, after = heldout(tmp_path, "scores", "loss")
+    assert after < before
+    folder = tmp_path / "scores" / "checkpoints" / "step_6"
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForSequenceClassification"]
+    judged = ["reward.name=model", f"reward.model={folder}", "reward.tag=null", "reward.answer_format=text"]
+    steps = ["steps=1", "prompts_per_step=4", "samples_per_prompt=2", "warmup=null", *judged]
+    run_recipe("quickstart", tmp_path, "judged", small(tmp_path, *steps))
+    assert "reward/model" in metrics(tmp_path, "judged")[0]
+
+
+@pytest.mark.parametrize("signal", ["advantage", "loss"])
+@pytest.mark.parametrize("teacher", ["models", "context"])
+def test_a_student_approaches_its_teacher(tmp_path: Path, teacher: str, signal: str) -> None:
+    run_recipe("sft", tmp_path, "teacher", small(tmp_path, "steps=30", "optimizer.warmup_steps=0"))
+    folder = tmp_path / "teacher" / "checkpoints" / "step_30"
+    teachers = {
+        "models": [f"reference.model={folder}", f"reference.ensemble=[{folder}]"],
+        "context": ["reference.model=null", "reference.context='{answer}'"],
+    }
+    changes = [*teachers[teacher], "steps=8", "warmup=null", f"algorithm.signal={signal}", "sampling.max_new_tokens=8"]
+    sizes = ["optimizer.lr=3e-3", "optimizer.warmup_steps=0", "reward=null", "schedule=one-step-off"]
+    run_recipe("distill", tmp_path, "student", small(tmp_path, *changes, *sizes))
+    found = [line["actor/teacher_kl"] for line in metrics(tmp_path, "student")]
+    if teacher == "models":
+        assert sum(found[-2:]) < sum(found[:2])
+    assert found[0] != 0
+
+
+def rows(tmp_path: Path, *lines: dict[str, object]) -> str:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_conversations_are_imitated_in_the_words_of_the_assistant(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    longer = [*chat, {"role": "user", "content": "3"}, {"role": "assistant", "content": "4"}]
+    path = rows(tmp_path, {"messages": chat}, {"messages": longer}, {"prompt": chat[:1], "completion": "5"})
+    changes = [
+        f"task={path}",
+        "model=tiny:micro-chat",
+        "steps=1",
+        "prompts_per_step=3",
+        "logging.loggers=[]",
+        "eval_every=0",
+    ]
+    run_recipe("sft", tmp_path, "chats", changes)
+    # Each answer is one letter, the end of the turn; what users say between answers is not trained.
+    assert metrics(tmp_path, "chats")[0]["response_length/min"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row", "message"),
+    [
+        ("sft", {"prompt": "1", "chosen": "2", "rejected": "3"}, "it is a row for dpo"),
+        ("dpo", {"prompt": "1", "completion": "2"}, "it is a row for sft"),
+        ("dpo", {"prompt": "1", "chosen": "2", "rejected": "2"}, "are equal"),
+        ("sft", {"prompt": "1", "answer": "2"}, "has no column `completion`"),
+        ("reward-model", {"prompt": "1", "chosen": "2"}, "has no column `rejected`"),
+        ("reward-model", {"prompt": "1", "chosen": "2", "rejected": "3", "margin": "x"}, "a margin is a number"),
+    ],
+)
+def test_rows_of_another_kind_are_refused_with_the_recipe_to_use(
+    tmp_path: Path, recipe: str, row: dict[str, object], message: str
+) -> None:
+    changes = [f"task={rows(tmp_path, row)}", "eval_every=0", *(() if recipe == "sft" else ("warmup=null",))]
+    with pytest.raises(UserError, match=message):
+        check_recipe(load_recipe(recipe, changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["reference.model=null"], "has no teacher"),
+        (["reference.model=null", "reference.context='{source_index_that_is_absent}'"], "has no column"),
+        (["reference.model=tiny:micro-chat"], "another vocabulary"),
+        (["algorithm=grpo", "samples_per_prompt=4", "reference.context=x"], "reference.context is of a teacher"),
+        (["algorithm.kl_coefficient=0.1"], "set teacher_coefficient instead"),
+    ],
+)
+def test_a_teacher_that_has_no_effect_is_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_recipe(load_recipe("distill", changes))
