@@ -133,7 +133,7 @@ class Conversation:
     """Pairs of a message that a client received and the sampled message, if they differ."""
 
     async def answer(self, head: Answers, on_draft: OnDraft, *, number: int | None = None) -> Answers:
-        """Samples the answers to a request. number: number of the first turn. Raises ApiError if the session is over."""
+        """Samples the answers to a request. number: number of the first turn. Raises ApiError if it has ended."""
         self.check_open()
         ask = head.ask
         messages = [self._drawn(message) for message in ask.context if isinstance(message, Message)]
