@@ -22,7 +22,7 @@ class Feature(Config):
     scale: tuple[float, ...] = (1.0,)
     """Divisors; as many as `of`, or one for all."""
     squash: bool = False
-    """If True, the result is passed through the hyperbolic tangent; else it is clipped to -1 ... 1."""
+    """True to apply the hyperbolic tangent to the result; else it is clipped to -1 ... 1."""
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:

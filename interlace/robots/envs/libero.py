@@ -31,7 +31,7 @@ class LiberoSettings(EnvSettings):
     settle_steps: int = 10
     """Steps at the start during which objects come to rest, before the policy acts."""
     objects: bool = False
-    """If True, appends the positions of all objects to the state; its length then depends on the task."""
+    """Appends the positions of all objects to the state, whose length then depends on the task."""
     image_size: int = 0
     """Side of the observations `image` and `wrist_image`, in pixels. If 0, they are absent and nothing can be drawn."""
 

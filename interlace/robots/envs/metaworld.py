@@ -47,7 +47,7 @@ class MetaWorldSettings(EnvSettings):
     reward: Literal["dense", "success"] = "dense"
     """`dense`: MetaWorld's reward, 0 to 10 per simulated step. `success`: 1 at a step that solves the task, else 0."""
     light: bool = False
-    """If True, compute only the physics inside a chunk: reward and success come from its last action, and the numbers
+    """Computes only the physics inside a chunk: reward and success come from its last action, and the numbers
     of the previous step in the state are numbers of the previous chunk. 1.8 to 3.7 times the steps per second.
     """
     image_size: int = 0

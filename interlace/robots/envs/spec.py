@@ -84,8 +84,7 @@ class EnvSettings(Config):
     action_repeat: int = Field(default=1, ge=1)
     """Simulator steps for which each action is held."""
     end_on_success: bool = True
-    """If True, success terminates the episode. Otherwise the episode continues to its horizon, and any success counts.
-    """
+    """True if success terminates the episode. Otherwise it continues to its horizon, and any success counts."""
 
     @model_validator(mode="after")
     def _tasks_are_named_once(self) -> Self:
