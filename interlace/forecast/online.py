@@ -52,7 +52,7 @@ class OnlinePlanner:
         self._next: Planned | None = None
 
     def started(self, seconds: float) -> None:
-        """Records the seconds that the run took to start, from a checkpoint or from the beginning: the cost of a change."""
+        """Records the seconds that the run took to start, from a checkpoint or afresh: the cost of a change."""
         self._rule.switch_s = seconds
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
