@@ -6,8 +6,7 @@ the next (the bare actor keeps 16 in flight). A round trip goes there and back.
 
 interlace's path is the whole path of a sample in a run: an operation of a worker returns rows, the controller opens
 them in a `Channel` and leases them to an operation of the other worker. The round trip is timed at the controller, so
-it
-contains one more call and reply than the others'.
+it contains one more call and reply than the others'.
 
     python benchmarks/channel.py [--lengths 64 1024 16384] [--peers-python peers/bin/python] [--json channel.json]
 

@@ -1,9 +1,8 @@
 """Cost of a checkpoint to a run: training waits for the copy to the host, and the disk is written concurrently.
 
 A trained model with moments on 1 and on 2 ranks of the local cluster. A run waits for `copy` at a step boundary;
-`write`
-overlaps with the next steps. With a synchronous checkpoint, as in most trainers, the run would wait for both. --folder
-chooses the disk; files are flushed to it, as in a run.
+`write` overlaps with the next steps. With a synchronous checkpoint, as in most trainers, the run would wait for both.
+--folder chooses the disk; files are flushed to it, as in a run.
 
     python benchmarks/checkpoint.py [--hidden 512] [--layers 8] [--rounds 3] [--json checkpoint.json]
 """

@@ -3,10 +3,8 @@
     python benchmarks/embodied_placements.py [--devices 8 16 32] [--write docs/robots.md] [--json FILE]
 
 A policy of seven billion parameters has the costs of the shipped profile qwen2.5-7b-h800 (a roofline of data sheets,
-not
-measured). The costs of simulators are assumed, in PROFILES, and were not fitted to any ratio. RLinf's ratios are
-against
-other systems (RL4VLA, SimpleVLA-RL); the ratios here are against the collocated preset in the same simulation.
+not measured). The costs of simulators are assumed, in PROFILES, and were not fitted to any ratio. RLinf's ratios are
+against other systems (RL4VLA, SimpleVLA-RL); the ratios here are against the collocated preset in the same simulation.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """Whole GRPO steps against TRL: generation, scoring, training and weight sync, in tokens per wall and per CPU second.
 
 All train the same 0.85-million-parameter Qwen2 on the same prompts, 8 prompts x 8 samples per step, with the same
-forced
-response lengths: `uniform`, all 64 tokens, or `longtail`, lognormal around 64 with sigma 1, the longest 512.
+forced response lengths: `uniform`, all 64 tokens, or `longtail`, lognormal around 64 with sigma 1, the longest 512.
 
 - `one-core`: interlace, synchronous and colocated, in one process (`cluster=local`, `verl-colocated`), against TRL's
   GRPOTrainer in one process, with `generate` (training on all samples at once, and on 16) and with its continuous
@@ -13,8 +12,8 @@ response lengths: `uniform`, all 64 tokens, or `longtail`, lognormal around 64 w
   with half of the devices each), against the same.
 
 The contestants are processes that stay alive and take turns of some steps, one at a time, so a ratio compares
-neighbours
-in time. For a run that generates ahead, the first two steps of a turn are not counted: they use up earlier generation.
+neighbours in time. For a run that generates ahead, the first two steps of a turn are not counted: they use up earlier
+generation.
 CPU seconds include a contestant's process and its descendants, also Ray's processes. With forced lengths, interlace's
 engine and TRL's continuous batching get each response's length when it starts, and use it only to end there.
 

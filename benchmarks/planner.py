@@ -9,10 +9,9 @@
 Each recipe is profiled once on each cluster. Then every schedule is simulated, and trained for some steps with a
 learning rate near 0, so that lengths stay constant. --store keeps profiles and points, which are not measured again:
 --points N measures N more and ends. A table may thus combine several sessions, with a profile from another hour than
-most
-of its points. `tau` is Kendall's, over the schedules of one recipe on one cluster. `regret` is the measured time per
-trained token of the schedule with the best prediction, relative to the best measured one. --write puts the table into
-docs/planner.md and the picture next to the page.
+most of its points. `tau` is Kendall's, over the schedules of one recipe on one cluster. `regret` is the measured time
+per trained token of the schedule with the best prediction, relative to the best measured one. --write puts the table
+into docs/planner.md and the picture next to the page.
 """
 
 import argparse

@@ -4,8 +4,7 @@
 
 Requests run one after another, alternately over HTTP and to the pool, so that both have the same conditions. PYTHON is
 the interpreter of an environment with transformers[serving]: its `transformers serve` then answers the same requests
-with
-the same model, alternately with this server.
+with the same model, alternately with this server.
 """
 
 import argparse

@@ -12,9 +12,8 @@ of the blocks and a 95 % interval of the median (bootstrap).
 
 Steps of the quick start differ by more than the cost of the timeline, so this cost is also timed from inside: CPU
 seconds in `begin`, `end`, `serve`, `take` with its recorder, and the ledger, including the timers' cost, as a share of
-the
-steps in which they ran. This is the relevant number; the ratio shows that no cost is hidden elsewhere. On the virtual
-clock only the runtime itself computes, so there it is the share of the runtime's own work.
+the steps in which they ran. This is the relevant number; the ratio shows that no cost is hidden elsewhere. On the
+virtual clock only the runtime itself computes, so there it is the share of the runtime's own work.
 
     python benchmarks/timeline.py [--steps 150] [--json timeline.json]
 """

@@ -1,13 +1,10 @@
 """Savings by imagined rollouts: the recipe `robot-world-model` with and without them, at equal real episodes.
 
 Both run the same number of real episodes per step and make the same number of updates. With imagined rollouts, the
-model
-that is fitted while the policy learns also runs each start once. Success is measured on real, sampled training
-episodes,
-as a mean over ten steps. `steps to` is the number of real simulator steps until such a mean first reaches a rate. The
-second table is the model's error on a step's real episodes before it is trained on them, by imagined chunks, in units
-of
-a chunk's typical change of each number of a state.
+model that is fitted while the policy learns also runs each start once. Success is measured on real, sampled training
+episodes, as a mean over ten steps. `steps to` is the number of real simulator steps until such a mean first reaches a
+rate. The second table is the model's error on a step's real episodes before it is trained on them, by imagined chunks,
+in units of a chunk's typical change of each number of a state.
 
     python benchmarks/world_model.py [--seeds 0 1] [--steps 60] [--write docs/robots.md] [--json world_model.json]
 """

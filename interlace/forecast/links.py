@@ -37,8 +37,7 @@ class Links(Config):
         """Returns the seconds until one engine has a trainer's weights. Arguments are device names such as `h20:3`.
 
         Sources and targets that share a device take no time. Weights cross a link between sites once for all engines,
-        and
-        the other site distributes them.
+        and the other site distributes them.
         """
         if set(sources) & set(targets):
             return 0.0

@@ -152,7 +152,7 @@ def _plan(request: PlanRequest, current: Schedule) -> RecipePlan:
 
 
 def with_lengths(profile: Profile, lengths: Sequence[int]) -> Profile:
-    """Returns a profile with measured response lengths; the variance between prompts is kept."""
+    """Returns a profile with measured response lengths; the spread between prompts and within one is kept."""
     if len(lengths) < POINTS:
         return profile
     ordered = sorted(lengths)

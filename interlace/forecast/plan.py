@@ -202,9 +202,8 @@ def make_plan(
     """Searches for a schedule; with a deadline, on smaller numbers of devices too.
 
     accepts: returns the reason why a schedule cannot run, in addition to the checks by profile and settings. current:
-    the
-    schedule in use, which is predicted as closely as the best. say: prints a line of progress. Ctrl-C ends the search
-    with the best plan so far. Raises UserError if no plan fits, or the limits contradict each other.
+    the schedule in use, which is predicted as closely as the best. say: prints a line of progress. Ctrl-C ends the
+    search with the best plan so far. Raises UserError if no plan fits, or the limits contradict each other.
     """
     check_sizes(request.recipe, algorithm_of(request.recipe))
     check_profile_roles(set_schedule(request.recipe, Schedule()), request.simulation.profile)

@@ -120,8 +120,7 @@ def _length_shift(results: Sequence[StepResult], simulation: Simulation, recipe:
     """Returns the mean trained length divided by the profile's mean, minus 1.
 
     If every sample is trained on and speed changes only the order, a shift within two standard errors over groups
-    counts
-    as 0.
+    counts as 0.
     """
     groups: dict[int, list[int]] = {}
     for ended in (ended for result in results for ended in result.ended if ended.event == TerminalEvent.TRAINED):
@@ -148,8 +147,7 @@ class TimedEffort:
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         """processes: number of parallel simulations. num_samples: limit of simulated samples in addition to the time;
-        if this
-        limit ends the search, the plan does not depend on the machine. say: prints a line of progress.
+        if this limit ends the search, the plan does not depend on the machine. say: prints a line of progress.
         """
         self._samples = SampleEffort(num_samples) if num_samples else None
         self._start_s = self._reported_s = time.monotonic()

@@ -237,7 +237,7 @@ class SimulatedVariant:
     simulated: Simulated
     num_devices: int
     spanning: tuple[str, ...] = ()
-    """Roles with an instance on several devices. No engine has been run on several GPUs by this project."""
+    """Roles with an instance that spans several devices. Such instances have not been run on GPUs."""
 
     @property
     def tokens_per_s(self) -> float:

@@ -124,8 +124,7 @@ def run_virtually(
     """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
 
     recorder: creates the event recorder. on_step: is called with each step's result and ends the run by returning
-    False;
-    samples that were generated ahead are dropped. stop_at_s: time.monotonic() value at which the run raises
+    False; samples that were generated ahead are dropped. stop_at_s: time.monotonic() value at which the run raises
     SimulationStoppedError. Raises UserError for a recipe that cannot run, and HangError, RemoteError and
     WorkerDiedError as other clusters do.
     """

@@ -21,8 +21,8 @@ class EnvInstance:
 
     Consumes jobs of leased environments. Produces each job's result.
     Waits for a granule of jobs, or of all leased environments if these are fewer, then for devices. On devices, the
-    jobs of
-    a granule run as one batch; if a granule is one job, all waiting jobs do. On the host, each job runs independently.
+    jobs of a granule run as one batch; if a granule is one job, all waiting jobs do. On the host, each job runs
+    independently.
     Unblocked by jobs, by the end of leases, and by a stall (`flush`).
     """
 

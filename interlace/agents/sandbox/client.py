@@ -49,8 +49,7 @@ class Sandbox:
         """Runs code in a new process, like a notebook's cell: the value of a last expression is printed.
 
         timeout_s: time limit, if shorter than the sandbox's. Raises InterlaceError if the server has ended, or the code
-        and its
-        input are larger than MAX_REQUEST_BYTES. If the caller is cancelled, the code is killed.
+        and its input are larger than MAX_REQUEST_BYTES. If the caller is cancelled, the code is killed.
         """
         request = json.dumps({"code": code, "stdin": stdin, "timeout_s": timeout_s}).encode()
         if len(request) > MAX_REQUEST_BYTES:

@@ -136,8 +136,7 @@ def merge_params(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) ->
     """Returns the sampling parameters of a request.
 
     base: the run's parameters. keeps_distribution: if True, the distribution of `base` applies to any request, because
-    it is
-    the trained distribution; the client still sets the length of an answer and the tokens and texts that end it.
+    it is the trained distribution; the client still sets the length of an answer and the tokens and texts that end it.
     """
     length = base.max_new_tokens if ask.max_tokens is None else ask.max_tokens
     ends = () if ask.ignore_eos else base.stop_token_ids

@@ -19,8 +19,7 @@ class SimulatedEpisode:
     """Episode drawn from a turn model, keyed by its sample: the same under every schedule.
 
     With simulators, each turn's chunk goes to a simulator, and the next turn has a separate context. Without
-    simulators,
-    a wait takes the time of a tool, and the context of the next turn extends the previous turns.
+    simulators, a wait takes the time of a tool, and the context of the next turn extends the previous turns.
     """
 
     def __init__(self, turns: Turns, *, brings_reward: bool, has_envs: bool = False) -> None:

@@ -32,16 +32,16 @@ class _Sequence:
     """Number of generated tokens at which the sequence ends."""
     reason: FinishReason
     done: int
-    """Generated tokens before the current run of the sequence."""
+    """Generated tokens before the current stint: the time since the last admission of the sequence."""
     context: int
     """Tokens of the context: the prompt and `done`."""
     versions: list[tuple[int, int]]
     num_found: int = 0
     """Context tokens that were in the cache at the start."""
     began: int = 0
-    """Decode step of the engine at which the current run began, or its weights changed."""
+    """Decode step of the engine at which the current stint began, or its weights changed."""
     number: int = 0
-    """Number of the current run; 0 if the sequence does not run."""
+    """Number of the current stint; 0 if the sequence does not run."""
     own: int | None = None
     """Older weight version under which the sequence ends (mode `own`). If None, the engine's version."""
 
@@ -76,7 +76,7 @@ class SimulatedEngine(Worker):
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[str, _Sequence] = {}
         self._ends: list[tuple[int, int, _Sequence]] = []
-        """Heap of (step, number of the run, sequence). Entries of earlier runs are skipped."""
+        """Heap of (step, number of the stint, sequence). Entries of earlier stints are skipped."""
         self._prompts: dict[str, int] = {}
         """Prompt of running sequences -> number of these sequences."""
         self._num_stints = 0
@@ -341,7 +341,7 @@ class SimulatedEngine(Worker):
         return waiting
 
     def _stop(self, sequence: _Sequence) -> _Sequence:
-        """Ends the current run of a sequence."""
+        """Ends the stint of a sequence."""
         del self._running[sequence.request.id]
         if sequence.own is not None:
             self._older[sequence.own] -= 1
@@ -357,7 +357,7 @@ class SimulatedEngine(Worker):
         return sequence
 
     def _book(self, sequence: _Sequence) -> None:
-        """Credits a sequence with its tokens since its run began, under the version that serves it."""
+        """Adds the tokens since a sequence's stint began to its total, under the version that serves it."""
         count = self._step - sequence.began
         if count:
             sequence.versions.append((self._version if sequence.own is None else sequence.own, count))

@@ -12,8 +12,7 @@ def scale_model(profile: Profile, factor: int, num_devices: int) -> Profile:
     """Returns the costs of a model with `num_devices / factor` devices and the same share of the prompts.
 
     The model has fewer engines with the same number of sequences each. An instance that spans many devices takes the
-    same
-    time: its work is divided by the factor, and so is the speed of its devices.
+    same time: its work is divided by the factor, and so is the speed of its devices.
     """
     if factor == 1:
         return profile

@@ -44,8 +44,7 @@ def spread_placement(devices: Sequence[Device]) -> Schedule:
     """Returns a schedule with engines on every device and all other roles on the last.
 
     Any two roles that may overlap in a run can do so here. The recipe's schedule determines the sharing of devices, but
-    not
-    the costs of an instance.
+    not the costs of an instance.
     """
     return _placed("all", str(len(devices) - 1))
 

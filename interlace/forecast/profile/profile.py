@@ -56,8 +56,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     """Measures a recipe, which must have been checked, on its cluster.
 
     source: origin that the profile states. budget_s: approximate seconds; rounds that have started are finished, and
-    each
-    part is measured at least once.
+    each part is measured at least once.
     """
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     prompts, spread = recipe_prompts(recipe), with_zero_lr(recipe, spread_placement(devices))

@@ -182,8 +182,7 @@ def selects_by_speed(schedule: Schedule) -> bool:
     """Returns whether completion time affects the selection of training samples, which may bias lengths.
 
     If groups can overtake others, fast groups are trained on earlier although none is dropped, because the last batch
-    and
-    the end of a run cut off the slow ones.
+    and the end of a run cut off the slow ones.
     """
     overtakes = not schedule.batches_are_fixed and schedule.overtake != 0
     return leaves_out(schedule) or overtakes

@@ -20,9 +20,8 @@ class Replanner:
     """Residuals of the current plan, and the rule for changes.
 
     A plan is due at a publication after the residual has changed since the last plan. The schedule changes if that
-    saves
-    enough per step, pays its measured cost back twice, and two consecutive plans recommend it: a single plan may follow
-    noise.
+    saves enough per step, pays its measured cost back twice, and two consecutive plans recommend it: a single plan may
+    follow noise.
     """
 
     def __init__(self, predicted_s: float) -> None:

@@ -40,8 +40,7 @@ class GymnasiumEnv(RetracedSimulator):
 
     Its state is its attributes if they are plain data and no wrapper has a state, as in classic control. Otherwise its
     state is its start and its actions, which load() repeats; this includes the state of wrappers such as a frame stack
-    or
-    a time limit. The first save checks with a second environment that repeating gives the same observation.
+    or a time limit. The first save checks with a second environment that repeating gives the same observation.
     """
 
     Settings = GymnasiumSettings

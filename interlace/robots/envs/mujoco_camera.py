@@ -24,8 +24,7 @@ class MujocoCamera:
     """One camera. It is not thread-safe, and its drawing context belongs to the process that created it.
 
     A camera that is fixed to the world and hangs upside down, as in MetaWorld's corners, produces pictures rotated by
-    180
-    degrees; they are rotated back, which keeps left and right.
+    180 degrees; they are rotated back, which keeps left and right.
     """
 
     def __init__(self, model: Any, camera: str, side: int) -> None:

@@ -127,10 +127,8 @@ def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: Inpu
     """Reads the action tokens of a configuration in OpenVLA's layout (arXiv 2406.09246).
 
     They are the last tokens of the vocabulary, in descending order. Their ranges are the quantiles 0.01 and 0.99 of a
-    data
-    set's actions, or -1 to 1 for numbers that its mask leaves unscaled. dataset: key of `norm_stats`; may be None if
-    there
-    is only one. Raises UserError if the choice is ambiguous or the statistics are incomplete.
+    data set's actions, or -1 to 1 for numbers that its mask leaves unscaled. dataset: key of `norm_stats`; may be None
+    if there is only one. Raises UserError if the choice is ambiguous or the statistics are incomplete.
     """
     dataset, actions = action_statistics(config, dataset)
     scaled = np.asarray(actions.get("mask", [True] * len(actions["q01"])), np.bool_)

@@ -130,9 +130,8 @@ class TokenStream(nn.Module):
         """Runs the suffix [B, S, H]. mask: [B, S, P + S]. Returns [B, S, H] after the final norm.
 
         self_every: layers whose number is a multiple attend to prefix and suffix. The other layers attend only to the
-        prefix,
-        with keys and values computed from the prefix's, and positions from 0 (SmolVLA). condition: input of adaptive
-        norms.
+        prefix, with keys and values computed from the prefix's, and positions from 0 (SmolVLA). condition: input of
+        adaptive norms.
         """
         length = prefix[0][0].shape[1]
         for number, layer in enumerate(self._layers()):

@@ -133,8 +133,7 @@ class RegressionHead(nn.Module):
     """Regression of actions from the hidden states of a chunk, with a learned standard deviation for RL.
 
     The folder's head is deterministic and provides the means. A published folder contains no `log_std`, which starts at
-    the
-    configuration's `action_log_std`.
+    the configuration's `action_log_std`.
     """
 
     def __init__(self, hidden: int, size: int, width: int, log_std: float) -> None:

@@ -94,10 +94,10 @@ class _PaliGemmaEncoder(PicturesEncoder):
 
 
 def smolvlm_encoder(sizes: SmolVLMSizes) -> PicturesEncoder:
-    """Builds SmolVLA's encoder with uninitialised weights."""
+    """Builds SmolVLA's encoder. Its weights are loaded later."""
     return _SmolVLMEncoder(sizes.config)
 
 
 def paligemma_encoder(weights: Mapping[str, Tensor], heads: int) -> PicturesEncoder:
-    """Builds pi0's encoder with the sizes of a folder's weights, but uninitialised."""
+    """Builds pi0's encoder with the sizes of a folder's weights, which are loaded later."""
     return _PaliGemmaEncoder(weights, heads)

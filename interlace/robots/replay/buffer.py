@@ -190,8 +190,7 @@ class Replay:
         """Draws up to `count` different eligible trajectories.
 
         version: current version of the weights. min_reward: if set, only trajectories of at least this reward are
-        eligible,
-        such as successes to imitate.
+        eligible, such as successes to imitate.
         """
         eligible = [entry for entry in self._entries.values() if self._may_be_drawn(entry, version, min_reward)]
         self._draws += 1

@@ -81,8 +81,7 @@ def transitions_of(
     """Converts a robot's samples, such as a replay buffer's, to transitions.
 
     decode: converts a turn's action tokens to actions, [K, A]. solved: returns whether a sample solved its task, which
-    it
-    did with its last chunk. Raises UserError for samples whose turns have no `state`.
+    it did with its last chunk. Raises UserError for samples whose turns have no `state`.
     """
     rows: list[tuple[FloatArray, FloatArray, FloatArray, float, float, float, float]] = []
     for sample in samples:
