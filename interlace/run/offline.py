@@ -14,6 +14,7 @@ from interlace.flows.run import Ended
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import to_line, truncate_after
 from interlace.observe.loggers import MetricsLoggers
+from interlace.run.evaluation import Evaluation
 from interlace.run.failed_updates import FailedUpdates
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.offline_encoder import encode_rows
@@ -81,7 +82,8 @@ class OfflineBoundary:
         self._evaluated_at: int | None = None
         """Step of the last evaluation."""
         self.done_steps = job.start.done_steps
-        self.before = self.after = None
+        self.before: Evaluation | None = None
+        self.after: Evaluation | None = None
         self.ledger = Ledger()
 
     async def begin(self) -> None:
