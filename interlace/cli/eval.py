@@ -46,6 +46,7 @@ def evaluate(
 
 def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[str]) -> "Recipe":
     """Returns the recipe with the model to evaluate. Raises UserError if nothing can be evaluated."""
+    from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
 
@@ -56,6 +57,7 @@ def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[
             "answered (--recipe)."
         )
     settings = load_recipe(recipe or str(run.config if run else ""), overrides)
+    refuse_offline(settings, "eval")
     model = checkpoint_of(run, settings) if run else settings.model.model_copy(update={"path": run_or_model})
     settings = settings.model_copy(update={"model": model})
     check_settings(settings)

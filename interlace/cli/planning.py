@@ -32,10 +32,12 @@ def plan_here(
     """Plans a recipe on this machine. profile: if None, the stored profile, or a new measurement. Raises UserError."""
     from interlace.cli.virtual import given_profile
     from interlace.observe.progress import open_progress
+    from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
 
     recipe = without_schedule(load_recipe(spec, overrides))
+    refuse_offline(recipe, "plan")
     check_settings(recipe)
     given = given_profile(profile) if profile else None
     from interlace.forecast.profile.profile import PARTS

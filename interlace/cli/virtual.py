@@ -64,9 +64,11 @@ def sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: str) ->
     """
     from interlace.forecast.profile.roofline import roofline_of
     from interlace.forecast.simulate import Simulation, check_profile_roles
+    from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.load import load_recipe
 
     recipe = load_recipe(spec, overrides)
+    refuse_offline(recipe, "plan")
     profile = roofline_of(recipe, kind)
     check_profile_roles(recipe, profile)
     return recipe, Simulation(profile=profile, num_devices=count)

@@ -19,6 +19,7 @@ from interlace.forecast.search.plans import Accepts, PlanBounds, Planned, Search
 from interlace.forecast.simulate import Simulation, check_profile_roles
 from interlace.observe.goodput import GOVERNED_BY
 from interlace.rollouts.by_row import simulators_of
+from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.recipe.layout import needed_roles
@@ -177,6 +178,7 @@ def recipe_for(spec: str, overrides: Sequence[str], profile: Profile) -> tuple[R
     If the profile was measured with another model, its sizes replace the recipe's, except those that an override gives.
     """
     recipe = load_recipe(spec, overrides)
+    refuse_offline(recipe, "plan")
     if profile.sizes is None or profile.model in ("", recipe.model.path):
         return recipe, ""
     sizes = profile.sizes

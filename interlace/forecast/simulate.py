@@ -31,6 +31,7 @@ from interlace.observe.transcripts import step_file
 from interlace.rollouts.base import Episode
 from interlace.rollouts.by_row import simulators_of
 from interlace.run.outcome import ScheduleOutcome, under_each
+from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.engines import spanning_roles
@@ -310,6 +311,7 @@ def simulate_into(
 def _check(recipes: Mapping[str, Recipe], profile: Profile, devices: tuple[Device, ...]) -> None:
     """Applies the checks of training: a recipe that no cluster could train is not predicted either."""
     for recipe in recipes.values():
+        refuse_offline(recipe, "simulate")
         check_sizes(recipe, algorithm_of(recipe))
         check_placement(recipe, devices)
         check_profile_roles(recipe, profile)

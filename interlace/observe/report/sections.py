@@ -14,6 +14,10 @@ from interlace.observe.step_line import number, printable, short
 
 CURVES = (
     ("reward/mean", "Reward", "mean of the step's scored samples"),
+    ("actor/loss", "Loss", "of the step's minibatches, mean"),
+    ("eval/loss", "Held-out loss", "rows that are never trained on"),
+    ("eval/accuracy", "Held-out accuracy of pairs", "pairs whose chosen completion has the higher reward"),
+    ("actor/teacher_kl", "Distance to the teacher", "nats a token, on the student's samples"),
     ("eval/accuracy_greedy", "Held-out accuracy, greedy", "prompts that are never trained on"),
     ("eval/accuracy_sampled", "Held-out accuracy, sampled", "the same prompts at the evaluation's temperature"),
     ("response_length/mean", "Response length", "tokens, mean"),
