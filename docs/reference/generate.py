@@ -26,8 +26,14 @@ from interlace.algorithms import algorithm_names, create_algorithm
 from interlace.algorithms.policy import PolicySettings
 from interlace.core.config import Config
 from interlace.core.plugins import class_names, find_class
+from interlace.data import samplers
+from interlace.data.sampling import PromptSampler
 from interlace.engines.rollout import config as engine_configs
 from interlace.engines.rollout.config import EngineConfig
+from interlace.forecast.plan import PlanSettings
+from interlace.robots import envs
+from interlace.robots.envs.base import Simulator
+from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.config import FOLDERS, EpisodeConfig, EpisodeKind, OwnEpisodeConfig
 from interlace.run.recipe.config import Recipe
 from interlace.schedule.schedule import Schedule
@@ -64,36 +70,63 @@ def settings_page() -> str:
         for config in configs_in(field.annotation):
             parts.append(f"## `{name}`\n\n{summary(config)}\n\n{settings_table(config, name + '.')}")
             parts.extend(chosen_tables(name))
+    parts.append(f"## `plan`\n\nSettings of `interlace plan`.\n\n{settings_table(PlanSettings, 'plan.')}")
     return "\n\n".join(parts) + "\n"
 
 
 def chosen_tables(section: str) -> Iterator[str]:
-    """Yields the tables of the settings that belong to a choice: an algorithm, an engine, an episode, a schedule."""
-    if section == "algorithm":
-        yield f"### `algorithm`: common settings\n\n{settings_table(PolicySettings, 'algorithm.')}"
-        for name in algorithm_names():
-            settings = create_algorithm(name, {}).Settings
-            yield from choice_table(f"algorithm={name}", settings, PolicySettings, "algorithm.")
-    if section == "schedule":
-        yield f"### Fields of a schedule\n\n[Schedules](../schedules.md#fields) has the values.\n\n{schedule_table()}"
-    if section == "rollout":
-        for config in vars(engine_configs).values():
-            if (
-                inspect.isclass(config)
-                and issubclass(config, EngineConfig)
-                and "engine" in vars(config)["__annotations__"]
-            ):
-                name = config.model_fields["engine"].default
-                if config is not EngineConfig:
-                    yield from choice_table(f"rollout={name}", config, EngineConfig, "rollout.")
-        yield from choice_table("rollout=native", engine_configs.NativeConfig, EngineConfig, "rollout.")
-    if section == "episode":
-        yield from choice_table("episode=package.module:Name", OwnEpisodeConfig, EpisodeConfig, "episode.")
-        for folder in FOLDERS:
-            package = importlib.import_module(folder)
-            for name in class_names(package, EpisodeKind):
-                kind = find_class("episode", package, name, EpisodeKind)
-                yield from choice_table(f"episode={name}", kind.Config, EpisodeConfig, "episode.")
+    """Yields the tables of the settings that belong to a choice within a section."""
+    tables = {
+        "algorithm": algorithm_tables,
+        "schedule": schedule_tables,
+        "rollout": engine_tables,
+        "task": sampler_tables,
+        "episode": episode_tables,
+    }
+    if section in tables:
+        yield from tables[section]()
+
+
+def algorithm_tables() -> Iterator[str]:
+    """Yields the common settings of algorithms, and the settings of each algorithm."""
+    yield f"### `algorithm`: common settings\n\n{settings_table(PolicySettings, 'algorithm.')}"
+    for name in algorithm_names():
+        settings = create_algorithm(name, {}).Settings
+        yield from choice_table(f"algorithm={name}", settings, PolicySettings, "algorithm.")
+
+
+def schedule_tables() -> Iterator[str]:
+    """Yields the fields of a schedule."""
+    yield f"### Fields of a schedule\n\n[Schedules](../schedules.md#fields) has the values.\n\n{schedule_table()}"
+
+
+def engine_tables() -> Iterator[str]:
+    """Yields the settings of each rollout engine."""
+    for config in vars(engine_configs).values():
+        if inspect.isclass(config) and issubclass(config, EngineConfig) and config.__name__ not in ABSTRACT_ENGINES:
+            name = config.model_fields["engine"].default
+            yield from choice_table(f"rollout={name}", config, EngineConfig, "rollout.")
+
+
+def sampler_tables() -> Iterator[str]:
+    """Yields the settings of each sampler of prompts."""
+    for name in class_names(samplers, PromptSampler):
+        settings = find_class("sampler", samplers, name, PromptSampler).Settings
+        yield from choice_table(f"task.sampler={name}", settings, Config, "task.sampler.")
+
+
+def episode_tables() -> Iterator[str]:
+    """Yields the settings of each episode, and of each family of environments."""
+    yield from choice_table("episode=package.module:Name", OwnEpisodeConfig, EpisodeConfig, "episode.")
+    for folder in FOLDERS:
+        package = importlib.import_module(folder)
+        for name in class_names(package, EpisodeKind):
+            kind = find_class("episode", package, name, EpisodeKind)
+            yield from choice_table(f"episode={name}", kind.Config, EpisodeConfig, "episode.")
+    yield f"### Settings of environments\n\n{settings_table(EnvSettings, 'episode.env.settings.')}"
+    for name in class_names(envs, Simulator):
+        settings = find_class("environment", envs, name, Simulator).Settings
+        yield from choice_table(f"episode.env.family={name}", settings, EnvSettings, "episode.env.settings.")
 
 
 def choice_table(title: str, config: type[Config], base: type[Config], prefix: str) -> Iterator[str]:
