@@ -121,7 +121,7 @@ def _preset(path: Path) -> Iterator[str]:
         if meaning:
             yield f"    {meaning}"
     if path.parent == FOLDER:
-        yield f"What differs from the original, and what it was measured to do: docs/presets/{spec}.md"
+        yield "Measured results: docs/schedules.md"
 
 
 def _shown(value: object) -> str:
