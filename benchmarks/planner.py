@@ -33,8 +33,8 @@ from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.plans import Fidelity, Score
 from interlace.forecast.simulate import Simulation
+from interlace.forecast.svg import Plot, nice_ticks
 from interlace.observe.progress import QuietProgress
-from interlace.observe.report.svg import Plot, nice_ticks
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.config import Recipe, set_schedule
 from interlace.run.recipe.load import load_recipe

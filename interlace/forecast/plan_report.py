@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from interlace.observe.report.page import STYLE
-from interlace.observe.report.svg import Plot, nice_ticks
+from interlace.forecast.svg import Plot, nice_ticks
+from interlace.observe.report.page import asset
 
 FRONT, BEHIND = "#2563eb", "#9ca3af"
 SIZES = ((0.005, "unbiased"), (0.05, "up to 5 %"), (1.0, "more"))
@@ -44,7 +44,8 @@ def plan_page(title: str, points: Sequence[PlanPoint], reasons: Sequence[str]) -
     why = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<title>interlace: {escape(title)}</title><link rel='icon' href='data:,'><style>{STYLE}</style></head><body>"
+        f"<title>interlace: {escape(title)}</title><link rel='icon' href='data:,'>"
+        f"<style>{asset('page.css')}</style></head><body>"
         f"<main><h1>{escape(title)}</h1><p class='lead'>Predicted by the simulator</p>"
         "<section><h2>Speed against staleness</h2><p class='lead'>Colour: by how much trained responses are shorter "
         "than generated ones. Grey: plans that another beats in all three.</p>"
