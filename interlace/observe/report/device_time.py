@@ -211,7 +211,7 @@ def step_view(run: str, timeline: DeviceTimeline, step: int | None) -> StepView 
     """Builds the picture of a step; step: None takes the middle one. Returns None if the trace lacks the step."""
     present = sorted(timeline.steps)
     chosen = step if step is not None else present[len(present) // 2] if present else None
-    if chosen not in timeline.steps:
+    if chosen is None or chosen not in timeline.steps:
         return None
     start_s, end_s = timeline.steps[chosen]
     last_s = end_s + AFTER_STEP * (end_s - start_s)
