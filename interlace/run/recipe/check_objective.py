@@ -31,9 +31,7 @@ def check_offline_settings(recipe: Recipe, algorithm: Algorithm) -> None:
                 "take an algorithm of reinforcement learning such as grpo."
             )
     if recipe.schedule.open:
-        raise UserError(
-            f"schedule=auto plans generation, and algorithm {name!r} generates nothing. Remove it."
-        )
+        raise UserError(f"schedule=auto plans generation, and algorithm {name!r} generates nothing. Remove it.")
     if recipe.task.starts is not None:
         raise UserError(f"algorithm {name!r} trains on rows of text; task.starts are states of a robot's simulator.")
     if recipe.samples_per_prompt != 1 or recipe.epochs != 1:
