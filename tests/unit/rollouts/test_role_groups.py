@@ -60,8 +60,8 @@ LEFT_OUT: dict[type[Worker], set[str]] = {
     SimulatedEngine: {"health", "recover", "report", "weight_place"},
     SimulatedInference: {"attention"},
     SimulatedTrainer: {
-        "accumulate_replayed", "attention", "base_logprobs", "checkpoint_bytes", "copy_checkpoint", "load_optimizer",
-        "open_weights", "weight_place", "write_checkpoint",
+        "accumulate_replayed", "attention", "base_logprobs", "checkpoint_bytes", "copy_checkpoint", "evaluate",
+        "load_optimizer", "open_weights", "weight_place", "write_checkpoint",
     },
 }  # fmt: skip
 """Operations that no run asks of this worker."""
