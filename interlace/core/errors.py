@@ -39,6 +39,13 @@ class WorkerDiedError(InterlaceError):
 class EpisodeFailedError(InterlaceError):
     """An episode in another process failed; the message is the reason that its sample records."""
 
+    def __init__(self, reason: str, cause: str) -> None:
+        self.reason, self.cause = reason, cause
+        super().__init__(reason)
+
+    def __reduce__(self) -> tuple[type["EpisodeFailedError"], tuple[str, str]]:
+        return EpisodeFailedError, (self.reason, self.cause)
+
 
 class EpisodeLostError(InterlaceError):
     """The process or simulator of an episode ended or failed; the sample may begin again."""

@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
+from interlace.core.causes import Cause
 from interlace.core.types import RewardResult
 from interlace.rewards.base import RewardConfig, preload_modules, timed_out
 from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
@@ -106,7 +107,10 @@ class ScoringPool(Children):
     def _could_not_start(self, reason: str) -> None:
         jobs, self._pending = self._pending, deque()
         for job in jobs:
-            _resolve(job, RewardResult(failure=f"a process to score it in could not be started: {reason}"))
+            _resolve(
+                job,
+                RewardResult(failure=f"a process to score it in could not be started: {reason}", cause=Cause.RESOURCE),
+            )
 
     def _give(self, child: Child, job: _Job) -> None:
         job.started, job.deadline_s = False, time.monotonic() + self._limit_s
@@ -129,7 +133,10 @@ class ScoringPool(Children):
             job = self._jobs[child][number]
             job.started, job.deadline_s = True, time.monotonic() + self._limit_s
         elif word == RESULT:
-            found = [RewardResult(reward=reward, parts=parts, failure=why) for reward, parts, why in rest[0]]
+            found = [
+                RewardResult(reward=reward, parts=parts, failure=why, cause=Cause(cause))
+                for reward, parts, why, cause in rest[0]
+            ]
             job = self._jobs[child].pop(number)
             if job.size == len(found) and _may_resolve(job):
                 job.outcome.set_result(found)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
+from interlace.core.causes import Cause
 from interlace.core.errors import EnginesBusyError, EpisodeFailedError, EpisodeLostError, InterlaceError, UserError
 from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
@@ -271,7 +272,8 @@ class WorkerEpisodes:
             return exchange.outcome(end)
         except EpisodeLostError as error:
             if job.alone:
-                raise EpisodeFailedError(f"{error}, {here.num_begun} times, the last time alone there") from None
+                reason = f"{error}, {here.num_begun} times, the last time alone there"
+                raise EpisodeFailedError(reason, Cause.USER) from None
             raise
         except asyncio.CancelledError:
             self._processes.tell(job, EpisodeCancel())
@@ -371,7 +373,7 @@ class _Exchange:
         if end.lost:
             raise EpisodeLostError(end.failure)
         if end.outcome is None:
-            raise EpisodeFailedError(end.failure)
+            raise EpisodeFailedError(end.failure, end.cause)
         for number, value in end.rewards.items():
             self._session.reward(self._done[number], value)
         for use in end.tool_uses:

@@ -123,6 +123,7 @@ async def host(
         counts=envs.metrics if envs else Metrics,
         shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
         limits=limits,
+        recovery=recipe.recovery,
     )
     stages = StageFactory(
         cluster,

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from interlace.core.causes import SampleFailure
 from interlace.core.types import Sample, TerminalEvent
 from interlace.rollouts.stream import Columns, OnFailed, Stream
 from interlace.runtime.cluster import Cluster
@@ -17,18 +18,11 @@ Compute = Callable[[G, Sequence[Sample]], Handle[list[R]]]
 """An operation of a group, by its function: `RewardGroup.score`."""
 
 
-class Failure:
-    """A row's result that says why there is none; the sample ends as `failed`."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-
 class MapStage(Generic[G, R]):
     """Stage that adds columns to rows, granule by granule; replicas share each granule evenly.
 
     Consumes: rows of the stream.
-    Produces: the columns that it writes; a row whose result is a Failure ends as `failed`.
+    Produces: the columns that it writes; a row whose result is a SampleFailure ends as `failed`.
     Waits for: a granule of rows, then devices. Only then are rows leased: meanwhile some may end.
     Unblocked by: rows; nothing live above it and a closed gate (a partial granule goes); a stall (`flush`).
     """
@@ -41,7 +35,7 @@ class MapStage(Generic[G, R]):
         *,
         operation: Compute[G, R],
         writes: Sequence[str],
-        to_columns: Callable[[R], Columns | Failure],
+        to_columns: Callable[[R], Columns | SampleFailure],
         granule: int,
         on_failed: OnFailed,
     ) -> None:
@@ -146,9 +140,9 @@ class AttachedMap(Generic[G, R]):
             columns = self._stage.to_columns(result)
             if row.key not in self._channel:
                 continue  # it ended meanwhile
-            if isinstance(columns, Failure):
-                self._stage.on_failed(row.key, columns.reason)
-                self._channel.end(row.key, TerminalEvent.FAILED)
+            if isinstance(columns, SampleFailure):
+                if not self._stage.on_failed(row.key, columns):
+                    self._channel.end(row.key, TerminalEvent.FAILED)
             else:
                 self._channel.put(row.key, columns)
         self._cursor.acknowledge([row.key for row in rows])
