@@ -9,6 +9,7 @@ from typing import Any, ParamSpec
 import typer
 import typer.core
 
+from interlace.cli.chaos import chaos
 from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
 from interlace.cli.engines import engines
@@ -102,5 +103,6 @@ app.command("report")(_reporting(report))
 app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))
+app.command("chaos", cls=_WithSettings)(_reporting(chaos))
 app.command("plan", cls=_WithSettings)(_reporting(plan))
 app.command("presets")(_reporting(presets))

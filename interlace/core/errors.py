@@ -36,6 +36,10 @@ class WorkerDiedError(InterlaceError):
     """The process of a worker ended; the message names the worker and its operation."""
 
 
+class RestartBudgetError(UserError):
+    """Processes of a role ended too often; the run ends, and what it had learned by the last step is saved."""
+
+
 class EpisodeFailedError(InterlaceError):
     """An episode in another process failed; the message is the reason that its sample records."""
 

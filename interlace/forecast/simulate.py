@@ -37,6 +37,7 @@ from interlace.run.recipe.engines import spanning_roles
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.sim.cluster import RankWrapper
 from interlace.runtime.sim.faults import Faults, with_faults
+from interlace.runtime.sim.process_faults import ProcessFaults
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
 from interlace.runtime.worker import Worker, WorkerContext
@@ -56,6 +57,8 @@ class Simulation:
     num_prompts: int = 8192
     """Number of prompts in the data set."""
     faults: Faults = ()
+    process_faults: ProcessFaults | None = None
+    """Deaths and stops of processes, from which the run recovers."""
     engine_changes: tuple[EngineChange, ...] = ()
     """Engines that leave and join on the way."""
     lengths: Mapping[SampleKey, int] = field(default_factory=dict)
@@ -99,7 +102,7 @@ class Simulation:
     @property
     def around(self) -> RankWrapper:
         """The faults."""
-        return with_faults(self.faults)
+        return self.process_faults.around if self.process_faults else with_faults(self.faults)
 
     def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
         """Prompts of the profile's mean length, without text: the recipe's own need its tokenizer."""
@@ -266,7 +269,7 @@ def simulate_variants(
         recipes = {recipe.schedule.preset: recipe}
     else:
         recipes = under_each(spec, overrides, schedules)
-    _check(recipes, simulation.profile, simulation.devices)
+    check_simulated(recipes, simulation.profile, simulation.devices)
     first = next(iter(recipes))
     found = []
     for name, recipe in recipes.items():
@@ -286,7 +289,7 @@ def simulate_into(
     """Runs simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
     outcomes = []
     recipes = under_each(spec, overrides, schedules)
-    _check(recipes, simulation.profile, simulation.devices)
+    check_simulated(recipes, simulation.profile, simulation.devices)
     for name, recipe in recipes.items():
         folder = RunFolder.create(root, default_name(root, f"{Path(spec).stem}-{Path(name).stem}-simulated"))
         folder.write_config(recipe)
@@ -299,7 +302,7 @@ def simulate_into(
     return outcomes
 
 
-def _check(recipes: Mapping[str, Recipe], profile: Profile, devices: tuple[Device, ...]) -> None:
+def check_simulated(recipes: Mapping[str, Recipe], profile: Profile, devices: tuple[Device, ...]) -> None:
     """Checks each recipe as for training: a recipe that no cluster could train is not predicted either."""
     for recipe in recipes.values():
         check_sizes(recipe, algorithm_of(recipe))

@@ -16,6 +16,7 @@ from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
 from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import framed
 from interlace.runtime.process.children import TRIES, Child, Children
+from interlace.schedule.recovery import RestartBudget
 
 GRACE_S = 1.0
 """Beyond the limit, for a process that keeps it by itself, as one that awaits does."""
@@ -37,15 +38,16 @@ class _Job:
     alone: bool = False
     """Flag: no other job may run at the same time: if several ran in a process that died, one is to blame."""
     tries: int = TRIES
-    """Ends by SIGTERM that are left before the sample counts as failed."""
+    """Ends by SIGTERM or SIGKILL that are left before the sample counts as failed."""
 
 
 class ScoringPool(Children):
     """Processes of one reward function."""
 
-    def __init__(self, config: RewardConfig, *, is_async: bool) -> None:
+    def __init__(self, config: RewardConfig, *, is_async: bool, restarts_per_hour: int | None = None) -> None:
         """An `async def` has one process, which awaits `config.workers` calls at once; other calls do not share one."""
-        super().__init__("reward", ("interlace.rewards.process", *preload_modules(config)))
+        budget = RestartBudget("reward", restarts_per_hour)
+        super().__init__("reward", ("interlace.rewards.process", *preload_modules(config)), budget=budget)
         self._config, self._is_async = config, is_async
         self._max_processes = 1 if is_async else max(1, config.workers)
         self._max_jobs = max(1, config.workers) if is_async else 1
@@ -164,10 +166,12 @@ class ScoringPool(Children):
 
         def outcome(job: _Job) -> RewardResult | None:
             job.tries -= 1
-            # A stop may send SIGTERM to all processes of a run: the step that the run ends with needs its scores.
-            if code == -signal.SIGTERM and job.tries:
+            # SIGTERM and SIGKILL come from outside: a stop of the whole run, or the system's lack of memory.
+            if code in (-signal.SIGTERM, -signal.SIGKILL) and job.tries:
                 return None
-            return RewardResult(failure=f"the reward function ended its process (exit code {code})")
+            cause = Cause.RESOURCE if code == -signal.SIGKILL else Cause.VERIFIER
+            failure = f"the reward function ended its process (exit code {code})"
+            return RewardResult(failure=failure, cause=cause)
 
         self._blame(child, [job for job in self._jobs[child].values() if job.started], outcome)
         self._replace(child)

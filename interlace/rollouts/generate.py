@@ -7,7 +7,7 @@ from dataclasses import replace
 from numbers import Real
 
 from interlace.core.causes import Cause, SampleFailure, cause_of
-from interlace.core.errors import EpisodeFailedError, EpisodeLostError
+from interlace.core.errors import EpisodeFailedError, EpisodeLostError, RestartBudgetError
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.rollouts.asker import FromPool
 from interlace.rollouts.base import Episode, Outcome
@@ -109,6 +109,8 @@ class GenerateStage:
                 return
             reason = f"{error}, {session.num_begun} times"
             columns, failed = {}, SampleFailure(reason=reason, cause=cause_of(error), is_final=True)
+        except RestartBudgetError:
+            raise
         except Exception as error:  # noqa: BLE001 - any error of a user's episode fails its sample
             columns, failed = {}, sample_failure(error)
         if self._running.pop(sample.key, None) is None:

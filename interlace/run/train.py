@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from interlace.core.errors import InterlaceError, StoppedError
+from interlace.core.errors import InterlaceError, RestartBudgetError, StoppedError
 from interlace.core.types import JSON, TerminalEvent
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
@@ -147,6 +147,10 @@ class _Session:
                     await self._until_stopped(cluster, self._work(cluster, logger, trace))
                 except StoppedError:
                     done_steps = await self._save_boundary()
+                except RestartBudgetError:
+                    if self._boundary:
+                        await self._boundary.stop()
+                    raise
         finally:
             await trace.close()
             await cluster.shutdown()

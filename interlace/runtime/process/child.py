@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
 HEAD = struct.Struct("<IQ")
@@ -21,8 +22,15 @@ _BEAT_S = 0.05
 """Between two signs of life of an event loop, and between two looks at them."""
 
 
+def process_name(name: str) -> str:
+    """Returns the kernel's name of a process of a run, by its name in multiprocessing."""
+    return f"il-{name.rpartition(' ')[2]}"[:15]
+
+
 def become_child() -> None:
-    """Leaves Ctrl-C to the run, ends by SIGTERM, and ends with the run."""
+    """Leaves Ctrl-C to the run, ends by SIGTERM, and ends with the run. The kernel's name of it is that of its role."""
+    with contextlib.suppress(OSError):  # only Linux has the file
+        Path("/proc/self/comm").write_text(process_name(multiprocessing.current_process().name), encoding="ascii")
     # SIGTERM costs nothing: what was being done is done again in another process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
