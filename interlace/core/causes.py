@@ -1,9 +1,20 @@
 """Causes of failures: one list for samples, errors and metrics."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from interlace.core.errors import EpisodeLostError, HangError, StoppedError, UserError, WorkerDiedError, is_full_disk
+from interlace.core.errors import (
+    EpisodeLostError,
+    FailedUpdatesError,
+    HangError,
+    RemoteError,
+    RestartBudgetError,
+    StoppedError,
+    UserError,
+    WorkerDiedError,
+    is_full_disk,
+)
 
 
 class Cause(StrEnum):
@@ -49,16 +60,22 @@ class SampleFailure:
     """True if the sample was tried again before, so that it ends now."""
 
 
+_OF_THE_MACHINE = (MemoryError, EpisodeLostError, HangError, RestartBudgetError, StoppedError)
+
+
 def cause_of(error: BaseException, otherwise: Cause = Cause.USER) -> Cause:
     """Returns the cause of an error. otherwise: cause of an error whose type does not determine one."""
-    if is_full_disk(error) or isinstance(error, MemoryError | EpisodeLostError | HangError | StoppedError):
+    if is_full_disk(error) or isinstance(error, _OF_THE_MACHINE):
         return Cause.RESOURCE
     if isinstance(error, ConnectionError):
         return Cause.NETWORK
     if isinstance(error, TimeoutError):
         return Cause.TOOL
+    if isinstance(error, FailedUpdatesError):
+        return Cause.TRAINER
     if isinstance(error, UserError):
         return Cause.USER
-    if isinstance(error, WorkerDiedError):
-        return CAUSE_OF_ROLE.get(str(error).partition("/")[0].partition(" ")[0], Cause.RESOURCE)
+    if isinstance(error, WorkerDiedError | RemoteError):
+        role = re.split(r"[/\[ ]", str(error), maxsplit=1)[0]
+        return CAUSE_OF_ROLE.get(role, Cause.RESOURCE if isinstance(error, WorkerDiedError) else otherwise)
     return otherwise

@@ -28,6 +28,10 @@ class HangError(InterlaceError):
     """No operation can make progress; the message contains the wait-for graph."""
 
 
+class FailedUpdatesError(InterlaceError):
+    """The optimizer's updates failed one after another: a loss or a gradient was not finite."""
+
+
 class StoppedError(InterlaceError):
     """The run was asked to stop, and its current operation did not end in time."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import FailedUpdatesError
 
 IN_A_ROW = "failed_updates_in_a_row"
 """The metric: up to the last minibatch of the step; there where it is not 0, or has just become so."""
@@ -28,15 +28,15 @@ class FailedUpdates:
         return {role: count for role, count in self._in_a_row.items() if count >= self._limit and role in before}
 
     def refuse(self, failing: Mapping[str, int], step: int) -> None:
-        """Raises InterlaceError where there are any."""
+        """Raises FailedUpdatesError where there are any."""
         for role, count in failing.items():
-            raise InterlaceError(_told(role, f"step {step}: the last {count} updates of the {role}"))
+            raise FailedUpdatesError(_told(role, f"step {step}: the last {count} updates of the {role}"))
 
     def refuse_a_run_without_updates(self) -> None:
-        """At its end. Raises InterlaceError: a run that trained nothing must not end as if it had."""
+        """At its end. Raises FailedUpdatesError: a run that trained nothing must not end as if it had."""
         for role in self._in_a_row:
             if role not in self._has_updated:
-                raise InterlaceError(_told(role, f"all updates of the {role}"))
+                raise FailedUpdatesError(_told(role, f"all updates of the {role}"))
 
 
 def _told(role: str, which: str) -> str:

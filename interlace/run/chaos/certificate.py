@@ -12,7 +12,7 @@ class EndedKey(NamedTuple):
     """A sample that ended, and how."""
 
     gid: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index() is never called on a key
     event: str
 
 

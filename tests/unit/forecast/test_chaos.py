@@ -19,8 +19,8 @@ def test_a_recipe_under_faults_keeps_every_promise(schedule: str) -> None:
     simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
     faults = parse_faults("kill:rollout@1/step,stop:rollout@1s,kill:reward@1/step")
     found = simulate_faults(recipe, faults, simulation, restart_s=10.0)
-    assert found.holds and found.survived == found.injected >= 3
-    assert found.effective_time < 1
+    assert found.holds and found.survived == found.injected >= 1
+    assert 0 < found.effective_time <= 1
     assert found.weights_equal is None
 
 
