@@ -25,6 +25,7 @@ from interlace.run.recipe.prompts import renderer_of
 from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.lengths import LengthPredictor
+from interlace.schedule.recovery import RestartBudget
 from interlace.stages.factory import LoopSizes, StageFactory
 
 
@@ -79,7 +80,10 @@ def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> t
         if isinstance(episode, Closing):
             cluster.at_end(episode.close)
         return episode, limits
-    workers = WorkerEpisodes(partial(_in_process, recipe), sampling, recipe.episode.workers, place=cluster.place_child)
+    budget = RestartBudget("episode", recipe.recovery.restarts_per_hour.get("episode"))
+    place = cluster.place_child
+    make = partial(_in_process, recipe)
+    workers = WorkerEpisodes(make, sampling, recipe.episode.workers, place=place, budget=budget)
     cluster.at_end(workers.close)
     # The processes render messages and apply timeouts; the limit here only catches a process that hangs.
     limits = replace(session_limits(recipe), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))
@@ -123,6 +127,7 @@ async def host(
         counts=envs.metrics if envs else Metrics,
         shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
         limits=limits,
+        recovery=recipe.recovery,
     )
     stages = StageFactory(
         cluster,
@@ -141,5 +146,6 @@ async def host(
         stages.gate.restore(resumed.num_groups)
     run = PolicyRun(cluster, stages, groups, algorithm or algorithm_of(recipe), settings, prompts, episode)
     follow_services(recipe, run.rollout.pool)
+    run.rollout.pool.membership.restarts = RestartBudget("rollout", recipe.recovery.restarts_per_hour.get("rollout"))
     filming = episode if isinstance(episode, Filming) else None
     return Hosted(recipe=recipe, groups=groups, run=run, sampling=sampling, filming=filming)

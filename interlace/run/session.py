@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from interlace.core.errors import InterlaceError, StoppedError
+from interlace.core.errors import InterlaceError, RestartBudgetError, StoppedError
 from interlace.core.types import JSON, TerminalEvent
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.run import Ended, RoleGroups, shares_base
@@ -122,6 +122,10 @@ class Session(ABC):
                     await self._until_stopped(cluster, self._work(cluster, logger, trace))
                 except StoppedError:
                     done_steps = await self._save_boundary()
+                except RestartBudgetError:
+                    if self._boundary:
+                        await self._boundary.stop()
+                    raise
         finally:
             await trace.close()
             await cluster.shutdown()

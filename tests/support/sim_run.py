@@ -18,6 +18,7 @@ from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
+from interlace.schedule.recovery import RecoveryConfig
 from interlace.schedule.schedule import Schedule
 from interlace.stages.factory import LoopSizes, StageFactory
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor
@@ -89,6 +90,7 @@ class Workload:
     refill_rounds: int = 10**6
     episode: Episode = SINGLE_TURN
     limits: SessionLimits = NO_LIMITS
+    recovery: RecoveryConfig = RecoveryConfig()
 
 
 class _Observer:
@@ -184,7 +186,8 @@ async def _run(
             epochs=work.epochs,
         ),
     )
-    settings = LoopSettings(sampling=SamplingParams(max_new_tokens=work.costs.max_tokens), limits=work.limits)
+    sampling = SamplingParams(max_new_tokens=work.costs.max_tokens)
+    settings = LoopSettings(sampling=sampling, limits=work.limits, recovery=work.recovery)
     record = Record(cluster=cluster)
     algorithm = CostAlgorithm(work.costs, work.needs, work.refill_rounds)
     prompts = CountedPrompts(work.num_prompts)

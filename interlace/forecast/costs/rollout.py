@@ -175,6 +175,12 @@ class SimulatedEngine(Worker):
             "older_versions": float(len(self._older)),
         }
 
+    @operation(on_device=False)
+    def recover(self) -> str:
+        """Forgets the weights, as a new process has none. Returns no reason: it always succeeds."""
+        self._version = -1
+        return ""
+
     async def onload(self) -> None:
         """Loads the state, and the cache if offload() moved it. The next call recomputes a dropped cache."""
         await self._move(self._costs.onload_s, self._kv_away == "offload")

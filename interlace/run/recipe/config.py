@@ -30,6 +30,7 @@ from interlace.run.recipe.sections import (
 from interlace.runtime.gpu import has_gpu
 from interlace.schedule.auto_schedule import bounding, bounds_of
 from interlace.schedule.presets import load_schedule
+from interlace.schedule.recovery import RecoveryConfig
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import foreign_setting_hint, foreign_value_hint
 from interlace.weights.config import WeightsConfig
@@ -187,6 +188,8 @@ class Recipe(Config):
     """Steps between evaluations on held-out prompts. With 0, only before the first step and after the last."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep."""
+    recovery: RecoveryConfig = RecoveryConfig()
+    """Limits of recovery from failures of processes and samples."""
     sampling: SamplingParams = SamplingParams()
     optimizer: Annotated[OptimizerConfig, BeforeValidator(_refuse_foreign_value("optimizer"))] = OptimizerConfig()
     """Optimizer of the actor."""
