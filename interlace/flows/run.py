@@ -1,14 +1,13 @@
 """Interface of the policy flow: the roles of one run, joined by one channel of samples."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from interlace.algorithms.base import Algorithm
-from interlace.core.causes import Cause, SampleFailure
+from interlace.core.causes import SampleFailure
 from interlace.core.errors import InterlaceError
 from interlace.core.types import (
-    Metrics,
     Prompt,
     PromptSource,
     Request,
@@ -23,20 +22,18 @@ from interlace.flows.advantage_checks import check_advantages, check_shapes
 from interlace.flows.baseline import GreedyBaseline
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
 from interlace.flows.step_metrics import StepMeter, failure_rates
+from interlace.flows.steps import Ended, LoopSettings, StepObserver, StepResult
 from interlace.observe.goodput import Ledger
 from interlace.observe.step_line import brief
-from interlace.rewards.shaping import ShapingConfig
 from interlace.robots.replay.learning import ReplayRole
 from interlace.rollouts.base import Episode
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.play import Player
 from interlace.rollouts.role_groups import ActorGroup, CriticGroup, EnvGroup, ReferenceGroup, RewardGroup, RolloutGroup
-from interlace.rollouts.session import NO_LIMITS, SessionLimits
 from interlace.rollouts.stream import ADVANTAGES_DONE, MARKS, SELECTED, Columns, Stream
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.schedule.recovery import RecoveryConfig
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
@@ -77,54 +74,6 @@ class RoleGroups:
             critic=cast(CriticGroup | None, one("critic")),
             others={role: groups for role, groups in started.items() if role not in cls.__dataclass_fields__},
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """A sample that reached its terminal event."""
-
-    sample: Sample
-    event: TerminalEvent
-    reason: str = ""
-    """Reason if the sample failed, else empty."""
-    cause: Cause | None = None
-    """Cause of the failure; None if the sample did not fail."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """Result of one step."""
-
-    step: int
-    """Number of the step, from 1."""
-    version: int
-    """Version of the weights when the step ended, after its publication."""
-    metrics: Metrics
-    ended: Sequence[Ended]
-    """Samples that ended since the last step, with any event."""
-
-
-class StepObserver(Protocol):
-    """Observer of each step boundary, after the publication and before the gate opens."""
-
-    async def on_step(self, result: StepResult) -> bool:
-        """Receives the result of a step. Returning False ends the run after this step."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopSettings:
-    """Settings of sampling and rewards. The sizes of the loop are `LoopSizes` of the stages."""
-
-    sampling: SamplingParams
-    shaping: ShapingConfig = ShapingConfig()
-    """Shaping of rewards. The flow adds the parts that need a whole group; scorers add the rest."""
-    limits: SessionLimits = NO_LIMITS
-    """Limits of each episode."""
-    recovery: RecoveryConfig = RecoveryConfig()
-    """Limits of recovery from failures."""
-    counts: Callable[[], Metrics] = Metrics
-    """Returns the counts of simulators since the last call."""
 
 
 SINGLE_TURN = SingleTurn()

@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 
 from interlace.core.causes import Cause
 from interlace.core.errors import EnginesBusyError, EpisodeLostError, UserError
+from interlace.core.progress import Draft
 from interlace.core.runs import Runs
 from interlace.core.types import (
     Completion,
-    Draft,
     FinishReason,
     FloatArray,
     Inputs,

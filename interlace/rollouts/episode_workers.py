@@ -24,7 +24,6 @@ from interlace.observe.films import Film
 from interlace.robots.episode_envs import EnvAsk, EnvLeases
 from interlace.rollouts.base import Outcome, Session, Turn, TurnDraft, TurnOptions
 from interlace.rollouts.episode_process import (
-    BLOCKED_AFTER_S,
     NO_EPISODE,
     EpisodeCancel,
     EpisodeEnd,
@@ -50,11 +49,6 @@ RETRY_S = 0.1
 """Delay, in seconds, after a process could not be started."""
 SHARE = 64
 """Maximum number of episodes of a process while other processes are still starting."""
-
-
-def patience_s(timeout_s: float) -> float:
-    """Returns the run's time limit for an episode, which is longer than the limit `timeout_s` in its process."""
-    return timeout_s + min(timeout_s, BLOCKED_AFTER_S) + LEAVE_S
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

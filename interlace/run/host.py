@@ -8,7 +8,8 @@ from interlace.algorithms import Algorithm
 from interlace.core.types import Metrics, PromptSource, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
+from interlace.flows.run import SINGLE_TURN, PolicyRun, RoleGroups
+from interlace.flows.steps import LoopSettings, StepObserver
 from interlace.models.loading import empty_model
 from interlace.rewards.shaping import ShapingConfig
 from interlace.robots.env_stage import fleet_of

@@ -10,7 +10,7 @@ from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.flows.offline import offline_training
 from interlace.flows.offline_run import OfflineRows, OfflineRun
-from interlace.flows.run import Ended
+from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import to_line, truncate_after
 from interlace.observe.loggers import MetricsLoggers

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from interlace.core.errors import InterlaceError, RestartBudgetError, StoppedError
 from interlace.core.types import JSON, TerminalEvent
 from interlace.engines.train.export import ADAPTER_FOLDER
-from interlace.flows.run import Ended, RoleGroups, shares_base
+from interlace.flows.run import RoleGroups, shares_base
+from interlace.flows.steps import Ended
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import Ledger
 from interlace.observe.loggers import MetricsLoggers, open_loggers

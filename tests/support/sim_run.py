@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from interlace.algorithms.base import Needs
 from interlace.core.types import SampleKey, SamplingParams, TerminalEvent
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import SINGLE_TURN, Ended, LoopSettings, PolicyRun, StepResult
+from interlace.flows.run import SINGLE_TURN, PolicyRun
+from interlace.flows.steps import Ended, LoopSettings, StepResult
 from interlace.forecast.virtual import launch
 from interlace.observe.goodput import Ledger
 from interlace.rollouts.base import Episode

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from interlace.core.progress import Progress
 from interlace.core.runs import Runs
-from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response, SampleKey
+from interlace.core.types import Completion, FinishReason, Metrics, Request, Response, SampleKey
 from interlace.forecast.costs.kept import KeptContexts
 from interlace.forecast.costs.pace import Pace, PacedWork
 from interlace.forecast.costs.stretch import Stretch

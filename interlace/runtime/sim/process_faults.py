@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from interlace.core.types import Progress
+from interlace.core.progress import Progress
 from interlace.runtime.group import Rank, RankResult
 from interlace.runtime.sim.loop import VirtualLoop, virtual_loop
 from interlace.runtime.worker import WorkerContext
