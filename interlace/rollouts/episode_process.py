@@ -47,6 +47,13 @@ NO_EPISODE = 0xFFFFFFFF
 """Number of the first message of a process, which contains None or the UserError that prevents its start."""
 BLOCKED_AFTER_S = 30.0
 """Maximum time, in seconds, that an episode may block the event loop of its process, unless its time limit is less."""
+LEAVE_S = 5.0
+"""Maximum time, in seconds, of a cancelled episode to end before its process is replaced."""
+
+
+def patience_s(timeout_s: float) -> float:
+    """Returns the run's time limit for an episode, which is longer than the limit `timeout_s` in its process."""
+    return timeout_s + min(timeout_s, BLOCKED_AFTER_S) + LEAVE_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -24,6 +24,7 @@ from interlace.observe.films import Film
 from interlace.robots.episode_envs import EnvAsk, EnvLeases
 from interlace.rollouts.base import Outcome, Session, Turn, TurnDraft, TurnOptions
 from interlace.rollouts.episode_process import (
+    LEAVE_S,
     NO_EPISODE,
     EpisodeCancel,
     EpisodeEnd,
@@ -43,8 +44,6 @@ from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import Child, Children, Place
 from interlace.schedule.recovery import RestartBudget
 
-LEAVE_S = 5.0
-"""Maximum time, in seconds, of a cancelled episode to end before its process is replaced."""
 RETRY_S = 0.1
 """Delay, in seconds, after a process could not be started."""
 SHARE = 64

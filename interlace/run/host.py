@@ -17,7 +17,8 @@ from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.models.actions import ActionTokens, action_tokens
 from interlace.rollouts.base import Closing, Episode, Filming
 from interlace.rollouts.by_row import create_episode, simulators_of
-from interlace.rollouts.episode_workers import WorkerEpisodes, patience_s
+from interlace.rollouts.episode_process import patience_s
+from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.rollouts.role_groups import EnvGroup, RolloutGroup
 from interlace.rollouts.session import NO_LIMITS, SessionLimits
 from interlace.run.engine_services import follow_services
