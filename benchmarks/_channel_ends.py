@@ -1,4 +1,4 @@
-"""The two processes of our contestant in `channel.py`, importable there: a script's own classes travel by value."""
+"""The two processes of interlace in `channel.py`, in an importable module: classes of a script are pickled by value."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from interlace.runtime.worker import Worker, WorkerContext, operation
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One sample's share of the channel."""
+    """One sample in the channel."""
 
     key: int
     token_ids: IntArray
@@ -19,7 +19,7 @@ class Row:
 
 
 class End(Worker):
-    """Makes rows, takes them, sends them back."""
+    """Worker that makes rows, reads them, and sends them back."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
@@ -27,7 +27,7 @@ class End(Worker):
 
     @operation(on_device=False)
     def make(self, first: int, count: int, length: int) -> list[Row]:
-        """The same arrays each time, as the others send the same message each time."""
+        """Returns the same arrays each time, as the other contestants send the same message each time."""
         arrays = self._arrays.setdefault((count, length), [])
         draw = np.random.default_rng(0)
         while len(arrays) < count:
@@ -41,7 +41,7 @@ class End(Worker):
 
     @operation(on_device=False)
     def put(self, channel: str, count: int, batch: int, length: int) -> None:
-        """Puts `count` rows of a channel of workers, `batch` items each."""
+        """Puts `count` messages of `batch` rows each into a channel of workers."""
         end = self.context.channel(channel)
         for number in range(count):
             end.put(number, self.make(number * batch, batch, length))

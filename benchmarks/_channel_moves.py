@@ -1,4 +1,4 @@
-"""What the contestants of `channel.py` move, and how: plain functions, in whatever environment a peer has."""
+"""Messages of `channel.py` and how they are moved: plain functions that run in any peer's environment."""
 
 import time
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 BOUND = 64
-"""Messages that a queue may hold."""
+"""Largest number of messages in a queue."""
 WARM_UP_S = 5.0
-"""Before the first measurement: a Ray that has just started is still busy with itself."""
+"""Seconds before the first measurement, because a newly started Ray is still busy."""
 Put, Get = Callable[[Any], Any], Callable[[], Any]
 
 
 def items(length: int, count: int) -> list[dict[str, Any]]:
-    """What is moved: token ids and log-probs of `count` samples."""
+    """Returns the message: token ids and log-probs of `count` samples."""
     draw = np.random.default_rng(0)
     return [
         {
@@ -26,7 +26,7 @@ def items(length: int, count: int) -> list[dict[str, Any]]:
 
 
 def produce(put: Put, message: Any, count: int) -> float:
-    """Returns when it began, on the clock that all processes of a machine share."""
+    """Sends messages. Returns the start time on the clock that all processes of a machine share."""
     start = time.monotonic()
     for _ in range(count):
         put(message)
@@ -34,14 +34,14 @@ def produce(put: Put, message: Any, count: int) -> float:
 
 
 def consume(get: Get, count: int) -> float:
-    """Returns when it ended."""
+    """Receives messages. Returns the end time."""
     for _ in range(count):
         touch(get())
     return time.monotonic()
 
 
 def touch(message: Any) -> None:
-    """Reads the last token of every item, be they listed, stacked or nested."""
+    """Reads the last token of every item, whether the items are listed, stacked or nested."""
     rows = message if isinstance(message, list) else [message]
     for token_ids in (row["token_ids"] for row in rows):
         for item in token_ids if token_ids.ndim > 1 else [token_ids]:
@@ -49,7 +49,7 @@ def touch(message: Any) -> None:
 
 
 def ping(put: Put, get: Get, message: Any, count: int) -> list[float]:
-    """Seconds of each round trip."""
+    """Returns the seconds of each round trip."""
     trips = []
     for _ in range(count):
         start = time.monotonic()
@@ -60,6 +60,6 @@ def ping(put: Put, get: Get, message: Any, count: int) -> list[float]:
 
 
 def pong(put: Put, get: Get, count: int) -> None:
-    """Sends everything back."""
+    """Sends every message back."""
     for _ in range(count):
         put(get())

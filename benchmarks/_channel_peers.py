@@ -1,11 +1,11 @@
-"""Other ways to move samples between two processes: one contestant of `channel.py`, as a program of its own.
+"""Other ways to move samples between two processes: one contestant of `channel.py`, as a separate program.
 
-It needs nothing of interlace, so that a peer can run from an environment of its own:
+It does not import interlace, so that a peer can run in a separate environment:
 
     python -m venv peers && peers/bin/pip install torch==2.13.0 transferqueue==0.1.11 "ray[default]" hydra-core
     peers/bin/pip install --no-deps rlinf==0.3.0
 
-Prints one JSON object a line: items a second, or the round trip of one item in seconds.
+Prints one JSON object per line: items per second, or the round trip of one item in seconds.
 """
 
 import argparse
@@ -30,7 +30,7 @@ FIELDS = ["token_ids", "logprobs"]
 
 
 def tensors(length: int, count: int) -> Any:
-    """The same as a TensorDict, which TransferQueue moves."""
+    """Returns the message as a TensorDict, which TransferQueue moves."""
     import torch
     from tensordict import TensorDict
 
@@ -53,7 +53,7 @@ def _mp_pong(there: Any, back: Any, count: int) -> None:
 
 
 class MultiprocessingQueue:
-    """The standard library's."""
+    """Queue of the standard library."""
 
     def __init__(self) -> None:
         import multiprocessing
@@ -61,7 +61,7 @@ class MultiprocessingQueue:
         self._mp = multiprocessing.get_context("spawn")
 
     def throughput(self, length: int, batch: int, count: int) -> float:
-        """Seconds."""
+        """Returns the seconds of all messages."""
         queue, results, ready = self._mp.Queue(BOUND), self._mp.Queue(), self._mp.Event()
         consumer = self._mp.Process(target=_mp_consume, args=(queue, results, ready, count))
         producer = self._mp.Process(target=_mp_produce, args=(queue, results, length, batch, count))
@@ -74,7 +74,7 @@ class MultiprocessingQueue:
         return end - start
 
     def round_trips(self, length: int, count: int) -> list[float]:
-        """Seconds each."""
+        """Returns the seconds of each round trip."""
         there, back = self._mp.Queue(), self._mp.Queue()
         other = self._mp.Process(target=_mp_pong, args=(there, back, count))
         other.start()
@@ -103,7 +103,7 @@ class RayEnd:
         self._queues = queues
 
     def produce(self, length: int, batch: int, count: int) -> float:
-        """With the queue's own put(), or with several calls of a bare actor in flight."""
+        """Sends with the queue's own put(), or with several calls of a bare actor in flight."""
         import ray
 
         queue, message = self._queues[0], items(length, batch)
@@ -162,12 +162,12 @@ class RayContestant:
         self._first, self._second = end.remote(queues), end.remote(queues)
 
     def throughput(self, length: int, batch: int, count: int) -> float:
-        """Seconds."""
+        """Returns the seconds of all messages."""
         end, start = self._second.consume.remote(count), self._first.produce.remote(length, batch, count)
         return self._ray.get(end) - self._ray.get(start)
 
     def round_trips(self, length: int, count: int) -> list[float]:
-        """Seconds each."""
+        """Returns the seconds of each round trip."""
         other = self._second.pong.remote(count)
         trips: list[float] = self._ray.get(self._first.ping.remote(length, count))
         self._ray.get(other)
@@ -220,7 +220,7 @@ class TransferQueueEnd:
 
 
 class TransferQueueContestant:
-    """verl's, with its simple storage."""
+    """verl's TransferQueue, with its simple storage."""
 
     def __init__(self) -> None:
         import ray
@@ -236,7 +236,7 @@ class TransferQueueContestant:
         self._number = 0
 
     def throughput(self, length: int, batch: int, count: int) -> float:
-        """Seconds."""
+        """Returns the seconds of all messages."""
         self._number += 1
         partition = f"part{self._number}"
         end = self._second.consume.remote(partition, batch, count)
@@ -244,7 +244,7 @@ class TransferQueueContestant:
         return self._ray.get(end) - self._ray.get(start)
 
     def round_trips(self, length: int, count: int) -> list[float]:
-        """Seconds each."""
+        """Returns the seconds of each round trip."""
         other = self._second.pong.remote(length, count)
         trips: list[float] = self._ray.get(self._first.ping.remote(length, count))
         self._ray.get(other)
@@ -252,14 +252,14 @@ class TransferQueueContestant:
 
 
 def warm_up(move: Callable[[], Any]) -> None:
-    """Moves messages for a while."""
+    """Moves messages for WARM_UP_S seconds."""
     end = time.monotonic() + WARM_UP_S
     while time.monotonic() < end:
         move()
 
 
 def measure(contestant: Any, lengths: Sequence[int], batches: Sequence[int], seconds: float) -> None:
-    """Prints what it finds. The number of messages is chosen so that a measurement takes about `seconds`."""
+    """Prints the results. The number of messages is chosen so that a measurement takes about `seconds`."""
     warm_up(lambda: contestant.throughput(lengths[0], batches[0], 16))
     for length in lengths:
         for batch in batches:

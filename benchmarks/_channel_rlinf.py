@@ -1,4 +1,4 @@
-"""RLinf's Channel as a contestant of `channel.py`. Apart, because its worker class exists only where RLinf does."""
+"""RLinf's Channel as a contestant of `channel.py`. A separate module, because its worker class needs RLinf."""
 
 import os
 import time
@@ -12,7 +12,7 @@ os.environ.setdefault("RLINF_COMM_NET_DEVICES", "lo")
 
 
 def _message(length: int, batch: int) -> Any:
-    """Torch tensors, which RLinf moves best: one item's, or those of all items stacked."""
+    """Returns torch tensors, which RLinf moves best: of one item, or of all items stacked."""
     import numpy as np
     import torch
 
@@ -23,7 +23,7 @@ def _message(length: int, batch: int) -> Any:
 
 
 class RLinfEnd(Worker):
-    """One of the two processes."""
+    """One of the two processes of RLinf."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class RLinfContestant:
     """Two workers and a channel."""
 
     def __init__(self) -> None:
-        # Left alone it joins whichever Ray runs on the machine, with that one's packages and load.
+        # By default it joins any Ray that runs on the machine, with the packages and the load of that Ray.
         self._nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 4})
         os.environ["RAY_ADDRESS"] = self._nodes.address
         cluster, placement = Cluster(num_nodes=1), NodePlacementStrategy([0])
@@ -56,13 +56,13 @@ class RLinfContestant:
         self._there, self._back = Channel.create(name="there"), Channel.create(name="back")
 
     def throughput(self, length: int, batch: int, count: int) -> float:
-        """Seconds."""
+        """Returns the seconds of all messages."""
         end = self._second.consume(self._queue, count)
         start = self._first.produce(self._queue, length, batch, count)
         return end.wait()[0] - start.wait()[0]
 
     def round_trips(self, length: int, count: int) -> list[float]:
-        """Seconds each."""
+        """Returns the seconds of each round trip."""
         other = self._second.pong(self._there, self._back, count)
         trips: list[float] = self._first.ping(self._there, self._back, length, count).wait()[0]
         other.wait()

@@ -1,10 +1,10 @@
-"""Tables of the docs that a benchmark writes: what stands between two comments of its name."""
+"""Tables of the docs that a benchmark writes between two comments with its name."""
 
 from pathlib import Path
 
 
 def write_table(page: Path, name: str, text: str) -> None:
-    """Replaces what a page says between `<!-- name -->` and `<!-- /name -->`. ValueError where they are not there."""
+    """Replaces the text between `<!-- name -->` and `<!-- /name -->`. Raises ValueError if the comments are missing."""
     begin, end, content = f"<!-- {name} -->", f"<!-- /{name} -->", page.read_text(encoding="utf-8")
     before, found, rest = content.partition(begin)
     _, closed, after = rest.partition(end)

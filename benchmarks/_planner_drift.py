@@ -1,4 +1,4 @@
-"""A simulated run whose answers grow threefold: the online planner beside the best schedules, by phase and static."""
+"""Simulated run whose answers grow threefold: the online planner against the best schedules, per phase and static."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,26 +24,26 @@ STEPS = 10
 """Steps of a phase."""
 MAX_STALENESS = 4
 SWITCH_S = 30.0
-"""Seconds that a change of the schedule is taken to cost."""
+"""Assumed seconds of a change of the schedule."""
 KV_TOKENS = 30_000
-"""Size of a device's cache: as answers grow, fewer fit at once, and generation needs ever more devices."""
+"""Size of a device's cache in tokens: as answers grow, fewer fit concurrently, and generation needs more devices."""
 LOAD_S = 1200.0
-"""Seconds of one device's link to load or unload a state: roles that share devices pay for it at every change."""
+"""Seconds to load or unload a state over one device's link, which roles that share devices spend at every change."""
 TRAIN_FACTOR = 6.0
-"""Times as long as the profile's that a token is trained for, as of a model whose context is recomputed."""
+"""Factor on the profile's training time per token, as if the model's context were recomputed."""
 SETTINGS = PlanSettings(max_staleness=MAX_STALENESS, max_length_shift=0.0, search_s=3.0, search_processes=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Steps in which answers are about as long."""
+    """Steps with about equally long answers."""
 
     growth: float
-    """Length of answers against the first phase's."""
+    """Length of answers relative to the first phase."""
     request: PlanRequest
 
     def steps(self, schedule: Schedule) -> Sequence[StepResult]:
-        """Returns the steps of the phase under a schedule, its pipeline full."""
+        """Returns the steps of the phase under a schedule with a full pipeline."""
         first = warm_up_steps(schedule)
         recipe = set_schedule(self.request.recipe, schedule)
         run = run_virtually(
@@ -53,12 +53,12 @@ class Phase:
         return run.results[first:]
 
     def seconds(self, schedule: Schedule) -> float:
-        """Returns the phase's length under a schedule."""
+        """Returns the duration of the phase under a schedule."""
         return sum(result.metrics["timing_s/step"] for result in self.steps(schedule))
 
 
 def drift_table() -> str:
-    """Returns the comparison as Markdown. Plans of each phase are candidates of the static choice, too."""
+    """Returns the comparison as Markdown. The plans of each phase are also candidates for the static schedule."""
     phases = [_phase(1 + 2 * place / (PHASES - 1)) for place in range(PHASES)]
     names = [name for name in preset_names() if _is_allowed(load_schedule(name))]
     candidates = [load_schedule(name) for name in names] + [
@@ -106,7 +106,7 @@ def _phase(growth: float) -> Phase:
 
 
 def _grown(profile: Profile, factor: float) -> Profile:
-    """Returns costs under which places matter: see KV_TOKENS and LOAD_S."""
+    """Returns costs with which placements matter: see KV_TOKENS and LOAD_S."""
     lengths, rollout, actor = profile.lengths, profile.rollout, profile.actor
     grown = {"median": lengths.median * factor, "quantiles": tuple(each * factor for each in lengths.quantiles)}
     moved = {"onload_s": LOAD_S, "offload_s": LOAD_S}
@@ -120,7 +120,7 @@ def _grown(profile: Profile, factor: float) -> Profile:
 
 
 def _online(phases: Sequence[Phase]) -> tuple[list[float], int]:
-    """Returns the seconds of each phase, changes included, and the number of changes."""
+    """Returns the seconds of each phase, including changes, and the number of changes."""
     first = phases[0].request
     first = replace(first, recipe=first.recipe.model_copy(update={"steps": PHASES * STEPS}))
     plan = make_plan(first).found.best

@@ -1,4 +1,4 @@
-"""Lending on the virtual clock: verl's share that ends a loan, no share, and the share that a prediction picks."""
+"""Loans on the virtual clock: verl's share that ends a loan, no share, and the share with the best prediction."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from interlace.schedule.schedule import Schedule
 
 PRESET = "verl-separate-async-switch"
 SHARES = (None, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Tried by the prediction; 0.3 is the preset's."""
+"""Shares that the prediction tries; 0.3 is the preset's."""
 DEVICES, PROMPTS, SAMPLES, MAX_TOKENS = 32, 64, 8, 16384
 LENGTHS = {
     "even": Lengths(prompt_tokens=200, median=3000, prompt_sigma=0.2, response_sigma=0.2),
@@ -26,7 +26,7 @@ LOOK, RUN = Fidelity(steps=4), Fidelity(steps=8)
 
 
 def lending_table() -> str:
-    """Returns the comparison as Markdown: shares are picked by a few steps of one seed, and run with another."""
+    """Returns the comparison as Markdown: a few steps of one seed select the share, then runs with another seed."""
     lines = ["| lengths | share picked | no loan | until asked for | preset (0.3) | predicted |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for name, lengths in LENGTHS.items():
@@ -44,7 +44,7 @@ def _until(share: float | None) -> Schedule:
 
 
 def _split() -> Schedule:
-    """Returns the preset with its halves apart."""
+    """Returns the preset with its two halves on separate devices."""
     given = load_schedule(PRESET)
     rollout = given.placement.of("rollout").model_copy(update={"devices": "0-50%"})
     apart = given.placement.model_copy(update={"rollout": rollout})

@@ -1,8 +1,8 @@
-"""Clusters of H20 and H800 of about one price: what a token costs on each, under the best plan found for it.
+"""Clusters of H20 and H800 with about equal prices: the cost of a token on each, under the best plan found for it.
 
-Every cluster is searched as long as `interlace plan` searches. What the best mixed plans decide is then tried on the
-clusters of one kind too, at every split in eighths and on shared devices, so that these are not behind for want of
-search: theirs is the better of both.
+Every cluster is searched as long as `interlace plan` searches. The decisions of the best mixed plans are then tried on
+the clusters of one kind too, at every split in eighths and on shared devices, so that these do not lose for lack of
+search; the better of both counts.
 """
 
 from collections.abc import Sequence
@@ -17,28 +17,28 @@ from interlace.schedule.schedule import Schedule
 
 H20, H800 = "qwen2.5-7b-h20", "qwen2.5-7b-h800"
 PRICES = {"h20": 1.85, "h800": 5.28}
-"""Of a device for an hour, relative to others, and assumed: an H800 costs 2.85 times as much as an H20."""
+"""Assumed price of a device for an hour, relative: an H800 costs 2.85 times as much as an H20."""
 BOTH = f"{H20},{H800}"
 CLUSTERS = (("64", H800), ("184", H20), ("88,32", BOTH), ("112,24", BOTH), ("136,16", BOTH))
-"""Each of a price of 332 to 340 an hour."""
+"""Clusters with prices of 332 to 340 per hour."""
 MAX_SHIFT = 0.02
 LOOK = Fidelity(scale=2, steps=4)
-"""How closely a split is looked at before the best one is simulated on the whole cluster."""
+"""Fidelity for choosing a split, before the best one is simulated on the whole cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A cluster and the best that was found for it."""
+    """A cluster and the best plan found for it."""
 
     made: RecipePlan
     schedule: Schedule
     score: Score
     origin: str
-    """Search that the plan comes from."""
+    """Search that found the plan."""
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the devices are of several kinds."""
+        """True if the devices are of several kinds."""
         return bool(self.made.request.simulation.pools)
 
     @property
@@ -89,7 +89,7 @@ def _searched(devices: str, profile: str, max_staleness: int) -> Row:
 
 
 def _best_of(row: Row, mixed: Sequence[Row]) -> Row:
-    """Returns the row, or a faster one of the mixed plans' decisions on the row's cluster."""
+    """Returns the row, or a faster one that applies the mixed plans' decisions to the row's cluster."""
     request = row.made.request
     workplace = Workplace(recipe=request.recipe, simulation=request.simulation)
     found = []

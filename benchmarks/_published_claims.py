@@ -1,7 +1,7 @@
-"""Published ratios of throughput, each with the setting it was published for, and what had to be assumed.
+"""Published throughput ratios, each with its published setting and the assumptions made here.
 
-Written down before anything is compared. Stated settings are as their sources have them; what they do not state is
-assumed, and the same for a claim and its baseline. Mixes of lengths are not published: those of verl and RLinf are
+They were written down before any comparison. Stated settings are taken from their sources. Missing settings are
+assumed, and are the same for a claim and its baseline. Mixes of lengths are not published: those for verl and RLinf are
 chosen so that the *baseline* alone behaves as published, the others are assumed.
 """
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from interlace.forecast.profile.types import Lengths
 
 SPLITS = (25, 50, 62, 75)
-"""Shares of the devices for generation, in percent: a split preset takes the best where its paper does not say."""
+"""Shares of the devices for generation, in percent. A split preset uses the best one if its paper states none."""
 REASONING = Lengths(prompt_tokens=200, median=7000, prompt_sigma=0.5, response_sigma=0.5, cap_share=0.03)
-"""A model that thinks at length: mean about 9k of 28k tokens."""
+"""A reasoning model: mean of about 9k of 28k tokens."""
 SHORT_TAIL = Lengths(prompt_tokens=200, median=600, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.025)
-"""RollPacker's: three in four responses within 1k tokens, the longest at the limit."""
+"""RollPacker's mix: three in four responses within 1k tokens, the longest at the limit."""
 CHAT = Lengths(prompt_tokens=150, median=250, prompt_sigma=0.5, response_sigma=0.6, cap_share=0.01)
 H800, H20 = "qwen2.5-7b-h800", "qwen2.5-7b-h20"
 RECOMPUTED = ("algorithm.off_policy.proximal=recomputed",)
-"""Log-probs of the policy at the start of a step are computed again."""
+"""Recomputes the log-probs of the policy at the start of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +27,19 @@ class Stages:
 
     generate: float
     train: float
-    """With log-probs, where these are not given."""
+    """Seconds of training; includes log-probs if these are not given."""
     log_probs: float = 0.0
     train_on: tuple[int, float] | None = None
-    """Another number of devices, and what the same training is published to take there."""
+    """(another number of devices, published seconds of the same training on them)."""
     generate_on: tuple[int, float] | None = None
-    """The same of generation. Where it takes no longer on fewer devices, the longest response decides: a decode step is
-    taken to last as long whatever its batch."""
+    """The same for generation. If fewer devices are not slower, the longest response determines the time: a decode step
+    is assumed to take the same time for any batch.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A size of run."""
+    """Sizes of a run."""
 
     devices: int
     prompts: int
@@ -48,19 +49,19 @@ class Setup:
     profile: str = H800
     splits: tuple[int, ...] = SPLITS
     engine: int = 1
-    """Devices of an engine."""
+    """Devices per engine."""
     minibatches: int = 1
     settings: tuple[str, ...] = ()
     """Further overrides."""
     fit: Stages | None = None
-    """What costs are fitted to before anything is compared; None: they are a roofline's."""
+    """Stages that the costs are fitted to before any comparison. If None, the costs are a roofline's."""
     fitted_on: "Setup | None" = None
-    """The baseline's, whose costs this has too; None: its own."""
+    """Setup of the baseline whose fitted costs apply; None to fit to this setup."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A published ratio of throughput."""
+    """A published throughput ratio."""
 
     name: str
     preset: str
@@ -70,62 +71,70 @@ class Claim:
     setup: Setup
     baseline_setup: Setup
     reason: str = ""
-    """Why it is outside, where it is."""
+    """Explanation, if the simulated ratio is outside the published range."""
     before_training: bool = False
-    """Whether generation and inference alone are compared."""
+    """True if only generation and inference are compared."""
     by_steps: bool = False
-    """Whether steps of as many samples are compared, not trained tokens: responses may be shorter in one."""
+    """True to compare steps with the same number of samples instead of trained tokens: responses may be shorter in one.
+    """
 
     def distance(self, ratio: float) -> float:
-        """Returns how far a ratio is from the published range."""
+        """Returns the distance of a ratio from the published range."""
         return max(self.low - ratio, ratio - self.high, 0.0)
 
     def holds(self, ratio: float) -> bool:
-        """Says whether a ratio is within the published range."""
+        """Returns whether a ratio is within the published range."""
         return self.distance(ratio) == 0.0
 
 
 STREAM = Setup(devices=32, prompts=128, samples=16, max_tokens=20480, lengths=REASONING)
-"""StreamRL (2504.15930): 7B on 32 devices, 20k tokens; batch and mix assumed."""
+"""StreamRL (2504.15930): 7B on 32 devices, 20k tokens; batch and mix are assumed."""
 AREAL = Setup(
     devices=128, prompts=512, samples=16, max_tokens=27648, lengths=REASONING, splits=(75,), minibatches=4,
     settings=RECOMPUTED,
 )  # fmt: skip
 """AReaL (2505.24298): 512 prompts of 16, 27,648 tokens, four minibatches, decoupled PPO, 75 % generate; number of
-devices and mix assumed."""
+devices and mix are assumed.
+"""
 VERL_MIX = Lengths(prompt_tokens=200, median=1250, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.03)
-"""With it, and a roofline's costs, the colocated baseline takes the 356 s a step that verl publishes."""
+"""Mix with which, and a roofline's costs, the colocated baseline takes the published 356 s per step of verl."""
 VERL_COLOCATED = Setup(
     devices=128, prompts=512, samples=16, max_tokens=28672, lengths=VERL_MIX, profile=H20, engine=4, minibatches=16,
     settings=RECOMPUTED, fit=Stages(generate=177.85, log_probs=53.92, train=113.81, train_on=(64, 133.41),
                  generate_on=(64, 150.72)),
 )  # fmt: skip
-"""verl's page (docs/advance/fully_async.md): steps of 512 prompts in minibatches of 32, log-probs computed again,
-engines as in the asynchronous run (assumed). Its table has the stages of this baseline on 128 devices and on 64."""
+"""verl's page (docs/advance/fully_async.md): steps of 512 prompts in minibatches of 32, recomputed log-probs, engines
+as in the asynchronous run (assumed). Its table contains the stages of this baseline on 128 devices and on 64.
+"""
 VERL = replace(VERL_COLOCATED, prompts=128, minibatches=4, settings=(), splits=(50,), fitted_on=VERL_COLOCATED)
-"""The same page and its script of 64 and 64 devices: steps of four minibatches of 32 prompts, a version every four,
-engines of four devices, log-probs of the engines."""
+"""The same page and its script for 64 and 64 devices: steps of four minibatches of 32 prompts, a version every four,
+engines of four devices, log-probs of the engines.
+"""
 ONE_STEP_MIX = Lengths(prompt_tokens=200, median=380, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.03)
-"""With it, and a roofline's costs, the colocated baseline takes the 699 s a step that verl publishes."""
+"""Mix with which, and a roofline's costs, the colocated baseline takes the published 699 s per step of verl."""
 ONE_STEP = Setup(
     devices=16, prompts=512, samples=16, max_tokens=8192, lengths=ONE_STEP_MIX, profile=H20, splits=(25,), engine=2,
     minibatches=16, settings=RECOMPUTED, fit=Stages(generate=207, log_probs=119, train=344, train_on=(12, 347)),
 )  # fmt: skip
 """verl's one-step-off trainer (docs/advance/one_step_off.md and its Megatron scripts): 4 and 12 devices, 512 prompts of
-16 in minibatches of 32, engines of two devices; both compute log-probs again. The stages are of the baseline, but for
-training on 12 devices, which is of the run compared: the baseline has no row of it."""
+16 in minibatches of 32, engines of two devices; both recompute log-probs. The stages are the baseline's, except
+training on 12 devices, which comes from the compared run: the baseline has no row of it.
+"""
 RLINF_MIX = Lengths(prompt_tokens=200, median=5000, prompt_sigma=0.5, response_sigma=0.5, cap_share=0.03)
-"""With it generation on 40 of 64 devices takes 14 % longer than on all of them, as RLinf (2509.15965) reports."""
+"""Mix with which generation on 40 of 64 devices takes 14 % longer than on all of them, as RLinf (2509.15965) reports.
+"""
 RLINF = Setup(devices=64, prompts=512, samples=8, max_tokens=28672, lengths=RLINF_MIX, splits=(62,))
 FUSED = Setup(
     devices=64, prompts=512, samples=1, max_tokens=1024, lengths=CHAT,
     settings=("algorithm=ppo", "algorithm.kl_coefficient=0.01"),
 )  # fmt: skip
-"""RLHFuse (2409.13221): PPO with a reference, 512 samples; model, devices and mix assumed."""
+"""RLHFuse (2409.13221): PPO with a reference, 512 samples; model, devices and mix are assumed."""
 
 
 def packed(devices: int, max_tokens: int, generate_s: float) -> Setup:
-    """RollPacker's sizes (2509.21009): 128 prompts of 8 on H800. generate_s: of its baseline, 70 % of the step."""
+    """Returns RollPacker's sizes (2509.21009): 128 prompts of 8 on H800. generate_s: generation of its baseline, 70 %
+    of the step.
+    """
     return Setup(
         devices=devices,
         prompts=128,
@@ -177,7 +186,8 @@ CLAIMS = (
     claim("RLinf disaggregated against collocated, 40 + 24", "rlinf-disaggregated", "rlinf-collocated", (1.17, 1.21),
           RLINF, reason="no assumed parameter alone brings it there"),
 )  # fmt: skip
-"""RollPacker's low end is its tail batching alone, its high end the whole system, rewards and planner included. AReaL's
-ends are its Table 7's, on 8 devices and on many. Of verl's stream mode step and total times are published: the ends are
-the least and the largest ratio of these. RLHFuse's fused training needs a pipeline-parallel trainer, which is not
-modelled, so what its paper says of generation and inference alone is compared."""
+"""RollPacker's low end is its tail batching alone; its high end is the whole system, including rewards and planner.
+AReaL's ends are from its Table 7, on 8 devices and on many. For verl's stream mode, step and total times are published;
+the ends are the smallest and the largest of these ratios. RLHFuse's fused training needs a pipeline-parallel trainer,
+which is not modelled, so only its published results for generation and inference are compared.
+"""

@@ -1,4 +1,4 @@
-"""One preset at one size on the virtual clock, with costs that are fitted to what its baseline's source publishes."""
+"""One preset at one size on the virtual clock, with costs fitted to the published stages of its baseline."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ from interlace.runtime.timeline import NoRecorder
 
 COLOCATED = "verl-colocated"
 SETTLING = 4
-"""Steps, at least, that are not counted: pipelines fill, and dispatch learns lengths and how fast engines decode."""
+"""Minimum number of uncounted steps: pipelines fill, and dispatch learns lengths and the speed of engines."""
 FITS = 3
-"""Simulations that costs are fitted by; each stage is within a per cent then."""
+"""Simulations per fit; afterwards each stage is within one per cent."""
 
 
 def of_rollout(profile: Profile, **fields: object) -> Profile:
@@ -29,14 +29,14 @@ def of_rollout(profile: Profile, **fields: object) -> Profile:
 
 
 def of_actor(profile: Profile, train: float, log_probs: float) -> Profile:
-    """Returns the profile with seconds a trained token, and a token of log-probs, times these factors."""
+    """Returns the profile with the seconds per trained token and per token of log-probs times these factors."""
     actor = profile.actor
     fields = {"token_s": train * actor.token_s, "inference_token_s": log_probs * actor.inference_token_s}
     return profile.model_copy(update={"actor": actor.model_copy(update=fields)})
 
 
 def slower_engines(profile: Profile, by: float) -> Profile:
-    """Returns the profile with a decode step and a prompt's token that take so many times as long."""
+    """Returns the profile with slower decode steps and prefill, by a factor."""
     rollout = profile.rollout
     return of_rollout(
         profile,
@@ -48,14 +48,15 @@ def slower_engines(profile: Profile, by: float) -> Profile:
 
 @cache
 def fitted(setup: Setup) -> Profile:
-    """Returns the setup's profile, with the costs at which its baseline has the published stages."""
+    """Returns the setup's profile, with costs at which its baseline has the published stages."""
     profile = load_profile(setup.profile).model_copy(update={"lengths": setup.lengths})
     return _of_stages(profile, setup, setup.fit) if setup.fit else profile
 
 
 def _of_stages(profile: Profile, setup: Setup, stages: Stages) -> Profile:
     if stages.train_on:
-        # How much longer the same training takes on the other number of devices; how fast one is, the fit finds.
+        # The relative duration of the same training on the other number of devices; the fit determines the speed of
+        # one.
         number, seconds = stages.train_on
         whole = setup.devices / 2
         scaling = sorted([(setup.devices, whole), (number, whole * stages.train / seconds)])
@@ -76,7 +77,7 @@ def _of_stages(profile: Profile, setup: Setup, stages: Stages) -> Profile:
 
 
 def with_lengths(setup: Setup, field: str, by: float) -> Setup:
-    """Returns the setup with a parameter of its mix of lengths times a factor; costs are fitted under that mix."""
+    """Returns the setup with a parameter of its length mix times a factor; costs are fitted under that mix."""
     lengths = setup.lengths.model_copy(update={field: by * getattr(setup.lengths, field)})
     base = with_lengths(setup.fitted_on, field, by) if setup.fitted_on else None
     return replace(setup, lengths=lengths, fitted_on=base)
@@ -89,15 +90,15 @@ def unchanged(profile: Profile) -> Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One simulation: means over the steps that are counted."""
+    """One simulation: means over the counted steps."""
 
     preset: str
     split: int | None
-    """Share of the devices that generates, where the preset splits them."""
+    """Share of the devices that generates, if the preset splits them."""
     score: Score
 
     def rate(self, claim: Claim) -> float:
-        """Returns what the claim compares: trained tokens/s, what of them is not training, or steps/s."""
+        """Returns the compared quantity: trained tokens/s, trained tokens/s outside training, or steps/s."""
         score = self.score
         if claim.by_steps:
             return 1 / score.step_s
@@ -107,14 +108,14 @@ class Measured:
 
 
 def is_split(preset: str) -> bool:
-    """Says whether a preset splits the devices."""
+    """Returns whether a preset splits the devices."""
     return "%" in load_recipe("quickstart", [f"schedule={preset}"]).schedule.resolved.placement.of("rollout").devices
 
 
 def measure(
     preset: str, setup: Setup, steps: int, change: Callable[[Profile], Profile] = unchanged, split: int | None = None
 ) -> Measured:
-    """Simulates a preset; one that splits the devices, at a given split or the best of the setup's."""
+    """Simulates a preset. A preset that splits the devices uses a given split, or the best of the setup's."""
     costs = change(fitted(setup.fitted_on or setup))
     splits = [split] if split else setup.splits if is_split(preset) else [None]
     tried = [Measured(preset=preset, split=each, score=_score(preset, setup, steps, costs, each)) for each in splits]
@@ -142,7 +143,7 @@ def _score(preset: str, setup: Setup, steps: int, costs: Profile, split: int | N
     schedule = recipe.schedule.resolved
     counted = Fidelity(steps=steps).counted_steps(schedule)
     total = max(SETTLING, warm_up_steps(schedule)) + counted
-    # A run's last steps have nothing to generate ahead for: it is stopped before them.
+    # A run generates nothing ahead during its last steps, so the simulation stops before them.
     recipe = recipe.model_copy(update={"steps": 4 * total + 16})
     run = run_virtually(recipe, simulation, name=preset, recorder=NoRecorder, on_step=lambda step: step.step < total)
     return score_of(run, counted, simulation, recipe)

@@ -1,4 +1,4 @@
-"""interlace's side of `end_to_end.py`: one run, stopped at step boundaries until it is its turn again.
+"""interlace's side of `end_to_end.py`: one run that pauses at step boundaries until its next turn.
 
 python benchmarks/_step_interlace.py FOLDER LENGTHS KEY=VALUE...
 """
@@ -38,11 +38,11 @@ from interlace.run.recipe.load import load_recipe
 from interlace.runtime.cluster import Cluster
 
 UNMEASURED = 2
-"""Steps at the start of a turn of a run that generates ahead: what it had ready before does not count."""
+"""Uncounted steps at the start of a turn, for a run that generates ahead: earlier generation does not count."""
 
 
 class ForcedLengths(NativeEngine):
-    """Ends each response at the length that the task sets for it, and at nothing else."""
+    """Engine that ends each response exactly at the length that the task sets for it."""
 
     lengths: str
 
@@ -53,7 +53,7 @@ class ForcedLengths(NativeEngine):
         super().submit(replace(request, params=params))
 
     def step(self) -> StepOutput:
-        output = super().step()  # the end that was set counts as the model's own
+        output = super().step()  # the forced end counts as the model's own
         ended = [replace(completion, finish_reason=FinishReason.STOP) for completion in output.finished]
         return replace(output, finished=tuple(ended))
 
@@ -63,7 +63,7 @@ class ForcedKind(native.NativeKind):
 
     class Config(NativeConfig):
         lengths: str
-        """Which of the task's lengths."""
+        """Name of the task's length distribution."""
 
     config: Config
 
@@ -74,7 +74,7 @@ class ForcedKind(native.NativeKind):
 
 
 class Turns:
-    """Observes the run: measures each turn, and holds the run between turns."""
+    """Observer of the run: measures each turn, and pauses the run between turns."""
 
     def __init__(self, cluster: Cluster, *, runs_ahead: bool) -> None:
         self._cluster, self._runs_ahead = cluster, runs_ahead
@@ -83,7 +83,7 @@ class Turns:
         self._bins = dict.fromkeys(BINS, 0.0)
 
     async def on_step(self, result: StepResult) -> bool:
-        """Counts a step; at the end of a turn waits for the next."""
+        """Counts a step; at the end of a turn, waits for the next."""
         if self._unmeasured:
             self._unmeasured -= 1
             if not self._unmeasured:
@@ -97,7 +97,7 @@ class Turns:
         return await self.turn()
 
     async def turn(self) -> bool:
-        """Waits until it is this run's turn. False where there is none any more."""
+        """Waits for the run's next turn. Returns False after the last."""
         with self._cluster.waits.operation(who="benchmark", what="its turn"):
             self._left = await asyncio.to_thread(wait_for_turn)
         self._unmeasured = UNMEASURED if self._runs_ahead else 0
@@ -122,7 +122,7 @@ class Turns:
 
 
 async def main(folder: Path, lengths: str, overrides: Sequence[str]) -> None:
-    """Trains until no turn comes any more."""
+    """Trains until no turn is left."""
     engine = [f"rollout.engine={Path(__file__).stem}:{ForcedKind.__name__}", f"rollout.lengths={lengths}"]
     recipe = load_recipe(str(folder / RECIPE), [*overrides, *engine])
     cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)

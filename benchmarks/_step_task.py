@@ -1,4 +1,4 @@
-"""The task that `end_to_end.py` gives to all contestants, and the lines they exchange with it."""
+"""Task of `end_to_end.py` for all contestants, and the lines that they exchange with it."""
 
 import json
 import os
@@ -19,22 +19,22 @@ LEARNING_RATE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Some steps in a row, as one contestant measured them."""
+    """Consecutive steps, measured by one contestant."""
 
     steps: int
     tokens: int
-    """Of responses."""
+    """Tokens of responses."""
     wall_s: float
     cpu_s: float
-    """Of the contestant's process and all below it."""
+    """CPU seconds of the contestant's process and its descendants."""
     bins: dict[str, float]
-    """Where the seconds went, by the contestant's own account."""
+    """Seconds by activity, as the contestant reports them."""
 
 
 def response_lengths(kind: str, step: int) -> list[int]:
-    """[SAMPLES] target lengths of a step, the same set each time in another order.
+    """Returns [SAMPLES] target lengths of a step: the same set for each step, in another order.
 
-    uniform: all the median. longtail: lognormal with sigma 1 around it, the longest present.
+    uniform: all the median. longtail: lognormal with sigma 1 around the median, including the longest.
     """
     if kind == "uniform":
         return [MEDIAN] * SAMPLES
@@ -45,7 +45,7 @@ def response_lengths(kind: str, step: int) -> list[int]:
 
 
 def reward(response: str) -> float:
-    """Something that differs between responses of one length and costs nothing."""
+    """Returns a value that differs between responses of equal length and is cheap to compute."""
     return float(len(response) % 2)
 
 
@@ -55,7 +55,7 @@ def score(response: str) -> float:
 
 
 def write_task(folder: Path) -> None:
-    """Model, tokenizer and prompts, for whoever loads them."""
+    """Writes model, tokenizer and prompts for all contestants."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -89,7 +89,7 @@ def write_task(folder: Path) -> None:
 
 
 def write_recipe(folder: Path) -> None:
-    """The task as interlace reads it, on one core; JSON is YAML."""
+    """Writes the task as a recipe of interlace, on one core. JSON is valid YAML."""
     recipe = {
         "model": str(folder),
         "task": {"files": {"train": str(folder / "prompts.jsonl")}},
@@ -106,17 +106,17 @@ def write_recipe(folder: Path) -> None:
 
 
 def read_prompts(folder: Path) -> list[str]:
-    """What write_task wrote."""
+    """Reads the prompts that write_task() wrote."""
     return [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
 
 
 def tree_cpu_s() -> float:
-    """CPU seconds of this process, of those below it and of those that they waited for."""
+    """Returns the CPU seconds of this process, of its descendants, and of ended processes that these waited for."""
     ticks, parents = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended
             continue
         parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), sum(map(int, fields[11:15]))
     return sum(ticks[pid] for pid in ticks if _is_below(pid, os.getpid(), parents)) / os.sysconf("SC_CLK_TCK")
@@ -131,12 +131,12 @@ def _is_below(pid: int, root: int, parents: dict[int, int]) -> bool:
 
 
 def wait_for_turn() -> int:
-    """Blocks until the driver asks for so many steps; 0 where it is over."""
+    """Waits until the driver requests steps. Returns their number; 0 at the end."""
     line = sys.stdin.readline()
     return int(line) if line.strip() else 0
 
 
 def answer(blocks: Sequence[Block]) -> None:
-    """Tells the driver what a turn brought; an empty list says that the contestant is ready."""
+    """Sends the results of a turn to the driver; an empty list reports that the contestant is ready."""
     sys.__stdout__.write(json.dumps([asdict(block) for block in blocks]) + "\n")  # type: ignore[union-attr]
     sys.__stdout__.flush()  # type: ignore[union-attr]

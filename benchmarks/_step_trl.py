@@ -1,12 +1,12 @@
 """TRL's side of `end_to_end.py`: its GRPOTrainer with forced response lengths, one turn after another.
 
-Lengths are forced by a logits processor that bans the end token before a row's target and makes it certain there; a
-row that ended is padded until the longest one ends, as `generate` does. With its continuous batching each request has
-its target as max_new_tokens. On several ranks the trainer runs as `accelerate launch` would start it.
+A logits processor forces the lengths: it bans the end token before a row's target and makes it certain there. A row
+that ended is padded until the longest one ends, as `generate` does. With its continuous batching each request has its
+target as max_new_tokens. On several ranks the trainer runs as `accelerate launch` would start it.
 
     python benchmarks/_step_trl.py FOLDER LENGTHS generate|continuous RANKS THREADS [MICROBATCH]
 
-THREADS: of a rank. MICROBATCH: samples of a rank that are trained on at once; all of them without it.
+THREADS: threads per rank. MICROBATCH: samples of a rank in one forward pass; by default all of them.
 """
 
 import os
@@ -35,35 +35,35 @@ from _step_task import (
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 BLOCKS = {"num_blocks": 256, "max_batch_tokens": 1088}
-"""Of continuous batching, whose own choice takes most of a CPU's memory."""
+"""Settings of continuous batching, whose defaults take most of a CPU's memory."""
 
 
 class Clock:
-    """Counts tokens and seconds of the current turn; generation apart."""
+    """Counter of tokens and seconds in the current turn; generation is counted separately."""
 
     def __init__(self) -> None:
         self.step, self.left = 0, 0
         self.begin()
 
     def begin(self) -> None:
-        """A turn starts."""
+        """Starts a turn."""
         self.tokens = self.steps = 0
         self.generate_s = 0.0
         self.start_s, self.start_cpu_s = time.perf_counter(), tree_cpu_s()
 
     def block(self) -> Block:
-        """The turn until now."""
+        """Returns the turn until now."""
         wall_s, cpu_s = time.perf_counter() - self.start_s, tree_cpu_s() - self.start_cpu_s
         bins = {"generate": self.generate_s, "rest": wall_s - self.generate_s}
         return Block(steps=self.steps, tokens=self.tokens, wall_s=wall_s, cpu_s=cpu_s, bins=bins)
 
     def lengths(self, kind: str, count: int) -> list[int]:
-        """Of this rank's samples of the current step."""
+        """Returns the lengths of this rank's samples in the current step."""
         return response_lengths(kind, self.step)[RANK * count : (RANK + 1) * count]
 
 
 def force_generate(model: Any, kind: str, end: int, clock: Clock) -> None:
-    """Wraps `generate`."""
+    """Wraps `generate` with forced lengths."""
     import torch
     from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -93,7 +93,7 @@ def force_generate(model: Any, kind: str, end: int, clock: Clock) -> None:
 
 
 def force_continuous(model: Any, kind: str, clock: Clock) -> None:
-    """Wraps `generate_batch`, and what it submits."""
+    """Wraps `generate_batch` and its requests with forced lengths."""
     from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager as Manager
 
     submit, plain, targets = Manager.add_request, model.generate_batch, []
@@ -113,7 +113,7 @@ def force_continuous(model: Any, kind: str, clock: Clock) -> None:
 
 
 def make_trainer(folder: Path, kind: str, generation: str, microbatch: int, clock: Clock) -> Any:
-    """A GRPOTrainer of this rank's share of the samples."""
+    """Returns a GRPOTrainer for this rank's share of the samples."""
     import torch
     import transformers
     from datasets import Dataset
@@ -162,7 +162,7 @@ def make_trainer(folder: Path, kind: str, generation: str, microbatch: int, cloc
 
 
 def make_config(microbatch: int, *, continuous: bool) -> Any:
-    """Plain GRPO."""
+    """Returns a configuration of plain GRPO."""
     from trl import GRPOConfig
 
     return GRPOConfig(
@@ -178,7 +178,7 @@ def make_config(microbatch: int, *, continuous: bool) -> Any:
         bf16=False,
         save_strategy="no",
         beta=0.0,
-        gradient_checkpointing=False,  # its default is on, which only slows a small model
+        gradient_checkpointing=False,  # on by default, which only slows a small model
         disable_tqdm=True,
         learning_rate=LEARNING_RATE,
         temperature=1.0,
@@ -188,7 +188,7 @@ def make_config(microbatch: int, *, continuous: bool) -> Any:
 
 
 def next_turn(clock: Clock) -> bool:
-    """Waits for it, on all ranks. False where there is none any more."""
+    """Waits for the next turn on all ranks. Returns False after the last."""
     import torch
     from torch import distributed
 
@@ -201,7 +201,7 @@ def next_turn(clock: Clock) -> bool:
 
 
 def main() -> None:
-    """Rank 0 starts the others, so that they are below it."""
+    """Runs the contestant. Rank 0 starts the other ranks as its child processes."""
     folder, kind, generation, num_ranks = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     if num_ranks > 1 and "RANK" not in os.environ:
         port = str(random.SystemRandom().randrange(20000, 60000))

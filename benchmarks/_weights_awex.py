@@ -1,4 +1,4 @@
-"""The planner of awex beside ours, on the same shards. It is pure Python, and its package asks for much that is not."""
+"""The planner of awex on the same shards as interlace's. It is pure Python, but its package has other requirements."""
 
 import importlib.abc
 import importlib.machinery
@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 from interlace.weights.plan import Side
 
 ABSENT = ("megatron", "sglang", "mbridge", "aiohttp", "vllm")
-"""Packages that it imports and its planner does not use."""
+"""Packages that it imports but its planner does not use."""
 
 
 class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -32,7 +32,7 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def awex_planner(folder: Path | None, writers: Side, readers: Side) -> Callable[[], Sequence[object]] | None:
-    """Returns a call that plans with awex; None where it is not there. folder: of an unpacked wheel."""
+    """Returns a call that plans with awex; None if it is not installed. folder: directory of an unpacked wheel."""
     if folder is not None:
         sys.path.insert(0, str(folder))
     sys.meta_path.insert(0, _Stubs())
@@ -44,7 +44,7 @@ def awex_planner(folder: Path | None, writers: Side, readers: Side) -> Callable[
     import torch
     from awex.transfer import transfer_plan
 
-    transfer_plan.logger = MagicMock()  # it says at each call what it does
+    transfer_plan.logger = MagicMock()  # it logs every call
 
     def described(side: Side) -> list[Any]:
         shards: dict[str, list[Any]] = {}

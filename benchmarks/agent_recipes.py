@@ -1,10 +1,9 @@
-"""Held-out accuracy of the agents' recipes, seed by seed, as training goes on.
+"""Held-out accuracy of the agents' recipes, seed by seed, during training.
 
     python benchmarks/agent_recipes.py [--recipes calculator react ...] [--seeds 0 1 2] [--runs FOLDER] [--read-only]
         [--write docs/agents.md] [--json curves.json] [--set KEY=VALUE ...]
 
-Each run takes some minutes on two quiet cores, most of them for the warm-up, which is kept. --read-only takes the runs
-that are there.
+Each run takes some minutes on two idle cores, mostly for the warm-up, which is cached. --read-only reads existing runs.
 """
 
 import argparse
@@ -21,7 +20,7 @@ RECIPES = ("calculator", "second_guess", "react", "program")
 
 
 def run(recipe: str, seed: int, runs: Path, changes: list[str]) -> None:
-    """Trains one recipe from one seed, which also draws the model."""
+    """Trains one recipe from one seed, which also initialises the model."""
     settings = [f"seed={seed}", f"model.seed={seed}", *changes]
     command = ["train", recipe, "--name", f"{recipe}-{seed}", "--overwrite", *settings]
     runs.mkdir(parents=True, exist_ok=True)
@@ -29,18 +28,18 @@ def run(recipe: str, seed: int, runs: Path, changes: list[str]) -> None:
 
 
 def curve(recipe: str, seed: int, runs: Path) -> dict[int, float]:
-    """Accuracy at temperature 1 by step."""
+    """Returns the accuracy at temperature 1 by step."""
     lines = (runs / "runs" / f"{recipe}-{seed}" / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
     return {row["step"]: row["eval/accuracy_sampled"] for row in map(json.loads, lines)}
 
 
 def curves_of(recipe: str, seeds: list[int], runs: Path) -> dict[int, dict[int, float]]:
-    """Curves by seed, of the runs that are there."""
+    """Returns the curves of the existing runs, by seed."""
     return {seed: curve(recipe, seed, runs) for seed in seeds if (runs / "runs" / f"{recipe}-{seed}").is_dir()}
 
 
 def table(recipe: str, seeds: list[int], runs: Path) -> str:
-    """One row a seed."""
+    """Returns a table with one row per seed."""
     curves = curves_of(recipe, seeds, runs)
     steps = sorted({step for found in curves.values() for step in found})
     head = f"| `{recipe}`, seed | " + " | ".join(f"step {step}" for step in steps) + " |"

@@ -1,11 +1,11 @@
-"""Agents: what keeping KV between turns is worth, what a turn costs the controller, and a tree against its branches.
+"""Agents: the gain of keeping KV between turns, the controller's cost per turn, and a tree against its branches.
 
 - `rollout`: 256 episodes of 8 turns with tools of 50 ms on one native engine, through the generation stage, the pool
-  and the driver that train. `kept` and `not kept` (`prefix_cache: false`) take turns; prompts share nothing, so the
-  difference is of contexts that later turns find. Also the share of history tokens that they find, and the CPU
-  seconds of the controller's thread a turn, here and with episodes in two worker processes, once these have started.
-- `crowd`: 1,000 episodes at once, in this process and in two workers; counts samples that failed.
-- `tree`: eight branches behind 256 shared tokens, against each branch alone (`train_step.py --case tree`), and the
+  and the driver of training. `kept` and `not kept` (`prefix_cache: false`) alternate; prompts share nothing, so the
+  difference comes from contexts that later turns reuse. Also the share of history tokens that are reused, and the CPU
+  seconds of the controller's thread per turn, here and with episodes in two worker processes after their start.
+- `crowd`: 1,000 concurrent episodes, in this process and in two workers; counts samples that failed.
+- `tree`: eight branches after 256 shared tokens, against each branch alone (`train_step.py --case tree`), and the
   largest difference of their gradients.
 
 Ratios compare neighbours in time; lowest and highest are over the rounds. CPU seconds are of the whole process.
@@ -68,7 +68,7 @@ class Row:
     name: str
     value: str
     spread: str = ""
-    """Lowest and highest of the rounds."""
+    """Lowest and highest value over the rounds."""
     note: str = ""
 
 
@@ -81,19 +81,19 @@ class Rollout:
     controller_s: float
     """CPU seconds of the controller's thread."""
     history_found: float
-    """Share, 0 to 1."""
+    """Reused share of history tokens, 0 to 1."""
     num_turns: int
     num_failed: int
 
 
 class ToolUser:
-    """Episode of several turns with a tool between them, whose words are keyed by the sample."""
+    """Episode of several turns with a tool between them, whose tokens are keyed by the sample."""
 
     def __init__(self, num_turns: int) -> None:
         self._num_turns = num_turns
 
     async def run(self, prompt: Prompt, session: Session) -> float:
-        """Makes the turns."""
+        """Runs the turns."""
         context = prompt.token_ids.tolist()
         words = np.random.default_rng(session.seed % 2**32)
         for number in range(self._num_turns):
@@ -106,7 +106,7 @@ class ToolUser:
 
 
 def make(num_turns: int) -> tuple[Episode, SessionLimits]:
-    """Makes an episode in a worker."""
+    """Creates an episode in a worker."""
     return ToolUser(num_turns), NO_LIMITS
 
 
@@ -148,13 +148,13 @@ def roll_out(num_episodes: int, num_turns: int, *, kept: bool, workers: int = 0,
 
 
 def prompt(gid: int) -> Prompt:
-    """Returns a prompt that shares no beginning with another."""
+    """Returns a prompt without a common prefix with others."""
     token_ids = np.random.default_rng(gid).integers(3, 90, PROMPT_TOKENS).astype(np.int32)
     return Prompt(uid=f"p{gid}", token_ids=token_ids, text="", answer="")
 
 
 def rollout_rows(rounds: int) -> list[Row]:
-    """Measures what keeping is worth."""
+    """Measures the gain of keeping KV between turns."""
     pairs, here, there = [], [], []
     for _ in range(rounds):
         kept, apart = (roll_out(EPISODES, TURNS, kept=each) for each in (True, False))
@@ -173,7 +173,7 @@ def rollout_rows(rounds: int) -> list[Row]:
 
 
 def crowd_rows() -> list[Row]:
-    """Runs a thousand episodes at once, in this process and in others."""
+    """Runs a thousand concurrent episodes, in this process and in others."""
     rows = []
     for workers, name in ((0, "failed of 1,000"), (WORKERS, "failed of 1,000, workers")):
         made = roll_out(CROWD, CROWD_TURNS, kept=True, workers=workers, model="micro")
@@ -192,7 +192,7 @@ def tree_rows(rounds: int) -> list[Row]:
 
 
 def gradient_difference() -> float:
-    """Returns the largest difference of any gradient between trees and their branches, against the largest gradient."""
+    """Returns the largest gradient difference between trees and their branches, divided by the largest gradient."""
     trees = make_trees()
     found = []
     alone = [[branch] for tree in trees for branch in branches_alone(tree, apart=False)]

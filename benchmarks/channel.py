@@ -1,16 +1,16 @@
-"""Samples a second from one process to another, and the round trip of one, beside the data planes of other systems.
+"""Samples per second between two processes, and the round trip of one sample, against other systems' data planes.
 
-An item is what a finished response brings: int32 token ids and float32 log-probs, `length` of each. Every contestant
-moves it from a producing process to a consuming one, one item a call or 64, each end waiting for its own call before
-it makes the next (the bare actor keeps 16 in flight). A round trip goes there and back.
+An item is the content of a finished response: int32 token ids and float32 log-probs, `length` of each. Every contestant
+moves items from a producing process to a consuming one, 1 or 64 per call. Each end waits for its call before it makes
+the next (the bare actor keeps 16 in flight). A round trip goes there and back.
 
-Ours is the whole way that a sample takes in a run: an operation of a worker brings rows, the controller opens them in
-a `Channel`, and leases them to an operation of the other worker. The round trip is timed at the controller, so it has
-one call and one reply more in it than the others'.
+interlace's path is the whole path of a sample in a run: an operation of a worker returns rows, the controller opens
+them in a `Channel` and leases them to an operation of the other worker. The round trip is timed at the controller, so
+it contains one more call and reply than the others'.
 
     python benchmarks/channel.py [--lengths 64 1024 16384] [--peers-python peers/bin/python] [--json channel.json]
 
-RLinf Channel and TransferQueue run where --peers-python has them: see _channel_peers.py.
+RLinf Channel and TransferQueue run if --peers-python has them: see _channel_peers.py.
 """
 
 import argparse
@@ -40,21 +40,21 @@ OURS, BY_WORKERS = "interlace Channel", "interlace, by workers"
 HERE = ("bare Ray actor", "ray Queue", "multiprocessing.Queue")
 ELSEWHERE = ("RLinf Channel", "TransferQueue")
 STEP = 64
-"""Items: after so many the timeline's books are closed, as at the end of a step. Until then it has what calls got."""
+"""Items after which the timeline's records are closed, as at the end of a step. Until then the timeline keeps them."""
 COLUMNS = ("key", "token_ids", "logprobs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one contestant reached at one length."""
+    """Results of one contestant at one length."""
 
     contestant: str
     length: int
     items_per_s: dict[int, float]
-    """By items a call."""
+    """Items per second, by items per call."""
     round_trip_s: float
     controller_ms: dict[int, float] = field(default_factory=dict)
-    """CPU milliseconds of the controller's process for each item, by items a call; ours alone."""
+    """CPU milliseconds of the controller's process per item, by items per call; interlace only."""
 
 
 class Ours:
@@ -66,7 +66,7 @@ class Ours:
         self._cluster, self._producer, self._consumer = cluster, producer, consumer
 
     async def throughput(self, length: int, batch: int, count: int) -> float:
-        """Seconds for `count` calls of `batch` items."""
+        """Returns the seconds of `count` calls of `batch` items."""
         channel: Channel[int, Row] = Channel("rows", Row, self._cluster.waits, max_rows=BOUND * batch)
         cursor = channel.subscribe("consumer", COLUMNS)
 
@@ -90,7 +90,7 @@ class Ours:
         return time.perf_counter() - start
 
     async def by_workers(self, length: int, batch: int, count: int) -> float:
-        """Seconds for as much through a channel that the workers put to and get from themselves."""
+        """Returns the same for a channel that the workers put to and get from directly."""
         Ours.num_channels += 1
         name = f"rows{Ours.num_channels}"
         self._cluster.open_channel(name, writers=("producer.0",), readers=("consumer.0",), num_rows=count)
@@ -99,7 +99,7 @@ class Ours:
         return time.perf_counter() - start
 
     async def round_trip(self, length: int) -> float:
-        """Seconds from the producer's call until the item is back there."""
+        """Returns the seconds from the producer's call until the item is back."""
         start = time.perf_counter()
         there = await self._producer.make(0, 1, length)
         back = await self._consumer.echo(there)
@@ -108,7 +108,7 @@ class Ours:
 
 
 def mean(first: Sequence[Result], second: Sequence[Result]) -> list[Result]:
-    """Of two measurements of the same."""
+    """Returns the means of two measurements."""
     return [
         Result(
             contestant=one.contestant,
@@ -122,7 +122,7 @@ def mean(first: Sequence[Result], second: Sequence[Result]) -> list[Result]:
 
 
 async def measure_ours(lengths: Sequence[int], batches: Sequence[int], seconds: float) -> list[Result]:
-    """On a Ray of its own."""
+    """Measures interlace on a separate Ray."""
     cluster = open_cluster(ClusterConfig(backend="ray", devices="cpu:2"), Schedule())
     try:
         return await cluster.run(_measure(cluster, lengths, batches, seconds))
@@ -161,7 +161,7 @@ async def _measure(cluster: Cluster, lengths: Sequence[int], batches: Sequence[i
 
 
 def measure_peer(python: str, name: str, given: argparse.Namespace) -> list[Result]:
-    """In processes of its own. A peer that cannot run says why on standard error, and is left out."""
+    """Measures a peer in separate processes. A peer that cannot run is omitted, with the reason on standard error."""
     script = Path(__file__).with_name("_channel_peers.py")
     numbers = ["--lengths", *map(str, given.lengths), "--batches", *map(str, given.batches)]
     command = [python, str(script), name, *numbers, "--seconds", str(given.seconds)]
@@ -182,7 +182,7 @@ def measure_peer(python: str, name: str, given: argparse.Namespace) -> list[Resu
 
 
 def table(results: Sequence[Result], lengths: Sequence[int], batches: Sequence[int]) -> str:
-    """One row a contestant and length; in brackets, how many times as many items ours moves."""
+    """Returns one row per contestant and length; in brackets, interlace's rate divided by the contestant's."""
     ours = {result.length: result for result in results if result.contestant == OURS}
     lines = [f"{'length':>7}  {'':22}" + "".join(f"{f'{batch} a call, items/s':>26}" for batch in batches)]
     lines[0] += f"{'round trip, ms':>16}" + "".join(f"{f'controller, ms, {batch}':>22}" for batch in batches)
@@ -214,7 +214,7 @@ def main() -> None:
     if given.peers_python:
         for name in ELSEWHERE:
             results += measure_peer(given.peers_python, name, given)
-    # Before and after the others, so that what else the machine does in the meantime favours nobody.
+    # Measured before and after the others, so that a changing load of the machine favours no contestant.
     after = asyncio.run(measure_ours(given.lengths, given.batches, given.seconds))
     results = [*mean(before, after), *results]
     print(table(results, given.lengths, given.batches))

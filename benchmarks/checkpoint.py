@@ -1,8 +1,8 @@
-"""What a checkpoint costs a run: how long training waits for the copy to the host, beside how long the disk takes.
+"""Cost of a checkpoint to a run: training waits for the copy to the host, and the disk is written concurrently.
 
-A trained model with moments on 1 and on 2 ranks of the local cluster. `copy` is what a run waits for at a step
-boundary; `write` goes on beside the next steps. Written at once, as most trainers do, both would be waited for. The
-folder is on the disk that --folder is on; what is written is forced to it, as a run does.
+A trained model with moments on 1 and on 2 ranks of the local cluster. A run waits for `copy` at a step boundary;
+`write` overlaps with the next steps. With a synchronous checkpoint, as in most trainers, the run would wait for both.
+--folder chooses the disk; files are flushed to it, as in a run.
 
     python benchmarks/checkpoint.py [--hidden 512] [--layers 8] [--rounds 3] [--json checkpoint.json]
 """
@@ -44,22 +44,22 @@ class Row:
 
     ranks: int
     mebibytes: float
-    """Of the checkpoint."""
+    """Size of the checkpoint."""
     copy_s: float
     write_s: float
     updates_meanwhile: float
-    """Optimizer updates that were made while it was written."""
+    """Optimizer updates during the write."""
 
 
 class BareActor(ActorWorker):
-    """Without a tokenizer."""
+    """Actor without a tokenizer."""
 
     def __init__(self, context: WorkerContext, hidden: int, layers: int) -> None:
         super().__init__(context, partial(make_engine, hidden, layers))
 
 
 def make_engine(hidden: int, layers: int, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
-    """Random weights."""
+    """Returns an engine with random weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -89,7 +89,7 @@ def make_engine(hidden: int, layers: int, context: WorkerContext) -> "tuple[Trai
 
 
 def samples() -> list[Sample]:
-    """Four short ones."""
+    """Returns four short samples."""
     draw = np.random.default_rng(0)
     ids = draw.integers(3, VOCABULARY, (4, 24)).astype(np.int32)
     prompt = Prompt(uid="0", token_ids=ids[0, :8], text="", answer="")
@@ -101,7 +101,7 @@ def samples() -> list[Sample]:
 
 
 async def measure(ranks: int, hidden: int, layers: int, rounds: int, root: Path) -> Row:
-    """One group of ranks, saved a few times."""
+    """Measures one group of ranks that is saved several times."""
     devices = tuple(Device(index=i, pool="cpu", pool_index=i, memory_bytes=1 << 34) for i in range(ranks))
     cluster = LocalCluster(devices, Schedule(), hang_after_s=600)
     try:
@@ -135,7 +135,7 @@ async def _measure(cluster: LocalCluster, ranks: int, hidden: int, layers: int, 
             done += 1
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         shutil.rmtree(folder)
-        if number:  # the first one warms up
+        if number:  # the first one is a warm-up
             copies.append(copied - start)
             writes.append(await writing - copied)
             updates.append(done)
@@ -144,7 +144,7 @@ async def _measure(cluster: LocalCluster, ranks: int, hidden: int, layers: int, 
 
 
 async def _write(group: Any, folder: Path) -> float:
-    """Returns when it was on the disk."""
+    """Returns the time at which the checkpoint was on the disk."""
     await group.write_checkpoint(folder)
     await asyncio.to_thread(_sync, folder)
     return time.perf_counter()

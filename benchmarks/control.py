@@ -1,10 +1,9 @@
 """PPO on gymnasium's classic control against Stable-Baselines3's PPO, at the same number of simulated steps.
 
-Ours goes the whole way of a robot's recipe: observations become prompts of a small transformer, actions are tokens: of
-CartPole one of two, of Pendulum a number that is drawn from a normal distribution. Stable-Baselines3 has its defaults
-but for what its zoo sets for them; ours has the same discounts, and ten passes over each batch where Stable-Baselines3
-makes twenty and ten. Each is judged by its training episodes at the end: the mean return of the last 20, drawn as in
-training.
+interlace runs a robot's recipe: observations become prompts of a small transformer, and actions are tokens, one of two
+for CartPole and a number from a normal distribution for Pendulum. Stable-Baselines3 uses its defaults and the settings
+of its zoo. interlace uses the same discounts, and ten passes over each batch; Stable-Baselines3 makes twenty and ten.
+Both are judged by their training episodes at the end: the mean return of the last 20, sampled as in training.
 
     python benchmarks/control.py [--task cartpole pendulum] [--seeds 0 1 2] [--steps N]
         [--write docs/robots.md] [--json control.json]
@@ -29,12 +28,12 @@ from interlace.run.train import train
 
 BEGIN, END = "<!-- benchmarks/control.py -->", "<!-- end of control -->"
 LAST = 20
-"""Episodes that a run is judged by."""
+"""Number of last episodes in a run's result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Control:
-    """A task, and how both train on it."""
+    """A task, and the settings of both for it."""
 
     task: str
     recipe: str
@@ -66,7 +65,7 @@ TASKS = {
 
 
 class _StopAt(StopSignal):
-    """Asks for a stop once so many actions were carried out."""
+    """Signal that requests a stop after a number of actions."""
 
     def __init__(self, metrics: Path, actions: int) -> None:
         super().__init__(lambda: None)
@@ -79,7 +78,7 @@ class _StopAt(StopSignal):
 
 
 def ours(control: Control, seed: int) -> tuple[float, float]:
-    """Trains by the recipe. Returns (mean return of the last episodes, CPU seconds of this process)."""
+    """Trains the recipe. Returns (mean return of the last episodes, CPU seconds of this process)."""
     began_s = time.process_time()
     with tempfile.TemporaryDirectory() as root:
         settings = [
@@ -101,7 +100,7 @@ def ours(control: Control, seed: int) -> tuple[float, float]:
 
 
 def theirs(control: Control, seed: int) -> tuple[float, float]:
-    """Trains Stable-Baselines3's PPO, as `ours`."""
+    """Trains Stable-Baselines3's PPO. Returns the same as `ours`."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -116,7 +115,7 @@ def theirs(control: Control, seed: int) -> tuple[float, float]:
 
 
 def table(tasks: Sequence[str], seeds: Sequence[int], steps: int | None = None) -> str:
-    """Runs both on each task and seed."""
+    """Runs both on each task and seed. Returns the table."""
     rows = [
         f"Mean return of the last {LAST} training episodes; in brackets each of seeds {', '.join(map(str, seeds))}.",
         "",

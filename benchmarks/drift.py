@@ -1,10 +1,10 @@
-"""A real run whose answers grow: `schedule=auto` beside schedules that stay, by phases of the run.
+"""Real run with growing answers: `schedule=auto` against static schedules, by phases of the run.
 
     python benchmarks/drift.py [--steps 80] [--schedules one-step-off,...] [--write]
 
 The quick start is rewarded for the length of its answers, so that they grow from some tokens to the limit. Each run has
-the same seed, and a cluster of two devices of this machine. Seconds are those of the runs' steps; what starting again
-under another schedule took is told apart. --write puts the table into docs/planner.md.
+the same seed, and a cluster of two devices of this machine. Seconds are the runs' steps; the time of restarts under
+another schedule is reported separately. --write puts the table into docs/planner.md.
 """
 
 import argparse
@@ -30,11 +30,11 @@ PHASES = 4
 STATIC = ("verl-colocated", "one-step-off", "streamrl-async", "pipelinerl", "async-colocated", "areal")
 AUTO = "{preset: auto, max_staleness: 4}"
 CHANGE = "changing the schedule:"
-"""Beginning of what a run says once at each change."""
+"""Prefix of the line that a run prints at each change."""
 
 
 def longer(prompt: str, response: str, answer: str, metadata: Mapping[str, object]) -> float:
-    """Returns the share of the limit that a response's characters, each a token, take."""
+    """Returns the length of a response as a share of the limit; each character is a token."""
     del prompt, answer, metadata
     return min(1.0, len(response) / LIMIT)
 
@@ -47,14 +47,14 @@ class Ran:
     tokens: Sequence[float]
     """Mean length of a response."""
     rates: Sequence[float]
-    """Trained tokens a second."""
+    """Trained tokens per second."""
     rate: float
     wall_s: float
     num_changes: int
 
 
 def ran(name: str, schedule: str, steps: int, root: Path) -> Ran:
-    """Trains under a schedule in a process of its own."""
+    """Trains under a schedule in a separate process."""
     settings = [
         f"schedule={schedule}", f"steps={steps}", "reward=drift:longer", "reward.workers=0", "reward.correct=0",
         f"sampling.max_new_tokens={LIMIT}", "eval_every=0", "checkpoint_every=0", "cluster.devices=cpu:2",
@@ -80,13 +80,13 @@ def ran(name: str, schedule: str, steps: int, root: Path) -> Ran:
 
 
 def _environment() -> dict[str, str]:
-    """Returns the environment in which the reward is found."""
+    """Returns an environment in which the reward can be imported."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
 
 
 def _rate(run: RunData) -> float:
-    """Trained tokens a second, on both devices."""
+    """Returns the trained tokens per second of both devices."""
     return 2 * (run.time_mean("goodput/trained_tokens_per_device_s") or 0.0)
 
 
@@ -115,7 +115,7 @@ def table(auto: Ran, static: Sequence[Ran]) -> str:
 
 
 def main() -> None:
-    """See the module's docstring."""
+    """Runs the comparison; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--schedules", default=",".join(STATIC))

@@ -1,8 +1,9 @@
-"""Decoding with weights in eight bits beside the model's own.
+"""Decoding with 8-bit weights against the model's own precision.
 
     python benchmarks/eight_bits.py [--model smollm2] [--write docs/rollout-engine.md]
 
-Both engines take turns on one thread; ratios are of tokens per CPU second, the median over the rounds and their range.
+Both engines alternate on one thread; ratios are of tokens per CPU second, with the median over the rounds and the
+range.
 """
 
 import argparse
@@ -24,20 +25,20 @@ BEGIN, END = "<!-- benchmarks/eight_bits.py -->", "<!-- end of eight bits -->"
 
 
 def make_engine(model: str, weights: str, sequences: int) -> NativeEngine:
-    """Makes one of the two engines."""
+    """Creates one of the two engines."""
     config = NativeConfig(weights=weights, max_running=sequences, max_tokens=16384, draft_tokens=0)  # type: ignore[arg-type]
     return NativeEngine(load_model(ModelConfig(path=model)).model, config=config)
 
 
 def rate(engine: NativeEngine, prompts: list[list[int]], params: SamplingParams) -> float:
-    """Tokens per CPU second, prompts included in the time."""
+    """Returns the tokens per CPU second, including the time of prompts."""
     start = time.process_time()
     done = engine.generate(prompts, params)
     return sum(len(one.token_ids) for one in done) / (time.process_time() - start)
 
 
 def main() -> None:
-    """Prints the table, and writes it where asked to."""
+    """Prints the table, and writes it if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--sequences", type=int, nargs="+", default=[8, 64])

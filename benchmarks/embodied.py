@@ -1,14 +1,14 @@
-"""Robots' simulators: what swapping states costs, what physics alone inside a chunk saves, and a fleet of processes.
+"""Robots' simulators: the cost of swapping states, the gain of physics only inside a chunk, and a fleet of processes.
 
-- `swap`: putting a MetaWorld environment's state away and taking another up, as happens between two chunks.
-- `light`: steps a CPU second with physics alone inside a chunk against all of MetaWorld's step, by task.
-- `fleet`: steps a second of wall clock, environments in lock step in this process against a fleet of two processes
-  that episodes await, on the same starts and actions; and which share of the simulator's own speed the fleet's
-  processes reach (CPU seconds in the simulator of those that passed in both, on this machine's cores).
-- `imagined`: how far a world model's states are from real ones after 1 to 16 chunks, in units of how much a chunk
-  changes each number, on starts it has not seen; beside them a state that stays as it was. Rounds are seeds.
-- `prefetch`: seconds of wall clock of updates on episodes, the next minibatch laid out while one is computed against
-  one after the other, one torch thread: episodes of states, and of pictures of 64 x 64.
+- `swap`: saving one MetaWorld environment's state and loading another, as between two chunks.
+- `light`: steps per CPU second with only the physics inside a chunk, against MetaWorld's whole step, by task.
+- `fleet`: steps per second of wall clock of environments in lock step in this process, against a fleet of two processes
+  that episodes await, on the same starts and actions; and the simulators' share of the fleet's CPU seconds,
+  which also include this process.
+- `imagined`: distance of a world model's states from real ones after 1 to 16 chunks, in units of a chunk's typical
+  change of each number, on unseen starts; in addition, the distance of an unchanged state. Rounds are seeds.
+- `prefetch`: seconds of wall clock of updates on episodes, with the next minibatch prepared during the current one,
+  against one after the other, on one torch thread: episodes of states, and of pictures of 64 x 64.
 
 Ratios compare neighbours in time; lowest and highest are over the rounds.
 
@@ -45,10 +45,10 @@ PARTS = ("swap", "light", "fleet", "imagined", "prefetch")
 TASKS = ("reach-v3", "push-v3", "pick-place-v3", "drawer-open-v3", "button-press-topdown-v3")
 NUM_ENVS, CHUNK, REPEAT, WORKERS = 16, 4, 2, 2
 SEEN = (0, 1, 2, 3, 4, 5, 6, 36, 37, 38)
-"""Numbers of MetaWorld's state that are imagined: hand, gripper, object, goal."""
+"""Indices of MetaWorld's state that are imagined: hand, gripper, object, goal."""
 LEARNT, HELD_OUT, LENGTH = 48, 16, 16
 MINIBATCHES, EPISODES, TURNS = 6, 16, 8
-"""What prefetching is measured on: minibatches, episodes of each, turns of an episode."""
+"""Sizes for prefetching: minibatches, episodes of each, turns of an episode."""
 BEGIN, END = "<!-- benchmarks/embodied.py -->", "<!-- end -->"
 TARGETS = {"fleet against lock step": "1.6 times"}
 
@@ -60,17 +60,17 @@ class Row:
     name: str
     value: str
     spread: str = ""
-    """Lowest and highest of the rounds."""
+    """Lowest and highest value over the rounds."""
     note: str = ""
 
 
 def settings(task: str, *, light: bool) -> dict[str, object]:
-    """Returns settings whose episodes do not end before the measurement does."""
+    """Returns settings whose episodes last longer than the measurement."""
     return {"tasks": [task], "light": light, "horizon": 1 << 20, "action_repeat": REPEAT, "end_on_success": False}
 
 
 def begun(task: str, num_envs: int, *, light: bool) -> VectorEnv:
-    """Makes environments and begins their episodes."""
+    """Creates environments and starts their episodes."""
     envs = create_envs("metaworld", settings(task, light=light), num_envs)
     envs.reset(seeds=[0] * num_envs, task_ids=[0] * num_envs, init_state_ids=range(num_envs))
     return envs
@@ -82,9 +82,9 @@ def chunks(num_chunks: int, num_envs: int) -> np.ndarray:
 
 
 def swap_rows(rounds: int, _num_chunks: int) -> list[Row]:
-    """Measures a swap of states, without the steps between."""
+    """Measures a swap of states, without the steps between swaps."""
     envs = begun(TASKS[0], 1, light=True)
-    simulator = next(iter(envs._simulators.values()))  # what a swap is made of has no public name
+    simulator = next(iter(envs._simulators.values()))  # no public name for the parts of a swap
     found = []
     for _ in range(rounds):
         began_s = time.process_time()
@@ -95,7 +95,7 @@ def swap_rows(rounds: int, _num_chunks: int) -> list[Row]:
 
 
 def light_rows(rounds: int, num_chunks: int) -> list[Row]:
-    """Measures physics alone inside a chunk against the whole step."""
+    """Measures physics only inside a chunk against the whole step."""
     rows = []
     for task in TASKS:
         both = [begun(task, 4, light=light) for light in (True, False)]
@@ -110,7 +110,7 @@ def light_rows(rounds: int, num_chunks: int) -> list[Row]:
 
 
 def steps_per_cpu_s(envs: VectorEnv, num_chunks: int) -> float:
-    """Steps environments in lock step."""
+    """Steps environments in lock step. Returns steps per CPU second."""
     actions = chunks(num_chunks, envs.num_envs)
     began_s = time.process_time()
     for chunk in actions:
@@ -136,7 +136,7 @@ def fleet_rows(rounds: int, num_chunks: int) -> list[Row]:
 async def against_lock_step(
     envs: VectorEnv, actions: np.ndarray, rounds: int
 ) -> tuple[list[float], list[float], list[float]]:
-    """Runs both in turns. Returns ratios of wall seconds, shares of CPU seconds, and the fleet's wall seconds."""
+    """Runs both alternately. Returns ratios of wall seconds, shares of CPU seconds, and the fleet's wall seconds."""
     config = EnvConfig(family="metaworld", settings=settings(TASKS[0], light=True), num_envs=NUM_ENVS, workers=WORKERS)
     fleet = EnvFleet(config)
     ratios, shares, speeds = [], [], []
@@ -168,7 +168,7 @@ async def episode(fleet: EnvFleet, index: int, actions: np.ndarray) -> None:
 
 
 def imagined_rows(rounds: int, _num_chunks: int) -> list[Row]:
-    """Measures how a world model's error grows with the horizon."""
+    """Measures the growth of a world model's error with the horizon."""
     config = WorldModelConfig(state_size=len(SEEN), action_size=4, chunk=CHUNK)
     found, still = [], []
     for seed in range(rounds):
@@ -195,7 +195,7 @@ def imagined_rows(rounds: int, _num_chunks: int) -> list[Row]:
 
 
 def transitions(states: np.ndarray, actions: np.ndarray, rewards: np.ndarray, successes: np.ndarray) -> Transitions:
-    """Lays episodes, [E, T ...] each and one state more, out one behind another."""
+    """Concatenates episodes, [E, T ...] each with one more state, to transitions."""
     rows = len(actions) * LENGTH
     return Transitions(
         states=states[:, :-1].reshape(rows, -1),
@@ -209,7 +209,7 @@ def transitions(states: np.ndarray, actions: np.ndarray, rewards: np.ndarray, su
 
 
 def collected(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Plays episodes of an expert with noise. Returns states [E, T + 1, D], chunks [E, T, C], rewards and successes."""
+    """Runs episodes of an expert with noise. Returns states [E, T + 1, D], chunks [E, T, C], rewards and successes."""
     num_envs = LEARNT + HELD_OUT
     envs = create_envs("metaworld", settings("push-v3", light=True), num_envs)
     starts = range(1000 * seed, 1000 * seed + num_envs)
@@ -229,7 +229,7 @@ def collected(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
 
 
 def prefetch_rows(rounds: int, _num_chunks: int) -> list[Row]:
-    """Measures updates whose minibatches are laid out ahead."""
+    """Measures updates with prefetched minibatches."""
     torch.set_num_threads(1)
     rows = []
     for name, image_size in (("states", 0), ("pictures", 64)):
@@ -275,7 +275,7 @@ def updated_s(engine: TrainEngine, minibatches: Sequence[Sequence[Sample]], *, a
 
 
 def played(model: VLAForCausalLM, words: np.ndarray, image_size: int, number: int) -> Sample:
-    """Makes an episode up."""
+    """Returns an artificial episode."""
     actions, draw = action_tokens(model.config), np.random.default_rng(number)
     assert actions is not None
     context, queries = (np.asarray(ids, np.int32) for ids in (actions.placeholders, actions.query_ids))
@@ -293,13 +293,13 @@ def played(model: VLAForCausalLM, words: np.ndarray, image_size: int, number: in
 
 
 def figure(name: str, values: Sequence[float], form: str, *, note: str = "") -> Row:
-    """Returns the median with lowest and highest."""
+    """Returns the row of a figure: the median with lowest and highest."""
     spread = "" if len(values) < 2 else f"{form.format(min(values))} to {form.format(max(values))}"
     return Row(name=name, value=form.format(statistics.median(values)), spread=spread, note=note)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Lays the figures out."""
+    """Returns the rows as a table."""
     lines = ["| | median | lowest to highest | target | |", "|---|---|---|---|---|"]
     lines += [f"| {r.name} | {r.value} | {r.spread} | {TARGETS.get(r.name, '')} | {r.note} |" for r in rows]
     return "\n".join(lines)

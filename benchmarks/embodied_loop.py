@@ -1,10 +1,10 @@
-"""A robot's whole loop: simulators, policy and training at once, against the same work in lock step in one process.
+"""A robot's whole loop: concurrent simulators, policy and training, against the same work in lock step in one process.
 
-- `batches`: turns a second of the policy's engine, 64 requests in dynamic batches against one after another.
-- `loop`: simulated steps a second of the recipe `robot` from step to step, against a plain loop in this process: all
-  environments act, then all are stepped, then the policy and its critic are trained on what came out, by the same
-  engines. Seconds of wall clock; both use what cores there are.
-- `waves`: the loop whose 64 environments all run at once against 32 at a time.
+- `batches`: turns per second of the policy's engine, 64 requests in dynamic batches against one after another.
+- `loop`: simulated steps per second of the recipe `robot`, against a plain loop in this process: all environments act,
+  then all are stepped, then the policy and its critic are trained on the result, with the same engines. Seconds of wall
+  clock; both use all available cores.
+- `waves`: the loop with 64 concurrent environments against 32 at a time.
 
 Ratios compare neighbours in time; lowest and highest are over the rounds.
 
@@ -59,12 +59,12 @@ SKIPPED = 1
 
 
 def recipe_of(*overrides: str) -> Recipe:
-    """Returns the recipe `robot` without warm-up and evaluation: what is measured depends on neither."""
+    """Returns the recipe `robot` without warm-up and evaluation, which do not affect the measurement."""
     return load_recipe("robot", ["warmup=null", "task.starts.heldout_size=0", "logging.loggers=[]", *overrides])
 
 
 class Policy:
-    """The recipe's policy behind an engine in this process."""
+    """The recipe's policy in an engine of this process."""
 
     def __init__(self, recipe: Recipe) -> None:
         loaded = load_model(recipe.model)
@@ -80,7 +80,7 @@ class Policy:
         self._turn = 0
 
     def requests(self, states: np.ndarray) -> list[Request]:
-        """Makes a request of each state, [n, 39]."""
+        """Returns a request for each state, [n, 39]."""
         self._turn += 1
         context = [*self.words, *self.actions.placeholders]
         return [
@@ -93,7 +93,7 @@ class Policy:
         ]  # fmt: skip
 
     def answer(self, requests: Sequence[Request]) -> list[Completion]:
-        """Serves requests, all at once."""
+        """Serves requests concurrently."""
         done: dict[int, Completion] = {}
         for one in requests:
             self.engine.submit(one)
@@ -113,7 +113,7 @@ def batches(rounds: int) -> list[float]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Measures wall clock."""
+    """Returns the wall-clock seconds of a call."""
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
@@ -135,7 +135,7 @@ class LockStep:
         self.critic = CriticEngine(critic_model(self.policy.model), config=CriticConfig())
 
     def step(self, number: int) -> int:
-        """Plays an episode in each environment and trains once. Returns the simulated steps."""
+        """Runs an episode in each environment and trains once. Returns the simulated steps."""
         count = self.num
         starts = [number * count + place for place in range(count)]
         observed = self.envs.reset(seeds=[0] * count, task_ids=[0] * count, init_state_ids=starts)
@@ -194,7 +194,7 @@ class LockStep:
 
 
 def lock_step_rate(steps: int) -> float:
-    """Returns simulated steps a second of the plain loop."""
+    """Returns the simulated steps per second of the plain loop."""
     loop = LockStep(recipe_of())
     loop.step(0)
     began_s, done = time.perf_counter(), 0
@@ -204,7 +204,7 @@ def lock_step_rate(steps: int) -> float:
 
 
 def loop_rate(steps: int, *overrides: str) -> float:
-    """Returns simulated steps a second of the recipe."""
+    """Returns the simulated steps per second of the recipe."""
     recipe = recipe_of(f"steps={steps + SKIPPED}", "logging.timeline=false", *overrides)
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder.create(Path(root), "run")

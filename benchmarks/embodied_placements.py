@@ -1,10 +1,10 @@
-"""Placements of robots' runs on the virtual clock: GPU-bound and CPU-bound simulators, beside what RLinf publishes.
+"""Placements of robots' runs on the virtual clock, with GPU-bound and CPU-bound simulators, against RLinf's results.
 
     python benchmarks/embodied_placements.py [--devices 8 16 32] [--write docs/robots.md] [--json FILE]
 
 A policy of seven billion parameters has the costs of the shipped profile qwen2.5-7b-h800 (a roofline of data sheets,
-not measured). What simulators cost is assumed, in PROFILES, and was not fitted to any ratio. RLinf's ratios
-are against other systems (RL4VLA, SimpleVLA-RL), these against the collocated preset in the same simulation.
+not measured). The costs of simulators are assumed, in PROFILES, and were not fitted to any ratio. RLinf's ratios are
+against other systems (RL4VLA, SimpleVLA-RL); the ratios here are against the collocated preset in the same simulation.
 """
 
 import argparse
@@ -25,7 +25,7 @@ BEGIN, END = "<!-- benchmarks/embodied_placements.py -->", "<!-- end of placemen
 BASE = "rlinf-embodied-collocated"
 PRESETS = (BASE, "rlinf-embodied-disaggregated", "rlinf-embodied-hybrid", "embodied-async")
 CORES = 16
-"""Processor cores beside each device."""
+"""Processor cores per device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Workload:
     sensed_tokens: int
     """Tokens of an observation."""
     answer_tokens: int
-    """Decode steps of a chunk: one where all its tokens are drawn in one pass."""
+    """Decode steps of a chunk; 1 if all its tokens are decoded in one pass."""
     env: EnvCosts
     on_host: bool = False
     published: str = ""
@@ -62,7 +62,7 @@ WORKLOADS = (
         turns=80,
         sensed_tokens=256,
         answer_tokens=7,
-        # Physics and a picture of 224 x 224: mostly launching where few environments share a device.
+        # Physics and a picture of 224 x 224: mostly launch overhead if few environments share a device.
         env=EnvCosts(chunks=((1, 0.08), (32, 0.16), (256, 0.6)), reset_s=1.0, device_bytes=8 << 30),
         published="1.61-1.88, hybrid against RL4VLA",
     ),
@@ -72,7 +72,7 @@ WORKLOADS = (
         turns=8,
         sensed_tokens=568,  # two pictures, and a query for each of 56 action tokens
         answer_tokens=1,
-        env=EnvCosts(chunks=((1, 8 / 25),), reset_s=1.0),  # 25 steps a second with pictures, on a core
+        env=EnvCosts(chunks=((1, 8 / 25),), reset_s=1.0),  # 25 steps per second with pictures, on a core
         on_host=True,
         published="1.25-2.13, collocated against SimpleVLA-RL",
     ),
@@ -80,7 +80,7 @@ WORKLOADS = (
 
 
 def step_s(work: Workload, preset: str, devices: int) -> tuple[float, float]:
-    """Returns the seconds of a step and the share of device time that is useful, once the pipeline is full."""
+    """Returns the seconds of a step and the useful share of device time, with a full pipeline."""
     steps, counted = (7, 3) if preset == "embodied-async" else (2, 1)
     host = ["schedule.placement.env=host"] if work.on_host else []
     recipe = load_recipe(
@@ -105,7 +105,7 @@ def step_s(work: Workload, preset: str, devices: int) -> tuple[float, float]:
 
 
 def table(sizes: Sequence[int], presets: Sequence[str]) -> tuple[str, list[Mapping[str, object]]]:
-    """Runs all, and returns the table and its figures."""
+    """Runs all simulations. Returns the table and its figures."""
     lines, figures = [], []
     for work in WORKLOADS:
         lines += [f"{work.title}. RLinf publishes {work.published}.", ""]

@@ -1,26 +1,26 @@
-"""Whole GRPO steps beside TRL: generation, scoring, training and weight sync, tokens per wall and per CPU second.
+"""Whole GRPO steps against TRL: generation, scoring, training and weight sync, in tokens per wall and per CPU second.
 
-All train the same 0.85-million-parameter Qwen2 on the same prompts, 8 prompts x 8 samples a step, with the same forced
-response lengths: `uniform`, all 64 tokens, or `longtail`, lognormal around 64 with sigma 1, the longest 512.
+All train the same 0.85-million-parameter Qwen2 on the same prompts, 8 prompts x 8 samples per step, with the same
+forced response lengths: `uniform`, all 64 tokens, or `longtail`, lognormal around 64 with sigma 1, the longest 512.
 
-- `one-core`: interlace, synchronous and colocated, in one process (`cluster=local`, `verl-colocated`), beside TRL's
+- `one-core`: interlace, synchronous and colocated, in one process (`cluster=local`, `verl-colocated`), against TRL's
   GRPOTrainer in one process, with `generate` (training on all samples at once, and on 16) and with its continuous
   batching.
 - `two-threads`: the same on two cores, in one process that trains with two threads and generates on two engines,
-  beside TRL in one process of two threads, and on two data-parallel ranks of a thread each.
-- `two-processes`: interlace, asynchronous, generation and training in a process each (`cluster=ray`, `areal` with half
-  of the devices each), beside the same.
+  against TRL in one process of two threads, and on two data-parallel ranks with one thread each.
+- `two-processes`: interlace, asynchronous, with generation and training in separate processes (`cluster=ray`, `areal`
+  with half of the devices each), against the same.
 
-The contestants are processes that are alive all the time and take turns of some steps, one at a time, so a ratio
-compares neighbours in time. A run that generates ahead has two steps of its turn uncounted: what was ready before its
-turn is used up by then. CPU seconds are those of a contestant's process and all below it, Ray's own included. With
-forced lengths interlace's engine and TRL's continuous batching are told each response's length when it starts; neither
-makes use of it but to end there.
+The contestants are processes that stay alive and take turns of some steps, one at a time, so a ratio compares
+neighbours in time. For a run that generates ahead, the first two steps of a turn are not counted: they use up earlier
+generation.
+CPU seconds include a contestant's process and its descendants, also Ray's processes. With forced lengths, interlace's
+engine and TRL's continuous batching get each response's length when it starts, and use it only to end there.
 
     python benchmarks/end_to_end.py [--case one-core|two-threads|two-processes] [--lengths uniform|longtail]
         [--rounds 3] [--json end_to_end.json]
 
-TRL comes with `pip install trl`; without it interlace is measured alone.
+TRL is installed with `pip install trl`; without it only interlace is measured.
 """
 
 import argparse
@@ -48,15 +48,15 @@ SETTINGS = {
     "two-threads": ("schedule=verl-colocated", "cluster.devices=cpu:2", "cluster.threads_per_worker=2"),
     "two-processes": ("schedule=areal", "cluster.backend=ray", "cluster.devices=cpu:2"),
 }
-"""Of interlace."""
+"""Settings of interlace by case."""
 MICROBATCH = "16"
-"""Samples that TRL trains on at once, where it is not all of a rank's: it is fastest so."""
+"""Samples that TRL trains on at once in the variant with micro-batches; this number is the fastest."""
 ON_ONE_CORE = (
     ("trl, generate", "generate", "1", "1"),
     (f"trl, generate {MICROBATCH}", "generate", "1", "1", MICROBATCH),
     (f"trl, continuous {MICROBATCH}", "continuous", "1", "1", MICROBATCH),
 )
-"""Of TRL: name, generation, ranks, threads of a rank, and samples at once."""
+"""Variants of TRL: name, generation, ranks, threads per rank, and samples at once."""
 ON_TWO_CORES = (
     ("trl, 2 threads", "generate", "1", "2"),
     (f"trl, 2 threads, {MICROBATCH}", "generate", "1", "2", MICROBATCH),
@@ -64,7 +64,7 @@ ON_TWO_CORES = (
     (f"trl, 2 ranks, {MICROBATCH}", "generate", "2", "1", MICROBATCH),
 )
 STEPS_A_TURN = {OURS: 4}
-"""TRL takes one: its steps are long."""
+"""Steps per turn; one for TRL, whose steps are long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +79,13 @@ class Row:
     tokens_per_s: float
     tokens_per_cpu_s: float
     wall_ratio: float
-    """Median over the rounds of interlace's tokens a second by this one's."""
+    """Median over the rounds of interlace's tokens per second divided by this contestant's."""
     wall_ratio_range: tuple[float, float]
     cpu_ratio: float
-    """Likewise of tokens per CPU second."""
+    """The same for tokens per CPU second."""
     cpu_ratio_range: tuple[float, float]
     bins: dict[str, float]
-    """Seconds by the contestant's own account, all turns together."""
+    """Seconds by activity, as the contestant reports them, summed over its turns."""
 
 
 class Contestant:
@@ -99,13 +99,13 @@ class Contestant:
         self._read()
 
     def turn(self, num_steps: int) -> Block:
-        """Lets it do so many steps."""
+        """Lets the process run a number of steps."""
         self._write(num_steps)
         [block] = self._read()
         return Block(**block)
 
     def close(self) -> None:
-        """Tells it that it is over."""
+        """Ends the process."""
         self._write(0)
         self._process.wait(timeout=60)
 
@@ -123,7 +123,7 @@ class Contestant:
 
 
 def start(folder: Path, case: str, lengths: str, settings: Sequence[str]) -> list[Contestant]:
-    """Ours first."""
+    """Starts all contestants, interlace first."""
     task = [str(folder), lengths]
     found = [Contestant(OURS, "_step_interlace.py", [*task, *SETTINGS[case], *settings])]
     if importlib.util.find_spec("trl"):
@@ -133,7 +133,7 @@ def start(folder: Path, case: str, lengths: str, settings: Sequence[str]) -> lis
 
 
 def measure(case: str, lengths: str, settings: Sequence[str], rounds: int) -> list[Row]:
-    """All contestants in turns, one unmeasured round first."""
+    """Measures all contestants in turns, after one unmeasured round."""
     with tempfile.TemporaryDirectory() as folder:
         write_task(Path(folder))
         contestants = start(Path(folder), case, lengths, settings)
@@ -149,7 +149,7 @@ def measure(case: str, lengths: str, settings: Sequence[str], rounds: int) -> li
 
 
 def settle() -> None:
-    """Waits until no contestant computes: one that generates ahead goes on until its gate is closed."""
+    """Waits until no contestant computes: one that generates ahead continues until its gate is closed."""
     before = -1.0
     while (now := tree_cpu_s()) - before > 0.05:
         before = now
@@ -157,7 +157,7 @@ def settle() -> None:
 
 
 def row(case: str, lengths: str, ours: Contestant, other: Contestant) -> Row:
-    """From the turns of both."""
+    """Returns a row from the turns of both."""
     pairs = list(zip(ours.blocks, other.blocks, strict=True))
     wall = [(a.tokens / a.wall_s) / (b.tokens / b.wall_s) for a, b in pairs]
     cpu = [(a.tokens / a.cpu_s) / (b.tokens / b.cpu_s) for a, b in pairs]
@@ -177,7 +177,7 @@ def row(case: str, lengths: str, ours: Contestant, other: Contestant) -> Row:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """The table, and where interlace's time went."""
+    """Prints the table, and interlace's seconds by activity."""
     console = Console(width=120)
     heads = f"{'case':14}{'lengths':10}{'contestant':18}{'s/step':>8}{'tokens/s':>10}{'/CPU s':>8}"
     print(heads + "   interlace by it: wall, CPU")
@@ -199,7 +199,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def main() -> None:
-    """Runs what is asked for and prints the table."""
+    """Runs the requested cases and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=tuple(SETTINGS), default=None, help="without it all")
     parser.add_argument("--lengths", choices=("uniform", "longtail"), default=None, help="without it both")

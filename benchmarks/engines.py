@@ -1,10 +1,10 @@
 """Engines as services: the cost of an address, and two servers against one.
 
 - `address`: one server process at an address against the same engine in this process. `p50` is the median time of one
-  request of one token, sent alone; `tokens/s` is of requests that run together. Both take turns, a ratio compares
-  neighbours in time, and the median over the rounds is printed with the range.
-- `servers`: tokens/s of two servers against one, with the same requests in all.
-- `update`: seconds for which an engine stands still for a new version by a folder in shared memory.
+  request of one token, sent alone; `tokens/s` is measured with concurrent requests. Both alternate, so a ratio compares
+  neighbours in time; the median over the rounds is printed with the range.
+- `servers`: tokens/s of two servers against one, with the same total of requests.
+- `update`: seconds for which an engine pauses for a new version from a folder in shared memory.
 
     python benchmarks/engines.py [--model tiny:mini] [--requests 64] [--tokens 64] [--rounds 5] [--json FILE]
 """
@@ -24,14 +24,14 @@ from interlace.models.loading import load_model
 
 
 def make_engine(name: str, model: ModelConfig, instance: int = 0) -> RolloutEngine:
-    """Makes an engine of a kind."""
+    """Creates an engine of a kind."""
     kind = create_kind(engine_kind(name).Config.parse({"engine": name, "max_running": 64, "max_tokens": 65536}))
     site = EngineSite(model=model, devices=("cpu",), seed=0, num_threads=1, instance=instance)
     return kind.create(load_model(model), site)
 
 
 def make_requests(count: int, tokens: int, first: int = 0) -> list[Request]:
-    """Makes requests of one prompt."""
+    """Returns requests of one prompt."""
     params = SamplingParams(max_new_tokens=tokens)
     return [
         Request(uid="benchmark", owner=SampleKey(NO_GROUP, first + number), prompt_ids=[5, 6, 7, 8], params=params)
@@ -40,7 +40,7 @@ def make_requests(count: int, tokens: int, first: int = 0) -> list[Request]:
 
 
 def drain(engines: Sequence[RolloutEngine], requests: Sequence[Request]) -> float:
-    """Serves requests, dealt to the engines in turns, and returns the seconds."""
+    """Serves requests, distributed round-robin over the engines. Returns the seconds."""
     start_s = time.perf_counter()
     left = [0] * len(engines)
     for number, request in enumerate(requests):
@@ -48,7 +48,7 @@ def drain(engines: Sequence[RolloutEngine], requests: Sequence[Request]) -> floa
         left[number % len(engines)] += 1
     for engine in engines if len(engines) > 1 else ():
         engine.interrupt()
-        engine.step()  # every server has its requests before any is waited for
+        engine.step()  # every server gets its requests before the first wait
     for place, engine in enumerate(engines):
         while left[place] > 0:
             output = engine.step()
@@ -59,7 +59,7 @@ def drain(engines: Sequence[RolloutEngine], requests: Sequence[Request]) -> floa
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> str:
-    """Writes the median ratio and the range."""
+    """Returns the median ratio and the range as text."""
     found = [one / other for one, other in zip(numerators, denominators, strict=True)]
     return f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f})"
 

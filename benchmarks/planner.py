@@ -1,4 +1,4 @@
-"""Predicted against measured step time of many schedules, how well predictions rank them, and what a choice costs.
+"""Predicted against measured step time of many schedules, the ranking by predictions, and the loss of a choice.
 
     python benchmarks/planner.py [--quick] [--clusters local,ray] [--workloads quickstart,longtail] [--write]
     python benchmarks/planner.py --points 16 [--store docs/planner.json] [--write]
@@ -6,12 +6,12 @@
     python benchmarks/planner.py --mixed [--write]
     python benchmarks/planner.py --lending [--write]
 
-Each recipe is profiled on each cluster, once; then every schedule is simulated and really trained for some steps with a
-learning rate next to nothing, so that lengths stay what they were. Profiles and points are kept in --store, and what is
-there is not measured again: --points N measures N more and ends, so that a table may come of several sittings, the
-profile from another hour than most of its points. `tau` is Kendall's, over the
-schedules of one recipe on one cluster; `regret` is the measured time a trained token of the schedule with the best
-prediction against the best measured one. --write puts the table into docs/planner.md and the picture beside the page.
+Each recipe is profiled once on each cluster. Then every schedule is simulated, and trained for some steps with a
+learning rate near 0, so that lengths stay constant. --store keeps profiles and points, which are not measured again:
+--points N measures N more and ends. A table may thus combine several sessions, with a profile from another hour than
+most of its points. `tau` is Kendall's, over the schedules of one recipe on one cluster. `regret` is the measured time
+per trained token of the schedule with the best prediction, relative to the best measured one. --write puts the table
+into docs/planner.md and the picture next to the page.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.plans import Fidelity, Score
 from interlace.forecast.simulate import Simulation
+from interlace.forecast.svg import Plot, nice_ticks
 from interlace.observe.progress import QuietProgress
-from interlace.observe.report.svg import Plot, nice_ticks
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.config import Recipe, set_schedule
 from interlace.run.recipe.load import load_recipe
@@ -65,12 +65,12 @@ class Row:
     predicted_s: float
     measured_s: float
     predicted_rate: float
-    """Trained tokens a second."""
+    """Predicted trained tokens per second."""
     measured_rate: float
 
     @property
     def error(self) -> float:
-        """Predicted against measured seconds, less 1."""
+        """Predicted divided by measured seconds, minus 1."""
         return self.predicted_s / self.measured_s - 1
 
 
@@ -86,11 +86,11 @@ class Store:
         self.rows = [Row(**point) for point in kept["points"]]
 
     def has(self, workload: str, cluster: str, name: str) -> bool:
-        """Says whether a point was measured, or could not be."""
+        """Returns whether a point was measured, or failed."""
         return any((row.workload, row.cluster, row.schedule) == (workload, cluster, name) for row in self.rows)
 
     def save(self) -> None:
-        """Writes all that is here."""
+        """Writes the file."""
         if self._path:
             profiles = {key: profile.model_dump(mode="json") for key, profile in self.profiles.items()}
             text = json.dumps({"profiles": profiles, "points": [asdict(row) for row in self.rows]}, indent=1)
@@ -105,7 +105,7 @@ def recipe_of(workload: str, cluster: str, devices: int) -> Recipe:
 
 
 def measure_points(store: Store, wanted: Sequence[tuple[str, str, str]], args: argparse.Namespace) -> None:
-    """Predicts and measures points that are not there, at most args.points of them; each is kept as it is found."""
+    """Predicts and measures missing points, at most args.points of them; each is stored immediately."""
     left = args.points
     for workload, cluster, name in wanted:
         if store.has(workload, cluster, name):
@@ -149,7 +149,7 @@ def _measured(recipe: Recipe, profile: Profile, point: tuple[str, str, str], ste
 
 
 def tau(rows: Sequence[Row]) -> float:
-    """Returns Kendall's tau of predicted and measured trained tokens a second."""
+    """Returns Kendall's tau of predicted and measured trained tokens per second."""
     pairs = list(combinations(rows, 2))
     agree = sum(
         1 if (one.predicted_rate - two.predicted_rate) * (one.measured_rate - two.measured_rate) > 0 else -1
@@ -159,13 +159,13 @@ def tau(rows: Sequence[Row]) -> float:
 
 
 def regret(rows: Sequence[Row]) -> float:
-    """Returns how much longer a trained token takes under the schedule of best prediction than under the best."""
+    """Returns the relative time per trained token of the best predicted schedule against the best measured one."""
     chosen = max(rows, key=lambda row: row.predicted_rate)
     return max(row.measured_rate for row in rows) / chosen.measured_rate - 1
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Returns the table as Markdown: a line a workload and cluster, and one of all."""
+    """Returns the table as Markdown: one line per workload and cluster, and one for all."""
     lines = ["| workload | cluster | schedules | median error | 95th percentile | Kendall's tau | regret | chosen |",
              "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     keys = dict.fromkeys((row.workload, row.cluster) for row in rows)
@@ -188,7 +188,7 @@ def _errors(rows: Sequence[Row]) -> str:
 
 
 def scatter(rows: Sequence[Row]) -> str:
-    """Draws measured over predicted seconds, a colour a workload; the line is where both are equal."""
+    """Draws measured over predicted seconds, with one colour per workload; on the line both are equal."""
     plot = Plot(width=520.0, height=420.0)
     most = max(max(row.predicted_s, row.measured_s) for row in rows)
     ticks = nice_ticks(0.0, most, 5)
@@ -209,7 +209,7 @@ def scatter(rows: Sequence[Row]) -> str:
 
 
 def write(rows: Sequence[Row]) -> None:
-    """Puts the table and the picture into the page."""
+    """Writes the table and the picture into the page."""
     write_table(
         DOCS / "planner.md", "measured", f"{summary(rows)}\n\n![measured over predicted seconds of a step](planner.svg)"
     )
@@ -217,7 +217,7 @@ def write(rows: Sequence[Row]) -> None:
 
 
 def main() -> None:
-    """See the module's docstring."""
+    """Runs the comparison; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="four schedules, one workload, local, few steps")
     parser.add_argument("--drift", action="store_true", help="simulated: answers that grow, and the online planner")

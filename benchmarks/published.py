@@ -1,12 +1,12 @@
-"""Presets on the virtual clock, beside what their papers report.
+"""Presets on the virtual clock, against the results in their papers.
 
     python benchmarks/published.py [--presets areal,...] [--devices 256] [--json FILE] [--write] [presets|claims]
 
-`presets` runs every preset at one size. `claims` runs the pair that each published ratio compares, at the size and with
-the settings it was published for, as far as these are stated; `_published_claims.py` has them, with their sources.
-Costs are rooflines of data sheets (the shipped profiles), lengths are log-normal with a share that never ends: what
-should agree is the ratio, not the seconds. Of each claim whose ratio is outside the published range, one assumed
-parameter after the other is halved and doubled: what moves the ratio, and whether into the range, is printed.
+`presets` runs every preset at one size. `claims` runs the pair of each published ratio, with its published size and
+settings as far as they are stated; `_published_claims.py` contains them with their sources. Costs are rooflines of data
+sheets (the shipped profiles), and lengths are log-normal with a share that reaches the limit, so ratios are comparable
+but seconds are not. For each claim outside the published range, the assumed parameters are halved and doubled one by
+one; changes of the ratio are printed, with a note if it enters the range.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Change = Callable[[Profile, float], Profile]
 
 
 OF_LENGTHS: Mapping[str, str] = {"median length": "median", "share at the limit": "cap_share"}
-"""Parameters of the mix, which no source states: its fields."""
+"""Parameters of the length mix, which no source states, and their fields."""
 OF_COSTS: Mapping[str, Change] = {
     "seconds a trained token": lambda profile, by: of_actor(profile, by, by),
     "KV cache": lambda profile, by: of_rollout(profile, kv_tokens=round(by * profile.rollout.kv_tokens)),
@@ -35,11 +35,11 @@ OF_COSTS: Mapping[str, Change] = {
         profile, context_token_s=by * profile.rollout.context_token_s
     ),
 }
-"""Parameters of a roofline that no source states. Where costs are fitted, they are what the source says."""
+"""Parameters of a roofline that no source states. If costs are fitted, the source determines them."""
 
 
 def claims(steps: int, only: str = "") -> tuple[list[dict[str, object]], str]:
-    """Returns each published ratio beside the simulated one, as JSON and as Markdown. only: a part of its name."""
+    """Returns each published ratio next to the simulated one, as JSON and as Markdown. only: a part of the name."""
     heads = ("claim", "published", "simulated", "seconds a step, and its baseline", "")
     lines, told = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"], []
     outside: list[tuple[Claim, Measured, Measured]] = []
@@ -68,7 +68,7 @@ def claims(steps: int, only: str = "") -> tuple[list[dict[str, object]], str]:
 
 
 def sensitivity(claim: Claim, base: Measured, ours: Measured, parameter: str, steps: int) -> str:
-    """Returns the ratios at half and twice a parameter, and at a quarter or four times where it is nearer there."""
+    """Returns the ratios at half and twice a parameter, and at a quarter or four times if these are closer."""
 
     def rate(preset: str, setup: Setup, by: float, split: int | None) -> float:
         if parameter in OF_LENGTHS:
@@ -90,7 +90,7 @@ def sensitivity(claim: Claim, base: Measured, ours: Measured, parameter: str, st
 
 
 def presets(names: Sequence[str], devices: int, steps: int) -> list[dict[str, object]]:
-    """Presets at one size, at the better of two splits."""
+    """Runs presets at one size, with the better of two splits."""
     setup = Setup(devices=devices, prompts=256, samples=16, max_tokens=28672, lengths=REASONING, splits=(50, 75))
     first = measure(BASELINE, setup, steps)
     told = []
@@ -111,7 +111,7 @@ def presets(names: Sequence[str], devices: int, steps: int) -> list[dict[str, ob
 
 
 def main() -> None:
-    """Runs what is asked for."""
+    """Runs the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("presets", "claims"), nargs="?", default="claims")
     parser.add_argument("--presets", default=",".join(preset_names()), help="of `presets`")

@@ -1,9 +1,9 @@
-"""A profile that was measured beside one from a run's records: how well each predicts schedules.
+"""A measured profile against a profile from a run's records: the quality of their predictions of schedules.
 
     python benchmarks/records.py [--recipe quickstart] [--schedules areal,...] [--steps 30] [--json F] [--write]
 
-One run under `verl-colocated` is recorded, and the recipe profiled behind it. Then each schedule is simulated with both
-profiles, and really trained. --write puts the table into docs/profiling.md.
+One run under `verl-colocated` is recorded, and the recipe is profiled afterwards. Then each schedule is simulated with
+both profiles, and trained. --write puts the table into docs/profiling.md.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def predicted_s(recipe: Recipe, profile: Profile, name: str, steps: int) -> floa
 
 
 def main() -> None:
-    """See the module's docstring."""
+    """Runs the comparison; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--schedules", default=",".join(SCHEDULES))

@@ -1,14 +1,14 @@
-"""Tokens a second of the native rollout engine, beside `generate` and transformers' continuous batching.
+"""Tokens per second of the native rollout engine, against `generate` and transformers' continuous batching.
 
-One process, one thread, the same prompts, forced response lengths, temperature 1. The contestants take turns, so that
-a ratio compares neighbours in time; rates are tokens per CPU second, and a ratio is the median over the rounds.
+One process, one thread, the same prompts, forced response lengths, temperature 1. The contestants alternate, so that a
+ratio compares neighbours in time; rates are tokens per CPU second, and a ratio is the median over the rounds.
 
 - `generate`: one padded batch; a row that ended is padded until the longest row ends.
 - `continuous batching`: transformers' ContinuousBatchingManager with each request's own max_new_tokens.
-- `share of the bound`: the time that a decode step of some rows must take at least, max(FLOPs / GEMM rate, bytes /
-  memory bandwidth), both measured in this run, over the time it took. `outside`: the part of a decode step that is
-  not the model's forward pass. `--rows` chooses the numbers of rows; with `--workloads` and no name nothing else
-  is measured. `--threads` are the decoder's in these steps; with two or more, times are the clock's and not the CPU's.
+- `share of the bound`: minimum time of a decode step of some rows, max(FLOPs / GEMM rate, bytes / memory bandwidth),
+  both measured in this run, divided by its time. `outside`: the part of a decode step outside the model's forward pass.
+  `--rows` chooses the numbers of rows; with `--workloads` and no name nothing else is measured. `--threads` are the
+  decoder's in these steps; with two or more, times are of the wall clock instead of the CPU.
 
     python benchmarks/rollout.py [--model tiny|135m] [--median 64] [--rounds 5] [--against generate] [--json FILE]
 """
@@ -40,7 +40,7 @@ from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 SAMPLES, PROMPT_TOKENS = 64, 16
 PEERS = ("generate", "continuous batching")
 RATIO = 8
-"""The longest response over the median one, long-tailed."""
+"""Longest response divided by the median, in the long-tailed workload."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,11 @@ class Result:
     tokens_per_s: dict[str, float]
     """Median over the rounds, per CPU second."""
     ratio: dict[str, float]
-    """Ours over theirs, median of the rounds' ratios."""
+    """interlace's rate divided by the contestant's, median of the rounds' ratios."""
 
 
 def build(name: str) -> PreTrainedModel:
-    """A random-initialised model."""
+    """Returns a randomly initialised model."""
     torch.manual_seed(0)
     shared = {"tie_word_embeddings": True, "max_position_embeddings": 1024, "pad_token_id": 0,
               "bos_token_id": None, "eos_token_id": None}  # fmt: skip
@@ -70,7 +70,7 @@ def build(name: str) -> PreTrainedModel:
 
 
 def lengths(workload: str, median: int) -> list[int]:
-    """Response tokens of each sample; long-tailed is lognormal with sigma 1, cut at RATIO times the median."""
+    """Returns the response tokens per sample; long-tailed is lognormal with sigma 1, cut at RATIO times the median."""
     if workload == "uniform":
         return [median] * SAMPLES
     draw = random.Random(0)
@@ -80,13 +80,13 @@ def lengths(workload: str, median: int) -> list[int]:
 
 
 def run_engine(engine: NativeEngine, prompts: list[list[int]], targets: list[int]) -> int:
-    """Returns the tokens made."""
+    """Returns the number of generated tokens."""
     params = [SamplingParams(max_new_tokens=target) for target in targets]
     return sum(len(completion.token_ids) for completion in engine.generate(prompts, params))
 
 
 def run_generate(model: PreTrainedModel, prompts: list[list[int]], targets: list[int]) -> int:
-    """The useful tokens: those up to each row's target."""
+    """Returns the number of useful tokens: up to each row's target."""
     ids = torch.tensor(prompts)
     model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max(targets), min_new_tokens=max(targets),
                    do_sample=True, temperature=1.0, top_k=0, top_p=1.0)  # fmt: skip
@@ -94,7 +94,7 @@ def run_generate(model: PreTrainedModel, prompts: list[list[int]], targets: list
 
 
 def run_continuous(model: PreTrainedModel, prompts: list[list[int]], targets: list[int]) -> int:
-    """Requests with their own lengths, added one by one."""
+    """Adds requests one by one, each with its own length. Returns the number of tokens."""
     config = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(targets))
     sizes = ContinuousBatchingConfig(num_blocks=256, max_batch_tokens=1088)
     with model.continuous_batching_context_manager(
@@ -111,14 +111,14 @@ def run_continuous(model: PreTrainedModel, prompts: list[list[int]], targets: li
 
 
 def measure(work: Callable[[list[int]], int], targets: list[int]) -> float:
-    """Tokens per CPU second."""
+    """Returns tokens per CPU second."""
     start = time.process_time()
     tokens = work(targets)
     return tokens / (time.process_time() - start)
 
 
 def compare(name: str, workloads: list[str], median: int, rounds: int, peers: list[str]) -> list[Result]:
-    """Contestants in turns, after a few tokens each to warm up."""
+    """Measures the contestants alternately, after a short warm-up."""
     model = build(name)
     engine = NativeEngine(copy.deepcopy(model), config=NativeConfig(max_running=SAMPLES))
     print(engine.report())
@@ -159,7 +159,7 @@ def compare(name: str, workloads: list[str], median: int, rounds: int, peers: li
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Decode steps of some rows, against what the machine's GEMM rate and memory bandwidth allow."""
+    """Decode steps of some rows, against the bound by the machine's GEMM rate and memory bandwidth."""
 
     rows: int
     gemm_gflops_per_s: float
@@ -170,28 +170,28 @@ class Steps:
     read_ms: float
     """Bytes of the weights / bandwidth."""
     share_of_bound: float
-    """Of the larger of the two, in step_ms."""
+    """Larger of the two bounds, divided by step_ms."""
     outside_forward: float
     attention_share: float
-    """Of the forward pass."""
+    """Share of attention in the forward pass."""
 
 
 def decode_steps(name: str, row_counts: list[int], steps: int, threads: int) -> list[Steps]:
-    """Without speculation: as many tokens as rows."""
+    """Measures steps without speculation, so with as many tokens as rows."""
     model = build(name)
     weights = (
         sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
         + model.get_input_embeddings().weight.numel()
     )
     engine = NativeEngine(model, config=NativeConfig(max_running=SAMPLES, draft_tokens=0), num_threads=threads)
-    torch.set_num_threads(1)  # the machine's rates are those of one core
+    torch.set_num_threads(1)  # the machine's rates are measured on one core
     return [_decode_steps(engine, weights, rows, steps, threads) for rows in row_counts]
 
 
 def _decode_steps(engine: NativeEngine, weights: int, rows: int, steps: int, threads: int) -> Steps:
     for index in range(rows):
         prompt = [(index * 7 + place) % 512 for place in range(PROMPT_TOKENS)]
-        params = SamplingParams(max_new_tokens=1000)  # none ends
+        params = SamplingParams(max_new_tokens=1000)  # no row ends
         engine.submit(Request(uid=f"b{rows}", owner=SampleKey(NO_GROUP, index), prompt_ids=prompt, params=params))
     engine.step()
     clock = time.process_time if threads == 1 else time.perf_counter
@@ -202,7 +202,7 @@ def _decode_steps(engine: NativeEngine, weights: int, rows: int, steps: int, thr
     for _ in range(5):
         flops.append(2 * 1024**3 / timed(lambda: square @ square))
         bandwidth.append(block.nbytes / timed(block.sum))
-        engine.step()  # what that left of the caches is no decode step's affair
+        engine.step()  # exclude the effect of the prefill on the caches
         engine.metrics()
         start, num_tokens = time.perf_counter(), 0
         while num_tokens < rows * steps // 5:
@@ -229,7 +229,7 @@ def _decode_steps(engine: NativeEngine, weights: int, rows: int, steps: int, thr
 
 
 def timed(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
-    """Seconds, of the CPU where no other clock is given."""
+    """Returns seconds, by default of the CPU."""
     start = clock()
     work()
     return clock() - start

@@ -1,10 +1,10 @@
-"""What the server costs over asking the engine pool, and how many runs of code a sandbox makes.
+"""Cost of the server compared with direct requests to the engine pool, and the rate of code runs in a sandbox.
 
     python benchmarks/server.py [--peer PYTHON] [--write] [--json server.json]
 
-Requests one after another, in turn over HTTP and to the pool, so that both meet the same machine. PYTHON is of an
-environment with transformers[serving]: its `transformers serve` then answers the same requests, with the same model, in
-turn with this server.
+Requests run one after another, alternately over HTTP and to the pool, so that both have the same conditions. PYTHON is
+the interpreter of an environment with transformers[serving]: its `transformers serve` then answers the same requests
+with the same model, alternately with this server.
 """
 
 import argparse
@@ -48,7 +48,7 @@ PEER_START_S = 120.0
 
 
 async def visitors_of(cluster: Cluster) -> PoolVisitors:
-    """An engine with the tiny model, for clients from outside."""
+    """Returns an engine with the tiny model, for clients from outside."""
 
     def bundle(_context: object) -> RolloutBundle:
         model, tokenizer = build_tiny("micro", seed=0)
@@ -61,14 +61,14 @@ async def visitors_of(cluster: Cluster) -> PoolVisitors:
 
 
 def server_of(visitors: PoolVisitors) -> SessionServer:
-    """The server before it."""
+    """Returns the server in front of it."""
     _, tokenizer = build_tiny("micro", seed=0)
     return SessionServer(visitors=visitors, codec=TokenizerCodec(tokenizer), api_key="k")
 
 
 @asynccontextmanager
 async def transformers_serve(python: str, folder: str) -> AsyncIterator[str]:
-    """Starts `transformers serve` on the model of a folder, and gives its address."""
+    """Starts `transformers serve` on the model of a folder, and yields its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -88,7 +88,7 @@ async def transformers_serve(python: str, folder: str) -> AsyncIterator[str]:
 
 
 async def answers(url: str) -> bool:
-    """Says whether a server is there; asks it a little later where it is not."""
+    """Returns whether a server responds; waits shortly if it does not."""
     try:
         async with aiohttp.ClientSession() as http, http.get(url) as response:
             return response.status == 200
@@ -98,7 +98,7 @@ async def answers(url: str) -> bool:
 
 
 async def beside_peer(cluster: Cluster, *, python: str) -> tuple[list[float], list[float]]:
-    """Seconds of each text completion by this server and by `transformers serve`, in turn."""
+    """Returns the seconds of each text completion by this server and by `transformers serve`, alternately."""
     ours, theirs = [], []
     waiting = cluster.waits.operation(who="benchmark", what="the other server")
     with waiting, tempfile.TemporaryDirectory() as folder:
@@ -121,7 +121,7 @@ async def beside_peer(cluster: Cluster, *, python: str) -> tuple[list[float], li
 
 
 async def request_seconds(cluster: Cluster) -> tuple[list[float], list[float]]:
-    """Seconds of each request over HTTP, and to the pool."""
+    """Returns the seconds of each request over HTTP, and to the pool."""
     visitors = await visitors_of(cluster)
     server = server_of(visitors)
     body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 8}}
@@ -142,7 +142,7 @@ async def request_seconds(cluster: Cluster) -> tuple[list[float], list[float]]:
 
 
 async def sandbox_rates() -> tuple[float, float]:
-    """Runs of code a second, one after another and four at once."""
+    """Returns runs of code per second, one after another and four concurrently."""
     sandbox = await Sandbox.start(SandboxConfig(sandbox="available", runs_at_once=4))
     try:
         rates = []
@@ -157,7 +157,7 @@ async def sandbox_rates() -> tuple[float, float]:
 
 
 def peer_rows(ours: list[float], theirs: list[float]) -> list[str]:
-    """Writes the lines of the comparison."""
+    """Returns the lines of the comparison."""
     ratios = np.divide(theirs, ours)
     low, middle, high = np.percentile(ratios, [10, 50, 90])
     one, other = statistics.median(ours) * 1000, statistics.median(theirs) * 1000
@@ -169,7 +169,7 @@ def peer_rows(ours: list[float], theirs: list[float]) -> list[str]:
 
 
 def table(over_http: list[float], direct: list[float], rates: tuple[float, float], peer: list[str]) -> str:
-    """Writes the table."""
+    """Returns the table."""
     differences = np.subtract(over_http, direct) * 1000
     low, middle, high = np.percentile(differences, [10, 50, 90])
     one, four = statistics.median(over_http) * 1000, statistics.median(direct) * 1000
@@ -189,7 +189,7 @@ def table(over_http: list[float], direct: list[float], rates: tuple[float, float
 
 
 def main() -> None:
-    """Measures, prints, and writes where asked to."""
+    """Measures, prints, and writes if requested."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true", help="put the table into docs/serving.md")
     parser.add_argument("--json", type=Path, help="also write the figures there")

@@ -1,10 +1,10 @@
-"""What simulating costs: CPU microseconds a simulated sample, by preset and number of devices.
+"""Cost of a simulation: CPU microseconds per simulated sample, by preset and number of devices.
 
     python benchmarks/simulate.py [--presets verl-colocated,areal] [--devices 16,256,1000] [--rounds 2] [--json FILE]
 
-A whole run is timed, from its first event to its last row, the least of a number of rounds: CPU time of one thread, so
-other work on the machine shows only in what it does to the caches. The mix is one of long responses (28k tokens at
-most), with 16 samples a prompt.
+A whole run is timed, from its first event to its last row: the minimum over some rounds, in CPU time of one thread, so
+that other work on the machine affects it only through the caches. Responses are long (at most 28k tokens), with 16
+samples per prompt.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from interlace.run.recipe.load import load_recipe
 PROFILE = "qwen2.5-7b-h800"
 SAMPLES_PER_PROMPT = 16
 MIN_PROMPTS = 256
-"""A step; more where there are more devices than that: with fewer, most engines would have next to nothing."""
+"""Minimum prompts per step; larger clusters use more, because most engines would otherwise be idle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,13 @@ class Cost:
     preset: str
     devices: int
     samples: int
-    """Simulated in a run."""
+    """Simulated samples of a run."""
     sample_us: float
-    """CPU microseconds a sample."""
+    """CPU microseconds per sample."""
 
 
 def measure(preset: str, devices: int, steps: int, rounds: int) -> Cost:
-    """The least of the rounds, each with what it takes to find and free what it made."""
+    """Returns the minimum over the rounds, each including the collection of its garbage."""
     recipe = load_recipe(
         "quickstart",
         [
@@ -50,7 +50,7 @@ def measure(preset: str, devices: int, steps: int, rounds: int) -> Cost:
     )
     simulation = Simulation(profile=load_profile(PROFILE), num_devices=devices)
     took, num_samples = [], 0
-    # What was imported is not searched for cycles: a quarter of a million objects that no simulation made.
+    # Excludes the quarter of a million objects of imported modules from garbage collection.
     gc.collect()
     gc.freeze()
     for _ in range(rounds):
@@ -63,7 +63,7 @@ def measure(preset: str, devices: int, steps: int, rounds: int) -> Cost:
 
 
 def main() -> None:
-    """Prints a row a preset, a column a size."""
+    """Prints a row per preset and a column per size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", default="verl-colocated,areal")
     parser.add_argument("--devices", default="16,256,1000")

@@ -1,20 +1,19 @@
-"""What the timeline costs: on against off, step by step in one run, on the quick start and on the virtual clock.
+"""Cost of the timeline: on against off, step by step in one run, on the quick start and on the virtual clock.
 
-Steps take turns, in random order within each block of three:
+Steps alternate, in random order within each block of three:
 
-    written   spans are kept, the ledger is computed from them, timeline.json is written (what `interlace train` does)
+    written   spans are kept, the ledger is computed from them, timeline.json is written (as in `interlace train`)
     ledger    the same without timeline.json (logging.timeline=false)
-    off       spans tell a call's duration and are thrown away; the ledger sees nothing
+    off       spans return a call's duration and are dropped; the ledger gets nothing
 
-Compared is the CPU time of the whole process from one step's start to the next one's, since other work on the machine
-lengthens the clock's time. A line is the median over blocks of a step's time against its block's `off`, with the
-quartiles of the blocks and a 95 % interval of the median (bootstrap).
+The CPU time of the whole process from one step's start to the next one's is compared, because other work on the machine
+lengthens wall time. A line is the median over blocks of a step's time divided by its block's `off`, with the quartiles
+of the blocks and a 95 % interval of the median (bootstrap).
 
-Steps of the quick start differ by more than the timeline costs, so its cost is also timed from inside, which resolves
-it: CPU seconds in `begin`, `end`, `serve`, `take` with its recorder, and the ledger, the timers' own included, as a
-share of the steps in which they ran. That is the number to go by; the ratio shows that nothing is hidden elsewhere.
-
-On the virtual clock nothing computes but the runtime itself, so this is the share of the runtime's own work.
+Steps of the quick start differ by more than the cost of the timeline, so this cost is also timed from inside: CPU
+seconds in `begin`, `end`, `serve`, `take` with its recorder, and the ledger, including the timers' cost, as a share of
+the steps in which they ran. This is the relevant number; the ratio shows that no cost is hidden elsewhere. On the
+virtual clock only the runtime itself computes, so there it is the share of the runtime's own work.
 
     python benchmarks/timeline.py [--steps 150] [--json timeline.json]
 """
@@ -43,14 +42,14 @@ from interlace.runtime.timeline import EngineCall, Recorder, Records, Span, Time
 
 ARMS = ("written", "ledger", "off")
 WARM_STEPS = 3
-"""At the start, which nobody counts."""
+"""Uncounted steps at the start."""
 ROUNDS = 2000
-"""Of the bootstrap."""
+"""Rounds of the bootstrap."""
 
 
 @dataclass
 class Step:
-    """One step's cost, in seconds."""
+    """Cost of one step, in seconds."""
 
     arm: str
     wall_s: float
@@ -81,7 +80,7 @@ class Switched(Timeline):
     def end(self, span: Span, start_s: float, end_s: float) -> None:
         self._num_spans += 1
         if self._arm != "off" or span in self._running:
-            self._running[span] = None  # begun while it was off
+            self._running[span] = None  # begun while the timeline was off
             since_s = time.thread_time()
             super().end(span, start_s, end_s)
             self._inside_s += time.thread_time() - since_s
@@ -103,7 +102,7 @@ class Switched(Timeline):
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Counts as the timeline's work."""
+        """Counts the time of the block as the timeline's work."""
         start_s = time.thread_time()
         try:
             yield
@@ -117,7 +116,7 @@ class Switched(Timeline):
 
     @property
     def is_written(self) -> bool:
-        """Whether a recorder is told of this step."""
+        """True if a recorder receives this step."""
         return self._arm == "written"
 
     def _turn(self) -> None:
@@ -131,7 +130,7 @@ class Switched(Timeline):
 
 
 class _Gated:
-    """Lets a recorder hear of some steps only."""
+    """Recorder that forwards only some steps."""
 
     def __init__(self, recorder: Recorder, timeline: Switched) -> None:
         self._recorder, self._timeline = recorder, timeline
@@ -145,7 +144,7 @@ class _Gated:
 
 
 def measured(run: Callable[[], object]) -> list[Step]:
-    """The steps of a run whose cluster has a switched timeline; whole blocks only."""
+    """Returns the steps of a run whose cluster has a switched timeline; whole blocks only."""
     made: list[Switched] = []
 
     def make(**given: object) -> Switched:
@@ -170,7 +169,7 @@ def measured(run: Callable[[], object]) -> list[Step]:
 
 
 def quick_start(num_steps: int, folder: Path) -> list[Step]:
-    """The quick start as it is, but for a learning rate that keeps the work of each step alike."""
+    """Runs the quick start, with a learning rate that keeps the work of each step equal."""
     settings = [f"steps={num_steps}", "optimizer.lr=1e-9", "logging.loggers=[]", "evaluation.num_prompts=1"]
     recipe = load_recipe("quickstart", settings)
 
@@ -183,7 +182,7 @@ def quick_start(num_steps: int, folder: Path) -> list[Step]:
 
 
 def virtual_clock(num_steps: int, folder: Path) -> list[Step]:
-    """The same recipe, asynchronous, with the costs of a shipped profile on eight devices."""
+    """Runs the same recipe asynchronously, with the costs of a shipped profile on eight devices."""
     recipe = load_recipe("quickstart", [f"steps={num_steps}", "schedule=areal", "prompts_per_step=64"])
     simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8)
     return measured(lambda: simulate(recipe, simulation, timeline=folder / "simulated.json"))
@@ -197,20 +196,20 @@ class Result:
     arm: str
     num_blocks: int
     ratio: float
-    """Median over blocks of CPU time, this arm / off."""
+    """Median over blocks of CPU time, this arm divided by off."""
     quartiles: tuple[float, float]
     interval: tuple[float, float]
-    """95 %, of the median."""
+    """95 % interval of the median."""
     wall_ratio: float
     step_ms: float
-    """CPU time of a step of this arm, median."""
+    """Median CPU time of a step of this arm."""
     inside_share: float
-    """Of the steps' CPU time, timed from inside."""
+    """Share of the steps' CPU time, timed from inside."""
     spans_a_step: float
 
 
 def results_of(where: str, steps: list[Step]) -> list[Result]:
-    """Each arm against `off`."""
+    """Returns each arm against `off`."""
     size = len(ARMS)
     blocks = [{step.arm: step for step in steps[start : start + size]} for start in range(0, len(steps), size)]
     found = []
@@ -242,7 +241,7 @@ def _interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def table(results: list[Result]) -> str:
-    """A line an arm."""
+    """Returns a line per arm."""
     lines = [
         f"{'':14}{'against off':14}{'ratio':>8}{'quartiles':>16}{'95 %':>16}{'by clock':>10}"
         f"{'step, ms':>10}{'spans':>7}{'inside':>9}"

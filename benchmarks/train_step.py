@@ -1,24 +1,23 @@
-"""One policy update, beside the bare model and TRL: tokens a second, in one process, in turns.
+"""One policy update, against the bare model and TRL: tokens per second, in one process, alternately.
 
-What is measured is the training half of a GRPO step on given samples: forward, loss, backward, clipping, AdamW.
-Generation and scoring are left out, and so are TRL's data loading and logging.
+The training half of a GRPO step on given samples is measured: forward, loss, backward, clipping, AdamW. Generation and
+scoring are left out, and so are TRL's data loading and logging.
 
-- `bare`: forward and backward of a plain copy of the model on as many tokens in rows of one length, and the same
-  optimizer step. No loss, no padding: what the model itself costs. With long-tailed lengths its rows are as long as
-  the mean, so its attention does less work than any exact one could.
+- `bare`: forward and backward of a plain copy of the model on the same number of tokens in rows of one length, and the
+  same optimizer step. No loss, no padding: the cost of the model itself. With long-tailed lengths its rows have the
+  mean length, so its attention does less work than any exact one.
 - `interlace`: `TrainEngine.accumulate` and `optimizer_step` with GRPO's loss. It computes a group's prompt once, which
-  neither of the others does; tokens a second count it eight times for all of them.
-- `trl`: the loss of TRL's GRPOTrainer on its padded batch, backward, the same optimizer step (where TRL is installed).
+  neither of the others does; tokens per second count the prompt eight times for all of them.
+- `trl`: the loss of TRL's GRPOTrainer on its padded batch, backward, the same optimizer step (if TRL is installed).
 
-`--case tree` measures another thing: samples whose eight branches of 64 tokens follow 256 that they share, a prompt
-and a first turn.
+`--case tree` measures samples whose eight branches of 64 tokens follow 256 shared tokens, a prompt and a first turn.
 
-- `alone`: each branch as a sample that has all its tokens to itself, as it would be without a tree; the shared turn is
-  trained in the first of each eight.
+- `alone`: each branch as a sample with all its tokens, as without a tree; the shared turn is trained on in the first of
+  each eight.
 - `tree`: the same tokens as trees, each token once.
 
-Contenders take turns, so a ratio compares neighbours in time. Ratios are of CPU seconds on one thread; the last two
-columns are the lowest and the highest of them over the rounds.
+Contenders alternate, so a ratio compares neighbours in time. Ratios are of CPU seconds on one thread; the last two
+columns are their lowest and highest value over the rounds.
 
     python benchmarks/train_step.py [--case single|tree|all] [--size tiny|small] [--rounds 7] [--json train_step.json]
 """
@@ -73,7 +72,7 @@ class Row:
 
 
 def build(size: str) -> PreTrainedModel:
-    """The same weights every time."""
+    """Returns a model with the same weights every time."""
     torch.manual_seed(0)
     hidden, layers = SIZES[size]
     config = Qwen2Config(
@@ -92,7 +91,7 @@ def build(size: str) -> PreTrainedModel:
 
 
 def response_lengths(kind: str) -> list[int]:
-    """uniform: all the median. longtail: lognormal around it, the longest present."""
+    """Returns lengths. uniform: all the median. longtail: lognormal around it, including the longest."""
     if kind == "uniform":
         return [MEDIAN] * SAMPLES
     draw = random.Random(0)
@@ -102,7 +101,7 @@ def response_lengths(kind: str) -> list[int]:
 
 
 def make_samples(lengths: list[int]) -> list[Sample]:
-    """Random tokens, in groups of eight that answer one prompt."""
+    """Returns samples of random tokens, in groups of eight that answer one prompt."""
     draw = np.random.default_rng(0)
     token_ids = draw.integers(2, VOCABULARY, (SAMPLES // GROUP, PROMPT_TOKENS)).astype(np.int32)
     prompts = [Prompt(uid=str(gid), token_ids=row, text="", answer="") for gid, row in enumerate(token_ids)]
@@ -123,7 +122,7 @@ def make_samples(lengths: list[int]) -> list[Sample]:
 
 
 def make_trees() -> list[Sample]:
-    """Each a turn that eight branches continue; prompts differ."""
+    """Returns trees, each a turn that eight branches continue; prompts differ."""
     draw = np.random.default_rng(0)
 
     def segment(parent: int, count: int) -> Segment:
@@ -146,7 +145,7 @@ def make_trees() -> list[Sample]:
 
 
 def branches_alone(tree: Sample, *, apart: bool = True) -> list[Sample]:
-    """Each branch as a sample that shares nothing: their prompts differ in a token. apart: False leaves them alike."""
+    """Returns each branch as a separate sample; their prompts differ in a token. apart: False keeps them equal."""
     shared, *leaves = tree.segments
     found = []
     for index, leaf in enumerate(leaves):
@@ -168,7 +167,7 @@ def branches_alone(tree: Sample, *, apart: bool = True) -> list[Sample]:
 
 
 def bare_update(size: str, num_tokens: int) -> Callable[[], None]:
-    """The model alone, on rows of one length."""
+    """Returns an update of the model alone, on rows of one length."""
     model, width = build(size), round(num_tokens / SAMPLES)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     rows = torch.randint(2, VOCABULARY, (SAMPLES, width)).split(max(1, MICROBATCH_TOKENS // width))
@@ -184,7 +183,7 @@ def bare_update(size: str, num_tokens: int) -> Callable[[], None]:
 
 
 def our_update(size: str, samples: list[Sample]) -> Callable[[], None]:
-    """One minibatch through the train engine."""
+    """Returns an update of one minibatch through the train engine."""
     engine = TrainEngine(
         build(size),
         loss=create_algorithm("grpo", {}).loss,
@@ -200,7 +199,7 @@ def our_update(size: str, samples: list[Sample]) -> Callable[[], None]:
 
 
 def trl_update(size: str, samples: list[Sample]) -> Callable[[], None]:
-    """TRL pads to the longest of the batch and takes TRL_MICROBATCH samples at a time."""
+    """Returns an update with TRL, which pads to the longest of the batch and takes TRL_MICROBATCH samples at a time."""
     trainer = trl_trainer(size)
     optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=1e-6, fused=True)
     longest = max(sample.num_tokens for sample in samples)
@@ -230,7 +229,7 @@ def trl_update(size: str, samples: list[Sample]) -> Callable[[], None]:
 
 
 def trl_trainer(size: str) -> "GRPOTrainer":
-    """TRL's own trainer, whose loss is called directly: it never generates."""
+    """Returns TRL's own trainer, whose loss is called directly: it never generates."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -263,7 +262,7 @@ def trl_trainer(size: str) -> "GRPOTrainer":
 
 
 def measure(size: str, kind: str, rounds: int) -> list[Row]:
-    """The contenders of one case."""
+    """Measures the contenders of one case."""
     if kind == "tree":
         trees = make_trees()
         branches = [branch for tree in trees for branch in branches_alone(tree)]
@@ -282,7 +281,7 @@ def measure(size: str, kind: str, rounds: int) -> list[Row]:
 def compare(
     size: str, kind: str, num_tokens: int, contenders: Mapping[str, Callable[[], None]], rounds: int
 ) -> list[Row]:
-    """All contenders in turns, one unmeasured round first. The first is what the others are compared with."""
+    """Measures all contenders alternately, after one unmeasured round. The others are compared with the first."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds + 1):
         for name, update in contenders.items():

@@ -1,9 +1,8 @@
-"""What a publication costs: planning, writing, how long an engine stops, bytes of a delta, what a late joiner costs.
+"""Cost of a publication: planning, writing, the pause of an engine, bytes of a delta, and a late joiner.
 
-Beside each stands what it has to be compared with: awex's planner on the same shards, a plain copy of memory, and the
-way weights went before (all of them through messages, and copied by each engine). checkpoint-engine runs on no CPU.
-Pairs are measured one after the other, round by round; a ratio is the median of the rounds' ratios, with the smallest
-and the largest.
+Each is compared with a reference: awex's planner on the same shards, a plain copy of memory, and the earlier way of
+weights (all of them in messages, copied by each engine). checkpoint-engine runs on no CPU. Pairs are measured one after
+the other, round by round; a ratio is the median of the rounds' ratios, with the smallest and the largest.
 
     python benchmarks/weights.py [--scale 1.0] [--rounds 7] [--only PART ...] [--awex FOLDER] [--json F] [--write F]
 """
@@ -38,7 +37,7 @@ from interlace.weights.writer import WeightWriter
 BEGIN, END = "<!-- benchmarks/weights.py: begin -->", "<!-- benchmarks/weights.py: end -->"
 TRAINERS, ENGINES, TENSORS = 32, 8, 1000
 SOME = 30_000_000
-"""Elements that deltas are measured on, about."""
+"""Approximate number of elements for measuring deltas."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +85,7 @@ def _table(lines: Sequence[Line]) -> str:
 
 
 def _model(scale: float) -> LlamaForCausalLM:
-    """The shape of SmolLM2-135M, in float32."""
+    """Returns a model with the shape of SmolLM2-135M, in float32."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=max(320, int(49152 * scale)),
@@ -149,7 +148,7 @@ def _writing(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
         def write() -> None:
             writer.write(next(count), weights)
 
-        write(), write()  # both slots are there
+        write(), write()  # fill both slots
         times = _paired([write, copy], rounds)
     yield Line(
         what=f"writing {size / 1e6:.0f} MB into shared memory, hash included",
@@ -161,7 +160,7 @@ def _writing(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
 
 
 def _stopping(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
-    """How long an engine of another process would stand still, and how long a publication takes as a whole."""
+    """Measures the pause of an engine in another process, and the whole time of a publication."""
     weights = named_weights(model)
     config = NativeConfig(max_running=4, max_tokens=4096)
     engine, other = (NativeEngine(_copied(model), config=config) for _ in range(2))
@@ -219,12 +218,12 @@ def _stopping(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
 
 
 def _deltas(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
-    """Weights of a model in bfloat16 whose float32 masters move by up to a learning rate, as Adam's do."""
+    """Measures weights of a model in bfloat16 whose float32 masters move by up to a learning rate, as with Adam."""
     for lr, target in ((1e-6, "15 times fewer"), (1e-5, ""), (3e-4, "sent whole")):
         made = torch.Generator().manual_seed(0)
         masters: dict[str, torch.Tensor] = {}
         for name, tensor in named_weights(model).items():
-            if sum(kept.numel() for kept in masters.values()) < SOME:  # a share of changes is the same in a part
+            if sum(kept.numel() for kept in masters.values()) < SOME:  # a part has the same share of changes
                 masters[name] = torch.randn(tensor.shape, generator=made) * 0.02
         with closing(_writer("object_store", "delta")) as writer, closing(WeightReader()) as reader:
             parts, times = [], []
@@ -250,7 +249,9 @@ def _deltas(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
 
 
 def _late_joiner(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
-    """A new engine's reader holds the newest version while the trainer writes the next and another reader goes on."""
+    """Measures a new engine whose reader holds the newest version while the trainer writes and another reader
+    continues.
+    """
     weights = named_weights(model)
     with closing(_writer("shared_memory")) as writer, closing(WeightReader()) as reader:
         count = iter(range(10_000))
@@ -265,7 +266,7 @@ def _late_joiner(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
         late: list[WeightReader] = []
 
         def join() -> None:
-            """It holds the slot for as long as the publication takes; what it takes itself stalls no other."""
+            """Holds the slot for the duration of the publication; the join itself stalls no other reader."""
             late.append(WeightReader())
             with late[0].open(newest[0]) as read:
                 assert len(read)
@@ -299,7 +300,7 @@ def _copied(model: LlamaForCausalLM) -> LlamaForCausalLM:
 def _paired(
     calls: Sequence[Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[list[float]]:
-    """Returns seconds of each call in each round; every round makes all of them."""
+    """Returns the seconds of each call in each round; every round makes all calls."""
     times: list[list[float]] = [[] for _ in calls]
     gc.collect()
     for _ in range(rounds):

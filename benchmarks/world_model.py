@@ -1,10 +1,10 @@
-"""What imagined rollouts save: the recipe `robot-world-model` with and without them, at equal real episodes.
+"""Savings by imagined rollouts: the recipe `robot-world-model` with and without them, at equal real episodes.
 
-Both play as many real episodes a step and make as many updates; with imagined rollouts each start is played once more
-by the model that is fitted beside the policy. Success is that of real training episodes, sampled, as a mean over ten
-steps; `steps to` is the real steps of the simulator after which such a mean first was at a rate. The second table is
-the model's error on a step's real episodes before it has learnt from them, by chunks imagined, in units of how much
-one chunk changes each number of a state.
+Both run the same number of real episodes per step and make the same number of updates. With imagined rollouts, the
+model that is fitted while the policy learns also runs each start once. Success is measured on real, sampled training
+episodes, as a mean over ten steps. `steps to` is the number of real simulator steps until such a mean first reaches a
+rate. The second table is the model's error on a step's real episodes before it is trained on them, by imagined chunks,
+in units of a chunk's typical change of each number of a state.
 
     python benchmarks/world_model.py [--seeds 0 1] [--steps 60] [--write docs/robots.md] [--json world_model.json]
 """
@@ -28,7 +28,7 @@ from interlace.run.train import train
 
 BEGIN, END = "<!-- benchmarks/world_model.py -->", "<!-- end of world model -->"
 WINDOW = 10
-"""Steps that success is a mean over."""
+"""Steps in a mean of success."""
 RATES = (0.5, 0.6, 0.7, 0.8)
 HORIZONS = (1, 2, 4, 8)
 SHARED = ("task.starts.heldout_size=0", "logging.loggers=[]", "logging.timeline=false", "minibatches=4")
@@ -61,7 +61,7 @@ def windows(lines: Sequence[Line], name: str) -> list[float]:
 
 
 def steps_to(lines: Sequence[Line], rate: float) -> str:
-    """Returns the real steps, in thousands, until success over ten steps is at a rate."""
+    """Returns the real steps, in thousands, until success over ten steps reaches a rate."""
     done = 0.0
     for place, line in enumerate(lines):
         done += line["env/steps"]
@@ -72,7 +72,7 @@ def steps_to(lines: Sequence[Line], rate: float) -> str:
 
 
 def tables(found: Mapping[tuple[str, int], tuple[Sequence[Line], float]], steps: int) -> str:
-    """Lays out success by real steps, and the model's error by horizon."""
+    """Returns success by real steps, and the model's error by horizon, as tables."""
     spans = [f"{first + 1}-{first + WINDOW}" for first in range(0, steps - WINDOW + 1, WINDOW)]
     rows = [
         "| imagined rollouts | seed | " + " | ".join(spans) + " | "
@@ -95,7 +95,7 @@ def tables(found: Mapping[tuple[str, int], tuple[Sequence[Line], float]], steps:
         for horizon in HORIZONS if variant == "with" else ():
             errors = windows(lines, f"world_model/error_{horizon}")
             if all(map(math.isnan, errors)):
-                continue  # no episode goes on for so long and is then looked at
+                continue  # no episode lasts that long
             rows.append(f"| {seed} | {horizon} | " + " | ".join(f"{error:.2f}" for error in errors) + " |")
     return "\n".join(rows)
 

@@ -1,4 +1,4 @@
-"""A rollout engine of one's own: transformers, one token of each sequence at a time.
+"""A user's rollout engine: transformers, one token of each sequence at a time.
 
 cd examples && interlace train quickstart rollout=own_engine:Plain
 """

@@ -1,7 +1,7 @@
-"""One policy proposes pairs of numbers, the other judges which is larger; both are trained, against each other.
+"""One policy proposes pairs of numbers, the other judges which is larger; both are trained against each other.
 
 python examples/proposer_judge.py all all          # both on all devices: they take turns
-python examples/proposer_judge.py 0-50% 50-100%    # devices of their own: they overlap
+python examples/proposer_judge.py 0-50% 50-100%    # separate devices: they overlap
 """
 
 import asyncio
@@ -21,7 +21,7 @@ GAPS, STEPS, BATCH = np.array([0.8, 0.4, 0.2, 0.1, 0.05]), 300, (128, 1)
 
 
 class Policy(Worker):
-    """Chooses an action for each state, and learns by REINFORCE: a reward above the mean makes the action likelier."""
+    """Chooses an action for each state, and learns by REINFORCE: rewards above the mean make the action more likely."""
 
     def __init__(self, context: WorkerContext, num_inputs: int, num_actions: int) -> None:
         super().__init__(context)
@@ -30,7 +30,7 @@ class Policy(Worker):
 
     @operation(bin="inference")
     def act(self, states: np.ndarray) -> np.ndarray:
-        chances = self.net(torch.tensor(states)).detach().softmax(-1) + 0.02  # never quite give up on an action
+        chances = self.net(torch.tensor(states)).detach().softmax(-1) + 0.02  # every action keeps some probability
         return torch.multinomial(chances, 1, generator=self.noise)[:, 0].numpy()
 
     @operation(bin="train")
@@ -43,7 +43,7 @@ class Policy(Worker):
 
 @dataclass(frozen=True)
 class Round:
-    """A row of the channel: the gaps that were chosen for a batch of pairs, the pairs, and which was judged larger."""
+    """Row of the channel: the chosen gaps for a batch of pairs, the pairs, and the judgements."""
 
     choices: np.ndarray
     pairs: np.ndarray
@@ -51,11 +51,11 @@ class Round:
 
 
 async def flow(cluster: Cluster, places: list[str]) -> None:
-    """Rounds go through the channel as they are made; nothing here says who shares what."""
+    """Runs the rounds through the channel. The flow does not depend on the placement."""
     torch.manual_seed(0)
     proposer = await cluster.start("proposer", Policy, 1, len(GAPS), on=places[0])
     judge = await cluster.start("judge", Policy, 2, 2, on=places[1])
-    channel = Channel[int, Round]("rounds", Round, cluster.waits, max_rows=1)  # the next is proposed meanwhile
+    channel = Channel[int, Round]("rounds", Round, cluster.waits, max_rows=1)  # the next round is proposed meanwhile
 
     async def propose():
         rng = np.random.default_rng(0)
@@ -67,7 +67,7 @@ async def flow(cluster: Cluster, places: list[str]) -> None:
     cluster.spawn(channel.fill("judged", ["pairs"], lambda row: judge.act(row.pairs)), name="judge")
     async for step, row in channel.subscribe("trainer", ["judged"]).rows():
         right = (row.judged == row.pairs.argmax(1)).astype(float)
-        # The judge is paid for being right, the proposer for gaps at which half are right: what can be learnt next.
+        # The judge is rewarded for right answers, the proposer for gaps at which half of the answers are right.
         pay = 1 - abs(2 * np.array([right[row.choices == choice].mean() for choice in row.choices]) - 1)
         learning = proposer.learn(row.pairs[:, :1], row.choices, pay), judge.learn(row.pairs, row.judged, right)
         await asyncio.gather(*learning)

@@ -1,8 +1,8 @@
-"""Pictures go from the worker that takes them to the one that learns from them, past the controller.
+"""Pictures are sent directly from the worker that takes them to the one that learns from them.
 
-The flow says which picture is looked at when; the pictures themselves, of a megabyte each, it never sees.
+The controller sends only the numbers of the pictures; it never receives the pictures, of a megabyte each.
 
-python examples/straight_through.py
+    python examples/straight_through.py
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Learner(Worker):
 
 
 async def flow(cluster: Cluster) -> None:
-    """The next picture is taken while the last is learned from."""
+    """Takes the next picture while the learner processes the last."""
     camera = await cluster.start("camera", Camera, on="0")
     learner = await cluster.start("learner", Learner, on="1")
     taken = [camera.take(number) for number in range(NUM_PICTURES)]

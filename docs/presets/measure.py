@@ -1,14 +1,15 @@
-"""Runs the quick start under every preset and writes what came of it into the presets' pages.
+"""Runs the quick start under every preset, and generates the tables of docs/schedules.md.
 
-    python docs/presets/measure.py local [NAME ...]     # or ray; all presets for text, or some; then writes the pages
-    python docs/presets/measure.py longtail [NAME ...]  # the recipe whose answers are long-tailed, on local
-    python docs/presets/measure.py pages                # writes the pages, and docs/schedules.md, from what there is
+    python docs/presets/measure.py local [NAME ...]     # or ray; all presets for text, or the named ones
+    python docs/presets/measure.py longtail [NAME ...]  # the recipe with long-tailed answers, on local
+    python docs/presets/measure.py tables               # generates the tables from the existing figures
 
-A run's figures go to measured/CLUSTER.json, by preset, so presets can be measured a few at a time. In each page the
-text between two comments of one name (`measured`, `fields`, `words`) is written by this script, and nothing else of it.
+The figures go to measured/CLUSTER.json, by preset, so presets can be measured a few at a time. In docs/schedules.md
+this script replaces the text between two comments of one name: `fields`, `words`, `presets` and `measured`.
 """
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.run.outcome import ScheduleOutcome
 from interlace.run.state import RunState
-from interlace.schedule.presets import preset_names
+from interlace.schedule.presets import preset_names, preset_path
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import Vocabulary, vocabulary
 
@@ -41,41 +42,39 @@ LONGTAIL_EXTRA: Mapping[str, Sequence[str]] = {
     # The devices that gathering frees compute the pass of the reference.
     "rlhfuse": ("algorithm.kl_coefficient=0.001",),
 }
-"""Settings without which a preset has nothing to do in that recipe."""
-SHOWN_SHARE = 0.005
-"""Goodput bins below this are left out of a page's table."""
+"""Settings that a preset needs for its mechanism to act in that recipe."""
 
 
 def command(name: str, cluster: str) -> list[str]:
-    """One run."""
+    """Returns the command of one run."""
     settings = f"schedule={name} steps={STEPS} eval_every={STEPS} cluster.backend={cluster} cluster.devices=cpu:2"
     return ["interlace", "train", "quickstart", *settings.split()]
 
 
 def longtail_command(name: str) -> list[str]:
-    """Returns the words of one run of the recipe whose answers are long-tailed."""
+    """Returns the command of one run of the recipe with long-tailed answers."""
     settings = f"schedule={name} steps={LONGTAIL_STEPS} eval_every={LONGTAIL_STEPS}"
     return ["interlace", "train", LONGTAIL, *settings.split(), *LONGTAIL_EXTRA.get(name, ())]
 
 
 def measure(cluster: str, names: Sequence[str]) -> None:
-    """Runs each in turn; a run that fails ends the script and leaves the others' figures as they are."""
+    """Runs the presets in turn. A failed run ends the script and changes no figures of other presets."""
     path = MEASURED / f"{cluster}.json"
     for name in names:
         run = f"preset-{cluster}-{name}"
         written = longtail_command(name) if cluster == LONGTAIL else command(name, cluster)
         words = [*written, "--name", run, "--overwrite", "--quiet"]
         subprocess.run([sys.executable, "-c", "from interlace.cli.main import app; app()", *words[1:]], check=True)
-        told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"schedules": {}}
-        told["command"] = shlex.join(longtail_command("NAME") if cluster == LONGTAIL else command("NAME", cluster))
-        told["schedules"] = dict(sorted({**told["schedules"], name: figures(name, Path("runs") / run)}.items()))
+        stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"schedules": {}}
+        stored["command"] = shlex.join(longtail_command("NAME") if cluster == LONGTAIL else command("NAME", cluster))
+        stored["schedules"] = dict(sorted({**stored["schedules"], name: figures(name, Path("runs") / run)}.items()))
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(told, indent=1) + "\n")
-        print(name, told["schedules"][name]["greedy"], flush=True)
+        path.write_text(json.dumps(stored, indent=1) + "\n")
+        print(name, stored["schedules"][name]["greedy"], flush=True)
 
 
 def figures(name: str, folder: Path) -> dict[str, JSON]:
-    """What is kept of a run."""
+    """Returns the figures of a run that are stored."""
     run, kept = RunData.read(RunFolder(path=folder)), 4
     outcome, rewards, last = ScheduleOutcome.of(name, run), run.values("reward/mean"), run.rows[-1]
     checkpoint = Checkpoints(folder / "checkpoints", keep=1).latest()
@@ -99,7 +98,7 @@ def figures(name: str, folder: Path) -> dict[str, JSON]:
 
 
 def mechanisms(run: RunData) -> Mapping[str, JSON]:
-    """Returns how often what a preset is named for happened; counts are of the whole run."""
+    """Returns counts of each mechanism (interruptions, moves, surplus) over the whole run."""
     last = run.rows[-1]
     counts = {name: last[f"rollout/num_{name}"] for name in ("interrupted", "migrated", "suspended")}
     ends = {name: sum(run.values(f"samples/{name}")) for name in ("trained", "surplus", "stale")}
@@ -107,43 +106,43 @@ def mechanisms(run: RunData) -> Mapping[str, JSON]:
     return {"mixed_versions": round(mixed, 4), "max_tokens": max(run.values("response_length/max")), **counts, **ends}
 
 
-def write_pages() -> None:
-    """Brings what this script writes of every page, and of docs/schedules.md, up to date."""
-    for path in (*sorted(HERE.glob("*.md")), OVERVIEW):
-        path.write_text(rendered(path))
+def write_tables() -> None:
+    """Brings the generated parts of docs/schedules.md up to date."""
+    OVERVIEW.write_text(render_overview(OVERVIEW.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def rendered(path: Path) -> str:
-    """A page as it should be."""
-    found = {cluster: read(cluster) for cluster in CLUSTERS}
-    longtail, text = read(LONGTAIL), path.read_text()
-    if path != OVERVIEW:
-        blocks = [block(path.stem, cluster, found[cluster]) for cluster in CLUSTERS]
-        return replaced(text, "measured", [longtail_block(path.stem, longtail), *blocks])
-    tables = [overview(found[cluster]) for cluster in CLUSTERS if found[cluster]]
-    text = replaced(text, "measured", [longtail_overview(longtail), *tables] if longtail else tables)
+def render_overview(text: str) -> str:
+    """Returns docs/schedules.md with its generated parts up to date."""
     words = vocabulary()
-    return replaced(replaced(text, "fields", list(field_sections(words))), "words", list(word_sections(words)))
+    parts = {
+        "fields": list(write_fields(words)),
+        "words": ["\n".join(write_words(words))],
+        "presets": ["\n".join(write_presets())],
+        "measured": [longtail_table(read(LONGTAIL)), quickstart_table({name: read(name) for name in CLUSTERS})],
+    }
+    for name, paragraphs in parts.items():
+        text = replace_block(text, name, paragraphs)
+    return text
 
 
 def read(cluster: str) -> Mapping[str, Any]:
-    """A cluster's figures; empty where nothing was measured."""
+    """Returns the stored figures of a cluster; empty if nothing was measured."""
     path = MEASURED / f"{cluster}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def replaced(text: str, name: str, paragraphs: Sequence[str]) -> str:
-    """A text with other paragraphs between the two comments of that name."""
+def replace_block(text: str, name: str, paragraphs: Sequence[str]) -> str:
+    """Replaces the text between the two comments of a name. Raises ValueError if a comment is missing."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     head, found, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)
     if not (found and closed):
         raise ValueError(f"no {begin} ... {end} in: {text[:60]!r}")
-    return "\n".join([head + begin, "\n\n".join(paragraphs), end + tail]) if paragraphs else text
+    return "\n".join([head + begin, "\n\n".join(paragraphs), end + tail])
 
 
-def field_sections(words: Vocabulary) -> Iterator[str]:
-    """The fields of a schedule, precisely."""
+def write_fields(words: Vocabulary) -> Iterator[str]:
+    """Yields a section for each field of a schedule."""
     for name, entry in words.fields.items():
         default = yaml.safe_dump(Schedule().model_dump(mode="json")[name], default_flow_style=True, width=10**6)
         values = "\n".join(f"- {one if ' ' in one else f'`{one}`'}: {means}" for one, means in entry.values.items())
@@ -152,48 +151,50 @@ def field_sections(words: Vocabulary) -> Iterator[str]:
     yield f"### Units of staleness\n\n{words.staleness}"
 
 
-def word_sections(words: Vocabulary) -> Iterator[str]:
-    """Other systems' words for them."""
+def write_words(words: Vocabulary) -> list[str]:
+    """Returns the table of other systems' words."""
     rows = [
         [f"`{name}`", alias.system, alias.unit or "", f"`{alias.here}`", alias.convert]
         for name, found in words.aliases.items()
         for alias in found
     ]
-    yield "\n".join(table(["word", "system", "unit", "here", "how to convert"], rows))
+    return table(["word", "system", "unit", "here", "how to convert"], rows)
 
 
-def block(name: str, cluster: str, told: Mapping[str, Any]) -> str:
-    """One preset on one cluster."""
-    run = told["schedules"].get(name) if told else None
-    if run is None:
-        return f"On the `{cluster}` cluster: not measured; `python docs/presets/measure.py {cluster} {name}` does it."
-    size = run["steps"] // PARTS
-    parts = [f"{part * size + 1}-{(part + 1) * size}" for part in range(PARTS)]
-    ledger = Ledger(seconds=run["goodput"])
-    shown = {f"`{one}`": ledger.fraction(one) for one in BINS if ledger.fraction(one) >= SHOWN_SHARE}
-    return "\n".join([
-        f"On the `{cluster}` cluster, two CPU cores:",
-        "",
-        f"    {told['command'].replace('NAME', name)}",
-        "",
-        *table(["steps", *parts], [["mean reward", *(f"{reward:.2f}" for reward in run["rewards"])]]),
-        "",
-        f"Held-out accuracy: greedy {run['greedy_before']:.3f} before, {run['greedy']:.3f} after; at temperature 1"
-        f" {run['sampled_before']:.3f} before, {run['sampled']:.3f} after. {staleness(run)} {waste(ledger)}",
-        "",
-        *table(["goodput bin", *shown], [["share", *(f"{share:.1%}" for share in shown.values())]]),
-    ])  # fmt: skip
+def write_presets() -> list[str]:
+    """Returns the comparison of all presets: description, source, decisions, and differences from the original."""
+    rows = []
+    for name in preset_names():
+        lines = preset_path(name).read_text(encoding="utf-8").splitlines()
+        comment = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+        head, _, differences = comment.partition("Differences: ")
+        about, _, source = head.partition("Source: ")
+        fields = "<br>".join(f"`{line}`" for line in lines if line and not line.startswith("#"))
+        link = re.sub(r"(\S+)", r"[source](\1)", source.strip())
+        rows.append([f"`{name}`", f"{about.strip()} {link}".strip(), fields, differences])
+    heads = ["preset", "description", "fields that differ from the defaults", "differences from the original"]
+    return table(heads, rows)
 
 
-ONE_RUN = "Counts are exact; ratios of speed are of one run each, on two cores that nothing else used."
 LONGTAIL_HEADS = (
     "tokens/s by verl-colocated's", "mixed versions", "interrupted", "suspended", "migrated", "re-prefill", "discarded",
     "surplus", "staleness mean / max", "greedy",
 )  # fmt: skip
 
 
+def longtail_table(found: Mapping[str, Any]) -> str:
+    """Returns the table of all presets on the recipe with long-tailed answers."""
+    rows = [[f"`{name}`", *longtail_row(name, found)] for name in found["schedules"]]
+    about = (
+        f"Long-tailed answers, {LONGTAIL_STEPS} steps, four devices on two cores: `{found['command']}`, seed 0. Counts "
+        "are exact; ratios of speed come from one run each, without other load on the cores. `rlhfuse` has "
+        "`algorithm.kl_coefficient=0.001` in addition."
+    )
+    return "\n".join([about, "", *table(["preset", *LONGTAIL_HEADS], rows)])
+
+
 def longtail_row(name: str, found: Mapping[str, Any]) -> list[str]:
-    """Returns what one preset came to where answers are long-tailed, in the order of LONGTAIL_HEADS."""
+    """Returns the figures of one preset in the order of LONGTAIL_HEADS."""
     run, base = found["schedules"][name], found["schedules"]["verl-colocated"]
     ratio = run["trained_tokens_per_device_s"] / base["trained_tokens_per_device_s"]
     counts, goodput = run["mechanisms"], run["goodput"]
@@ -209,58 +210,44 @@ def longtail_row(name: str, found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def longtail_block(name: str, found: Mapping[str, Any]) -> str:
-    """Returns one preset's paragraph on the recipe whose answers are long-tailed."""
-    if name not in found.get("schedules", {}):
-        return f"With long-tailed answers: not measured; `python docs/presets/measure.py {LONGTAIL} {name}` does it."
-    words = shlex.join(longtail_command(name))
-    rows = table(LONGTAIL_HEADS, [longtail_row(name, found)])
-    about = f"With long-tailed answers, {LONGTAIL_STEPS} steps, four devices on two cores. {ONE_RUN}"
-    return "\n".join([about, "", f"    {words}", "", *rows])
+def quickstart_table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the table of all presets on the quick start, with each cluster's columns next to each other."""
+    names = sorted({name for cluster in found.values() for name in cluster["schedules"]})
+    heads = ["greedy", "temperature 1", "staleness mean / max", "largest waste"]
+    rows = [[f"`{name}`", *(cell for one in found.values() for cell in quickstart_cells(one, name))] for name in names]
+    commands = " and ".join(f"`{one['command']}`" for one in found.values())
+    titles = [f"{cluster}: {head}" for cluster in found for head in heads]
+    first = next(iter(found["local"]["schedules"].values()))
+    about = (
+        f"Quick start, two CPU cores: {commands}, seed 0. Before training: greedy {first['greedy_before']:.3f}, at "
+        f"temperature 1 {first['sampled_before']:.3f}."
+    )
+    return "\n".join([about, "", *table(["preset", *titles], rows)])
 
 
-def longtail_overview(found: Mapping[str, Any]) -> str:
-    """Returns the table of all presets where answers are long-tailed."""
-    rows = [[f"[`{name}`](presets/{name}.md)", *longtail_row(name, found)] for name in found["schedules"]]
-    return "\n".join([f"`{found['command']}`, seed 0. {ONE_RUN}", "", *table(["preset", *LONGTAIL_HEADS], rows)])
-
-
-def staleness(run: Mapping[str, Any]) -> str:
-    """As a sentence."""
-    return f"Staleness: mean {run['staleness_mean']:.2f}, at most {run['staleness_max']:.0f}."
-
-
-def waste(ledger: Ledger) -> str:
-    """The largest bin that trains nothing, as a sentence."""
-    worst = ledger.largest_waste()
-    return f"Largest waste: `{worst.name}`, {worst.fraction:.1%} of the steps' device time." if worst else ""
-
-
-def overview(told: Mapping[str, Any]) -> str:
-    """All presets on one cluster."""
-    rows = []
-    for name, run in told["schedules"].items():
-        worst = Ledger(seconds=run["goodput"]).largest_waste()
-        rows.append([
-            f"[`{name}`](presets/{name}.md)",
-            f"{run['greedy']:.3f}",
-            f"{run['sampled']:.3f}",
-            f"{run['staleness_mean']:.2f} / {run['staleness_max']:.0f}",
-            f"`{worst.name}` {worst.fraction:.0%}" if worst else "",
-        ])  # fmt: skip
-    heads = ["preset", "greedy", "temperature 1", "staleness mean / max", "largest waste"]
-    return "\n".join([f"`{told['command']}`, seed 0:", "", *table(heads, rows)])
+def quickstart_cells(found: Mapping[str, Any], name: str) -> list[str]:
+    """Returns the figures of one preset on one cluster; empty cells if it was not measured."""
+    run = found["schedules"].get(name)
+    if run is None:
+        return [""] * 4
+    worst = Ledger(seconds=run["goodput"]).largest_waste()
+    return [
+        f"{run['greedy']:.3f}",
+        f"{run['sampled']:.3f}",
+        f"{run['staleness_mean']:.2f} / {run['staleness_max']:.0f}",
+        f"`{worst.name}` {worst.fraction:.0%}" if worst else "",
+    ]
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Markdown."""
+    """Returns the lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
 
 
 if __name__ == "__main__":
-    what, *chosen = sys.argv[1:] or ["pages"]
-    if what in (*CLUSTERS, LONGTAIL):
-        measure(what, chosen or [name for name in preset_names() if "embodied" not in name])
-    elif what != "pages":
+    command_name, *chosen = sys.argv[1:] or ["tables"]
+    if command_name in (*CLUSTERS, LONGTAIL):
+        measure(command_name, chosen or [name for name in preset_names() if "embodied" not in name])
+    elif command_name != "tables":
         sys.exit(__doc__)
-    write_pages()
+    write_tables()

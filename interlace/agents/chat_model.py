@@ -1,4 +1,4 @@
-"""The policy as a chat model of LangChain. Needs interlace[langgraph]."""
+"""The policy as a LangChain chat model. Needs interlace[langgraph]."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ from interlace.core.messages import Message, ToolSpec, as_message, as_tool
 from interlace.rollouts.base import Session, Turn
 
 SESSION: ContextVar[tuple[Session, asyncio.AbstractEventLoop]] = ContextVar("session")
-"""Session of the episode that runs, and its event loop; a graph's nodes, in tasks or threads, see their episode's."""
+"""Session and event loop of the current episode; tasks and threads of a graph's nodes inherit their episode's value."""
 
 
 class PolicyChatModel(BaseChatModel):
-    """Chat model whose answers the policy draws, in the session of the episode that asks. It can bind tools."""
+    """Chat model whose answers the policy generates, in the session of the calling episode. It can bind tools."""
 
     _bound: list[ToolSpec] = PrivateAttr(default_factory=list)
 
@@ -41,7 +41,7 @@ class PolicyChatModel(BaseChatModel):
         tool_choice: str | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Returns the model with tools. UserError for a choice that forces a call."""
+        """Returns the model with tools. Raises UserError for a choice that forces a call."""
         if tool_choice not in (None, "auto", "none"):
             raise UserError(f"tool_choice = {tool_choice!r}: a call cannot be forced; write auto or none.")
         specs = [as_tool(convert_to_openai_tool(tool)) for tool in tools]
@@ -59,7 +59,7 @@ class PolicyChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - LangChain's
         **kwargs: Any,
     ) -> ChatResult:
-        """Answers on a thread: the session belongs to the episode's loop."""
+        """Generates an answer from another thread; the session belongs to the episode's loop."""
         _, loop = _current()
         return asyncio.run_coroutine_threadsafe(self._agenerate(messages, stop, **kwargs), loop).result()
 
@@ -83,14 +83,14 @@ def _current() -> tuple[Session, asyncio.AbstractEventLoop]:
     try:
         return SESSION.get()
     except LookupError:
-        raise UserError("the policy's chat model answers within an episode alone, and none runs here.") from None
+        raise UserError("the policy's chat model answers only within an episode, and no episode is running.") from None
 
 
 def _message(value: Any) -> Message:
     content = value.get("content")
     if isinstance(content, list):
         if any(not isinstance(part, str) and part.get("type") != "text" for part in content):
-            raise UserError("a message has a part that is no text: only text can be read.")
+            raise UserError("a message has a part that is not text: only text can be read.")
         content = "".join(part if isinstance(part, str) else part["text"] for part in content)
     return as_message({**value, "content": content})
 

@@ -10,8 +10,9 @@ from interlace.core.plugins import class_names, find_class
 
 
 def algorithm_names() -> list[str]:
-    """Lists the built-in algorithms that train on samples of the policy, sorted."""
-    return [name for name in class_names(_package(), Algorithm) if _kind_of(name).rows is None]
+    """Lists the built-in algorithms that learn from rewards, sorted."""
+    names = set(class_names(_package(), Algorithm)) - set(objective_names())
+    return sorted(name for name in names if create_algorithm(name, {}).needs.reward)
 
 
 def objective_names() -> list[str]:

@@ -1,1 +1,1 @@
-"""The command line, one file a command. What is slow to import is imported when a command runs."""
+"""Command line, one file per command. Modules that are slow to import are imported when a command runs."""

@@ -1,4 +1,4 @@
-"""`interlace doctor --equivalence`: whether a recipe trains alike under every synchronous schedule."""
+"""`interlace doctor --equivalence`: checks that a recipe trains alike under every synchronous schedule."""
 
 import shutil
 import tempfile
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
-    """Trains a recipe at toy size under each schedule and prints what came of it. False where they do not agree."""
+    """Trains a recipe at toy size under each schedule and prints the comparison. Returns False if results differ."""
     from interlace.observe.stop import StopSignal
     from interlace.run import equivalence
     from interlace.run.recipe.load import load_recipe
@@ -41,7 +41,7 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
         for trial in equivalence.certify(recipes, folder, stop):
             trials.append(trial)
             if not trial.moved:
-                break  # the others would show nothing either
+                break  # further runs could not show a difference either
             status.update(f"training under schedule {next(names, '')!r}")
     console.print(_table(trials))
     verdict = "\n".join(_verdict(trials))
@@ -51,7 +51,7 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
 
 @contextmanager
 def _scratch(stop: "StopSignal") -> Iterator[Path]:
-    """Makes a folder for the runs, which stays after an error: the error may say what to read there."""
+    """Makes a temporary folder for the runs. It is kept after an error, whose message may refer to its files."""
     folder = Path(tempfile.mkdtemp(prefix="interlace-doctor-"))
     try:
         yield folder

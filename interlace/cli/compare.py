@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from interlace.run.outcome import ScheduleOutcome
 
 SHOWN_SHARE = 0.005
-"""Goodput bins below this under every schedule are left out of the table."""
+"""Goodput bins below this share under every schedule are omitted from the table."""
 
 
 def compare(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
     schedules: Annotated[
-        str, typer.Option(help="Names, or paths of YAML files, with commas between: ratios are against the first.")
+        str, typer.Option(help="Comma-separated names or paths of YAML files; ratios are relative to the first.")
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, for all: `eval_every=0 seed=1`."),
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="local, ray or sim. Default: the recipe's.")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="With sim: of the virtual cluster. Default: 8.")] = None,
-    profile: Annotated[str | None, typer.Option(help="With sim: what the workers cost.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of each run. Default: the recipe's.")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="With sim: number of devices. Default: 8.")] = None,
+    profile: Annotated[str | None, typer.Option(help="With sim: costs of the workers.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each run. Default: the recipe's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Train one recipe under several schedules in turn, on the same seeds, and show what each costs and brings."""
+    """Train one recipe under several schedules in turn, on the same seeds, and compare their costs and results."""
     from interlace.observe.jsonl import to_line
     from interlace.observe.progress import open_progress
     from interlace.observe.run_folder import folder_name
@@ -68,7 +68,7 @@ def compare(
             print(to_line({"recipe": recipe, "report": str(report), "schedules": rows}), end="")
         else:
             show_comparison(console, outcomes)
-            console.print(f"All of them, laid over each other: {report}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"Report on all schedules: {report}", markup=False, highlight=False, soft_wrap=True)
     if failed:
         reasons = "\n".join(f"schedule {name} failed: {reason}" for name, reason in failed.items())
         raise InterlaceError(f"{len(failed)} of the schedules failed.\n{reasons}")
@@ -87,7 +87,9 @@ def _simulated(
 def show_comparison(
     console: Console, outcomes: Sequence["ScheduleOutcome"], *, title: str = "The same recipe under each schedule"
 ) -> None:
-    """A column a schedule, in as many tables as the console's width asks for: a column cut short tells nothing."""
+    """Prints one column per schedule, in as many tables as the console's width requires, so that no column is cut
+    short.
+    """
     from interlace.observe.goodput import BINS
 
     bins = [name for name in BINS if any(each.ledger.fraction(name) >= SHOWN_SHARE for each in outcomes)]
@@ -101,12 +103,12 @@ def show_comparison(
 
 
 def _width(table: Table, console: Console) -> int:
-    """Columns of a terminal that a table takes where nothing of it is folded."""
+    """Returns the width of a table without line breaks, in terminal columns."""
     return Measurement.get(console, console.options.update(max_width=10**6), table).maximum
 
 
 def _table(outcomes: Sequence["ScheduleOutcome"], first: "ScheduleOutcome", bins: Sequence[str], title: str) -> Table:
-    """Ratios against the first in brackets. bins: of the ledger, those that are shown."""
+    """Returns the table, with ratios to the first schedule in brackets. bins: bins of the ledger to show."""
     table = Table(title=title, title_justify="left")
     table.add_column("", overflow="fold")
     for outcome in outcomes:
@@ -131,13 +133,13 @@ def _table(outcomes: Sequence["ScheduleOutcome"], first: "ScheduleOutcome", bins
     add("length trained", lambda each: number(each.lengths.trained_mean, 1) if each.lengths else "-")
     add("  against generated", lambda each: f"{each.lengths.mean_shift:+.1f}" if each.lengths else "-")
     add("  KS distance", lambda each: number(each.lengths.ks_distance, 3) if each.lengths else "-")
-    if any(each.final_reward is not None for each in outcomes):  # a simulation learns nothing
+    if any(each.final_reward is not None for each in outcomes):  # a simulation has no rewards
         add("final reward", lambda each: "-" if each.final_reward is None else number(each.final_reward, 3))
     return table
 
 
 def _add_bin(table: Table, name: str, outcomes: Sequence["ScheduleOutcome"]) -> None:
-    """Adds a row of the ledger; each schedule's largest waste in red."""
+    """Adds a row of the ledger; each schedule's largest waste is red."""
     from interlace.observe.goodput import USEFUL
 
     cells = []

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def derived_numbers(recipe: "Recipe", derived: "Derived") -> list[DerivedNumber]:
-    """Rows of the table."""
+    """Returns the rows of the table."""
     return [*_counts(recipe, derived), *_memory(derived)]
 
 
@@ -36,7 +36,7 @@ def _counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
     yield DerivedNumber(name="tokens a step", value=f"<= {short(derived.max_tokens_per_step)}", how=f"<= {longest}")
     yield DerivedNumber(name="optimizer updates", value=str(derived.num_updates), how=f"{recipe.steps} steps")
     yield DerivedNumber(name="versions", value=str(derived.num_versions), how=f"schedule {recipe.schedule.preset}")
-    ahead = derived.steps_ahead  # in the units that other systems bound
+    ahead = derived.steps_ahead  # in the units of other systems' limits
     yield DerivedNumber(
         name="staleness",
         value=f"<= {derived.staleness_bound} versions" if derived.staleness_bound else "0",

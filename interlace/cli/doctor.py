@@ -1,4 +1,4 @@
-"""`interlace doctor`: whether this machine can run what it should, each line ok or what to do."""
+"""`interlace doctor`: checks whether this machine can run interlace; each line is ok or advises a remedy."""
 
 import importlib.metadata
 import importlib.util
@@ -18,7 +18,7 @@ from interlace.cli.preflight import hush_libraries
 from interlace.core.errors import InterlaceError, UserError
 
 DISK_BYTES = 2 * 2**30
-"""Room for a few checkpoints of a small model."""
+"""Disk space for a few checkpoints of a small model."""
 SMOKE = (
     "steps=2",
     "prompts_per_step=2",
@@ -30,18 +30,18 @@ SMOKE = (
     "task.reasoning_gym.train_size=16",
     "task.reasoning_gym.heldout_size=4",
     "sampling.max_new_tokens=4",
-    "algorithm.drop_zero_variance=false",  # an untrained model's groups are all alike
+    "algorithm.drop_zero_variance=false",  # all groups of an untrained model have equal rewards
 )
 """The quick start at toy size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One line."""
+    """One line of the output."""
 
     what: str
     remedy: str | None = None
-    """Advice, where something is not ok."""
+    """Advice if the check fails."""
 
 
 def doctor(
@@ -107,7 +107,7 @@ def _findings() -> Iterator[Finding]:
     packages = list(_packages())
     yield from packages
     if any(finding.remedy for finding in packages):
-        return  # the rest would fail for the same reason
+        return  # the other checks would fail for the same reason
     hush_libraries()
     for check in (_devices, _compiler, _disk, _sandbox, _real_model, _smoke_run):
         yield _guarded(check)
@@ -127,7 +127,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """Checks the packages that the installation asks for, extras left out."""
+    """Checks the packages that the installation requires, without extras."""
     from packaging.requirements import Requirement
 
     for line in importlib.metadata.requires("interlace") or ():
@@ -154,7 +154,9 @@ def _devices() -> Finding:
 
 
 def _engines() -> Iterator[Finding]:
-    """Says of each engine that a recipe's rollout.engine may name whether it runs here; an absent one is no fault."""
+    """Reports for each value of a recipe's rollout.engine whether it runs on this machine; a missing engine is no
+    failure.
+    """
     from interlace.engines.rollout.kinds import create_kind, engine_kind, engine_names
     from interlace.run.clusters.local import find_devices
     from interlace.run.recipe.sections import ClusterConfig
@@ -186,7 +188,9 @@ def _disk() -> Finding:
 
 
 def _sandbox() -> Finding:
-    """Says which guards a sandbox keeps here; only tools that run a model's code need any, so nothing fails."""
+    """Reports the guards of a sandbox on this machine. Only tools that run a model's code need them, so this never
+    fails.
+    """
     import asyncio
 
     from interlace.agents.sandbox.client import Sandbox
@@ -204,7 +208,7 @@ def _sandbox() -> Finding:
 
 
 def _real_model() -> Finding:
-    """Checks whether the recipe smollm2 can run; nothing else needs this model, so nothing fails."""
+    """Checks whether the recipe smollm2 can run; only this recipe needs the model, so this never fails."""
     from interlace.models.loading import WHEELS, how_to_install
 
     is_there = importlib.util.find_spec(WHEELS["smollm2"][0]) is not None

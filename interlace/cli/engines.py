@@ -1,4 +1,4 @@
-"""`interlace engines`: the engines of a run, and changes of them while it trains."""
+"""`interlace engines`: lists the engines of a run, and changes them during training."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from interlace.cli.report import find_run
 from interlace.core.errors import UserError
 
 PATIENCE_S = 600.0
-"""Seconds for a run to carry a change out."""
+"""Seconds that a run may take to apply a change."""
 VERBS = ("add", "drain", "remove")
 
 
@@ -39,7 +39,7 @@ def engines(
 
 
 def _command(folder: Path, verb: str, engine: str) -> str:
-    """Hands a command to the run and returns its answer. Raises UserError if it refuses or does not answer."""
+    """Sends a command to the run and returns its answer. Raises UserError if the run refuses or does not answer."""
     commands = folder / "commands"
     if not commands.is_dir():
         raise UserError(f"{folder.parent} is not a run that trains now: it has no folder {commands}.")

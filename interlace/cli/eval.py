@@ -22,20 +22,20 @@ def evaluate(
         str, typer.Argument(help="Name or folder of a run (its newest checkpoint), a checkpoint, or any model.")
     ],
     recipe: Annotated[
-        str | None, typer.Option(help="Whose held-out prompts, reward and evaluation are used. Default: the run's own.")
+        str | None, typer.Option(help="Recipe with the held-out prompts, reward and evaluation. Default: the run's.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the recipe to change.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
 ) -> None:
-    """Answer a recipe's held-out prompts and print how many are right."""
+    """Answer a recipe's held-out prompts and print how many answers are right."""
     from interlace.cli.outcome import evaluation_tables
     from interlace.observe.progress import open_progress
 
     hush_libraries()
     settings = evaluated_recipe(run_or_model, recipe, overrides or [])
-    from interlace.run.evaluate_model import evaluate_model  # loads torch: a bad recipe has been refused
+    from interlace.run.evaluate_model import evaluate_model  # loads torch, so a bad recipe is refused before it
 
     console = Console()
     with open_progress(console, num_steps=0, quiet=quiet) as progress:
@@ -45,7 +45,8 @@ def evaluate(
 
 
 def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[str]) -> "Recipe":
-    """Returns the recipe with the model that is asked about. Raises UserError where nothing can be evaluated."""
+    """Returns the recipe with the model to evaluate. Raises UserError if nothing can be evaluated."""
+    from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
 
@@ -56,10 +57,11 @@ def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[
             "answered (--recipe)."
         )
     settings = load_recipe(recipe or str(run.config if run else ""), overrides)
+    refuse_offline(settings, "eval")
     model = checkpoint_of(run, settings) if run else settings.model.model_copy(update={"path": run_or_model})
     settings = settings.model_copy(update={"model": model})
     check_settings(settings)
-    from interlace.run.recipe.check import check_recipe  # loads torch: what is wrong without it has been refused
+    from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
     derived = check_recipe(settings)
     if not derived.num_heldout_prompts:
@@ -68,7 +70,7 @@ def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[
 
 
 def checkpoint_of(run: "RunFolder", settings: "Recipe") -> "ModelConfig":
-    """Returns the model of a run's newest whole checkpoint. UserError where it has none."""
+    """Returns the model of a run's newest whole checkpoint. Raises UserError if it has none."""
     from interlace.observe.checkpoints import Checkpoints
 
     found = Checkpoints(run.checkpoints, keep=settings.keep_checkpoints).newest_whole()

@@ -1,4 +1,4 @@
-"""Meaning of a word: a field of a schedule, one of its values, a preset, or another system's word."""
+"""Explanation of a word: a field of a schedule, one of its values, a preset, or another system's word."""
 
 import re
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def explanation(word: str) -> str:
-    """Returns lines that the caller wraps. Raises UserError for an unknown word."""
+    """Returns the explanation as lines for the caller to wrap. Raises UserError for an unknown word."""
     from interlace.schedule.presets import preset_names, preset_path
     from interlace.schedule.vocabulary import vocabulary
 
     if word in preset_names() or word.endswith((".yaml", ".yml")):
         return "\n".join(_preset(preset_path(word)))
     words = vocabulary()
-    # Other systems write it on command lines and in files: --partial-rollout, rollout.max_lag.
+    # Other systems write settings on command lines and in files: --partial-rollout, rollout.max_lag.
     name = word.lstrip("-").replace("-", "_").rpartition(".")[2]
     if name in words.fields:
         return "\n".join(_field(name, words))
@@ -121,9 +121,9 @@ def _preset(path: Path) -> Iterator[str]:
         if meaning:
             yield f"    {meaning}"
     if path.parent == FOLDER:
-        yield f"What differs from the original, and what it was measured to do: docs/presets/{spec}.md"
+        yield "Measured results: docs/schedules.md"
 
 
 def _shown(value: object) -> str:
-    """Returns the value as YAML writes it on a line."""
+    """Returns the value as one line of YAML."""
     return to_yaml(value, flow=True, width=10**6).removesuffix("\n...\n").strip()

@@ -1,4 +1,4 @@
-"""`interlace`: the commands, and the output of their errors."""
+"""`interlace`: registers the commands and prints their errors."""
 
 import functools
 import io
@@ -52,7 +52,7 @@ def _reporting(command: Callable[P, None]) -> Callable[P, None]:
 
 
 class _WithSettings(typer.core.TyperCommand):
-    """A command with settings written key=value. It refuses a setting that is written as an option."""
+    """Command with settings written key=value. It refuses a setting that is written as an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses the arguments after a check for settings among the options."""
@@ -67,7 +67,7 @@ class _WithSettings(typer.core.TyperCommand):
 
 
 def _setting(option: str) -> str:
-    """Returns the setting with the name of an option; empty if none has it."""
+    """Returns the setting with the name of an option, or an empty text."""
     from interlace.run.recipe.config import Recipe
 
     key = option.removeprefix("--").replace("-", "_")
@@ -75,7 +75,7 @@ def _setting(option: str) -> str:
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands. An unknown one is answered with commands that may be meant, and with no others."""
+    """Group of all commands. For an unknown command it suggests only similar names."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # house: the signature is typer's
         """Returns the command. Ends with exit code 2 if it is unknown."""

@@ -1,4 +1,4 @@
-"""Outcome of a run, as shown at its end."""
+"""Tables that show the outcome of a run at its end."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def outcome_tables(recipe: "Recipe", report: "TrainReport") -> list[Table]:
-    """Answers and held-out accuracy before and after, where something was held out."""
+    """Returns the held-out answers and accuracy before and after training, if prompts were held out."""
     if report.before is None or report.after is None:
         return []
     answers = answers_table(_answers(report.before, report.after)) if report.after.answers else None
@@ -53,7 +53,7 @@ def _answers(before: "Evaluation", after: "Evaluation") -> list[AnswerRow]:
 
 
 def evaluation_tables(recipe: "Recipe", evaluation: "Evaluation") -> list[Table]:
-    """Answers and accuracy of a model as it is."""
+    """Returns the tables of a single evaluation: answers and accuracy."""
     answers = Table(title="Answers to held-out prompts", title_justify="left", show_lines=True)
     for heading in ("prompt", "right answer", "answer"):
         answers.add_column(heading, overflow="fold")
@@ -74,7 +74,7 @@ def evaluation_tables(recipe: "Recipe", evaluation: "Evaluation") -> list[Table]
 
 
 def written_paths(folder: "RunFolder", report: "TrainReport") -> Table:
-    """Makes the table of the paths that a run has written."""
+    """Returns the table of the paths that a run has written."""
     found = [
         ("settings", folder.config),
         ("metrics", folder.metrics),

@@ -1,4 +1,4 @@
-"""`interlace plan`: the schedule for a recipe, searched and predicted."""
+"""`interlace plan`: searches for a recipe's best schedule and predicts its speed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,15 +35,15 @@ def plan(
         ),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="What the workers cost. Default: measured here, once a recipe and machine.")
+        str | None, typer.Option(help="Costs of the workers. Default: measured once per recipe and machine.")
     ] = None,
     max_staleness: Annotated[
         int, typer.Option(min=0, help="Versions by which a sample may be stale; 0 is on-policy.")
     ] = 4,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Really run the best three here; the fastest is taken.")
+        bool, typer.Option("--probe", help="Run the best three plans on this machine and choose the fastest.")
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say of each preset what it loses, and where.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain the losses of each preset.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Search placement, granularity, staleness and tail together; write the best schedule with its prediction."""
@@ -71,7 +71,7 @@ def plan(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenPlan:
-    """A plan and the files that it was written to."""
+    """Plan and the files that it was written to."""
 
     made: "RecipePlan"
     measured: "Probes | None"
@@ -79,11 +79,11 @@ class WrittenPlan:
     file: Path
     report: Path
     note: str
-    """Sentence about the recipe's sizes; empty if they are its own."""
+    """Note about the recipe's sizes; empty if the recipe's sizes are used."""
 
     @property
     def chosen(self) -> "Planned":
-        """Returns the best plan: the fastest of those that were measured, else the one predicted to be."""
+        """Returns the measured plan that was fastest; without measurements, the plan with the best prediction."""
         return self.measured.chosen if self.measured else self.made.found.best
 
 
@@ -97,7 +97,7 @@ def plan_recipe(
     probe: bool,
     quiet: bool,
 ) -> WrittenPlan:
-    """Plans a recipe for this machine, or for the virtual cluster of `devices`, and writes the plan. UserError."""
+    """Plans a recipe for this machine, or for the virtual cluster of `devices`, and writes it. Raises UserError."""
     from interlace.observe.atomic_file import write_atomic
 
     out, note, measured = writable(settings.out, "plan.file"), "", None
@@ -119,7 +119,7 @@ def plan_recipe(
 def _virtual(
     recipe: str, changes: Sequence[str], profile: str | None, settings: "PlanSettings", devices: str
 ) -> "tuple[RecipePlan, str]":
-    """Plans for a cluster that is not there. Returns the plan and what is to be said of the recipe's sizes."""
+    """Plans for a virtual cluster. Returns the plan and a note about the recipe's sizes."""
     from interlace.forecast.costs.sheets import parse_cluster
     from interlace.forecast.plan import PlanRequest, make_plan, recipe_for
 
@@ -137,7 +137,7 @@ def _virtual(
 
 
 def say_to_stderr(text: str) -> None:
-    """Shows a line of progress; standard output has the plan alone."""
+    """Prints a line of progress to standard error; standard output contains only the plan."""
     Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -146,7 +146,7 @@ def _say(console: Console, text: str) -> None:
 
 
 def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
-    """Returns the schedule's file: what differs from the defaults, its prediction as a comment."""
+    """Returns the schedule's file: the fields that differ from the defaults, with the prediction as a comment."""
     from interlace.core.yaml_text import to_yaml
     from interlace.forecast.search.plans import differing
 

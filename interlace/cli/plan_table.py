@@ -1,4 +1,4 @@
-"""Plans as a table that fits 80 columns: figures in rows, and below them what each plan's schedule says."""
+"""Table of plans that fits 80 columns: figures in rows, followed by the settings of each plan."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from interlace.forecast.search.plans import Planned
 
 SHOWN = 6
-"""Plans in the table."""
+"""Number of plans in the table."""
 COLUMNS = ("plan", "s/step", "ratio", "tok/s", "useful", "stale", "len", "cost")
 
 
 def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
-    """Prints the best plans, the best unbiased one and the baseline: figures, then what differs from the defaults."""
+    """Prints the best plans, the best unbiased plan and the baseline: figures, then fields that differ from the
+    defaults.
+    """
     title = f"{recipe} on {made.request.simulation.device}, predicted ({made.request.settings.words})"
     beside = [plan for plan in (made.found.unbiased, made.found.baseline) if plan]
     plans = unique([*made.found.ranked[:SHOWN], *beside])
@@ -38,7 +40,7 @@ def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
 
 
 def show_memory(console: Console, made: "RecipePlan") -> None:
-    """Prints the memory that each role of the best plan takes on each of its devices, by part."""
+    """Prints the memory of each role of the best plan on each of its devices, by part."""
     from interlace.forecast.search.bounds import memory_by_part
 
     request = made.request
@@ -71,7 +73,7 @@ def _cells(made: "RecipePlan", plan: "Planned", place: int) -> tuple[str, ...]:
 
 
 def unique(plans: "Sequence[Planned]") -> "list[Planned]":
-    """Returns the plans without those that came before."""
+    """Returns the plans without duplicates."""
     found: list[Planned] = []
     for each in plans:
         if each not in found:
@@ -80,7 +82,7 @@ def unique(plans: "Sequence[Planned]") -> "list[Planned]":
 
 
 def differences(plan: "Planned") -> str:
-    """Returns the plan's fields that are not the defaults, on a line."""
+    """Returns the plan's fields that differ from the defaults, on one line."""
     from interlace.core.yaml_text import to_yaml
     from interlace.forecast.search.plans import differing
 

@@ -1,4 +1,4 @@
-"""Planning for this machine: its profile, what can run on it, and probes."""
+"""Planning for this machine: its profile, schedules that can run on it, and probes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -29,17 +29,19 @@ def plan_here(
     probe: bool,
     quiet: bool,
 ) -> "tuple[RecipePlan, Probes | None]":
-    """Plans a recipe on this machine. profile: None measures one, or takes the one that is kept. Raises UserError."""
+    """Plans a recipe on this machine. profile: if None, the stored profile, or a new measurement. Raises UserError."""
     from interlace.cli.virtual import given_profile
     from interlace.observe.progress import open_progress
+    from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
 
     recipe = without_schedule(load_recipe(spec, overrides))
+    refuse_offline(recipe, "plan")
     check_settings(recipe)
     given = given_profile(profile) if profile else None
     from interlace.forecast.profile.profile import PARTS
-    from interlace.run.recipe.check import check_recipe  # loads torch: what is wrong without it has been refused
+    from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
     if settings.deadline_h is not None:
         raise UserError("plan.deadline_h chooses a number of devices: give the most there may be as --devices.")
@@ -55,7 +57,7 @@ def plan_here(
 
 
 def without_schedule(recipe: "Recipe") -> "Recipe":
-    """Returns the recipe under the plainest schedule, whatever its own, to be planned for."""
+    """Returns the recipe under the default schedule, as the start of planning."""
     from interlace.run.recipe.config import DEFAULT_SCHEDULE, set_schedule
     from interlace.schedule.presets import load_schedule
 
@@ -63,7 +65,7 @@ def without_schedule(recipe: "Recipe") -> "Recipe":
 
 
 def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, OnlinePlanner]":
-    """Chooses the schedule of a recipe with schedule=auto. Returns the recipe and the planner that goes on."""
+    """Chooses the schedule of a recipe with schedule=auto. Returns the recipe and the planner for the run."""
     from interlace.forecast.online import OnlinePlanner
     from interlace.forecast.plan import PlanSettings
     from interlace.forecast.profile.profile import PARTS
@@ -103,7 +105,8 @@ def planned_for(
 ) -> "RecipePlan":
     """Plans a checked recipe on its own cluster.
 
-    given: a profile, None for the one that is kept or measured now. longest_prompt: its tokens.
+    given: profile to use; if None, the stored profile, or a new measurement. longest_prompt: tokens of the longest
+    prompt.
     """
     from interlace.forecast.plan import PlanRequest, make_plan
     from interlace.forecast.profile.store import check_profile, profile_of

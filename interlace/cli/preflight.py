@@ -1,4 +1,4 @@
-"""Steps before a command works: it checks that its file can be written, and quiets libraries."""
+"""Preparations of a command: checks that its output file can be written, and silences libraries."""
 
 import os
 from pathlib import Path
@@ -10,15 +10,15 @@ ROOT = Path("runs")
 
 
 def hush_libraries() -> None:
-    """Turns off the progress bars of transformers, which would break the lines of our live view.
+    """Turns off the progress bars of transformers, which would break the lines of the live view.
 
-    Through the environment, which the library reads when a command that needs it imports it.
+    Sets an environment variable, which the library reads when a command imports it.
     """
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 
 def writable(path: Path, option: str) -> Path:
-    """Returns the path. Raises UserError if no file can be written there. option: its name, for messages."""
+    """Returns the path. Raises UserError if no file can be written there. option: name of the option, for messages."""
     if not path.parent.is_dir():
         raise UserError(f"{option} {path}: there is no folder {path.parent}. Make it, or choose another file.")
     if path.is_dir():

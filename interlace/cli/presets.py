@@ -1,4 +1,4 @@
-"""`interlace presets`: the ways of running a flow."""
+"""`interlace presets`: lists and explains the shipped schedules."""
 
 import textwrap
 from typing import Annotated, Optional
@@ -16,13 +16,13 @@ from interlace.schedule.presets import load_schedule, preset_names, preset_path
 def presets(
     name: Annotated[
         Optional[str],  # noqa: UP045  # typer reads it
-        typer.Argument(help="One of them, or the path of your own YAML file: every field as it will be."),
+        typer.Argument(help="A schedule or the path of a YAML file: prints every field."),
     ] = None,
     explain: Annotated[
         Optional[str],  # noqa: UP045  # typer reads it
         typer.Option(
             metavar="WORD",
-            help="What a field, a value, a preset, or another system's word for one means, and its unit.",
+            help="Explain a field, a value, a preset, or another system's word for one, with its unit.",
         ),
     ] = None,
 ) -> None:
@@ -39,6 +39,6 @@ def presets(
 
 
 def _wrapped(line: str, width: int) -> str:
-    """To the width of the terminal, what follows indented a step further."""
+    """Wraps a line to the terminal's width; continuation lines are indented a step further."""
     indent = " " * (len(line) - len(line.lstrip()) + 2) if line.startswith(" ") else ""
     return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""`interlace profile`: what a recipe's workers cost here."""
+"""`interlace profile`: measures the costs of a recipe's workers."""
 
 import math
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object and no table.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds of measuring, about; starting comes on top.")] = 45.0,
     roofline: Annotated[
-        str | None, typer.Option(help="Measure nothing: costs on a device that is not here, from its data sheet: h800.")
+        str | None, typer.Option(help="Measure nothing: compute the costs on a device from its data sheet: h800.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
 ) -> None:
-    """Measure what a recipe's workers cost on this machine, for the simulator."""
+    """Measure the costs of a recipe's workers on this machine, for the simulator."""
     from interlace.cli.report import find_run
 
     writable(out, "--out")
@@ -50,8 +50,11 @@ def profile(
 def measured_profile(
     recipe: str, overrides: Sequence[str], *, budget: float, roofline: str | None, quiet: bool
 ) -> "Profile":
-    """Measures a recipe's workers for about `budget` seconds, or computes a profile from a data sheet. UserError."""
+    """Measures a recipe's workers for about `budget` seconds, or computes a profile from a data sheet. Raises
+    UserError.
+    """
     from interlace.observe.progress import open_progress
+    from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
 
@@ -59,6 +62,7 @@ def measured_profile(
         raise UserError(f"--budget {budget:g}: give the seconds that measuring may take, such as 45.")
     hush_libraries()
     settings = load_recipe(recipe, overrides)
+    refuse_offline(settings, "profile")
     check_settings(settings)
     from interlace.forecast.profile.profile import PARTS, profile_recipe  # loads torch: a bad recipe has been refused
     from interlace.run.recipe.check import check_recipe
@@ -74,7 +78,7 @@ def measured_profile(
 
 
 def _of_run(run: "RunFolder", out: Path, console: Console, *, as_json: bool) -> None:
-    """Writes the profile that a run's records give, and keeps it for plans of the same recipe on this machine."""
+    """Writes the profile of a run's records, and stores it for plans of the same recipe on this machine."""
     from interlace.forecast.profile.from_run import profile_of_run
     from interlace.forecast.profile.store import keep_profile
 

@@ -1,4 +1,4 @@
-"""`interlace recipes`: the shipped recipes, and a table of shipped YAML files."""
+"""`interlace recipes`: lists the shipped recipes; also makes the table of shipped YAML files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ def recipes() -> None:
 
 
 def listing(paths: Sequence[Path]) -> Table:
-    """Lists YAML files, a row each: name, and the sentence that the file opens with."""
+    """Returns a table of YAML files, one row per file: its name and its first comment line."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -26,7 +26,7 @@ def listing(paths: Sequence[Path]) -> Table:
 
 
 def _first_comment(path: Path) -> str:
-    """Returns the first line if it is a comment, else an empty text."""
+    """Returns the text of the first line if it is a comment, else an empty text."""
     with path.open(encoding="utf-8") as file:
         line = file.readline()
     return line.removeprefix("#").strip() if line.startswith("#") else ""

@@ -1,4 +1,4 @@
-"""`interlace report`: what runs came to, as one page."""
+"""`interlace report`: writes the results of runs as one HTML page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Names or folders of runs; several are laid over each other.")],
+    runs: Annotated[list[str], typer.Argument(help="Names or folders of runs; several are compared.")],
     out: Annotated[
         Path | None, typer.Option(help="The file to write. Default: report.html in the first run's folder.")
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="Whose operations are drawn, device by device. Default: the middle one.")
+        int | None, typer.Option(help="Step whose operations are drawn, device by device. Default: the middle one.")
     ] = None,
 ) -> None:
     """Write one self-contained HTML page: curves, goodput, a step on each device, histograms, transcripts, settings."""
@@ -31,7 +31,7 @@ def report(
 
 
 def run_folder(spec: str) -> "RunFolder":
-    """Finds a run by its name or folder. Raises UserError where there is none."""
+    """Finds a run by its name or folder. Raises UserError if it does not exist."""
     found = find_run(spec)
     if found is None:
         raise UserError(f"{spec!r} is no run: neither {spec} nor {ROOT / spec} holds a config.yaml.")
@@ -39,7 +39,7 @@ def run_folder(spec: str) -> "RunFolder":
 
 
 def find_run(spec: str) -> "RunFolder | None":
-    """Finds a run by its name or folder; None where there is none."""
+    """Finds a run by its name or folder; None if it does not exist."""
     from interlace.observe.run_folder import RunFolder
 
     folders = (RunFolder(path=path) for path in (Path(spec), ROOT / spec))

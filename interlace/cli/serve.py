@@ -1,4 +1,4 @@
-"""`interlace serve`: a model, or what a run has trained, behind an OpenAI-compatible address."""
+"""`interlace serve`: serves a model or a run's checkpoint through an OpenAI-compatible API."""
 
 import asyncio
 import signal
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from interlace.run.serve import Serving
 
 _NEVER_S = 1e12
-"""Seconds: a server that has no client does not hang."""
+"""Hang limit of the server, in seconds, effectively infinite: a server without clients does not hang."""
 
 
 def serve(
-    model_or_run: Annotated[str, typer.Argument(help="Any model, a checkpoint, or a run's name (its newest one).")],
+    model_or_run: Annotated[str, typer.Argument(help="Any model, a checkpoint, or a run (its newest checkpoint).")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings: rollout, sampling, renderer."),
@@ -43,11 +43,11 @@ def serve(
     recipe = served_recipe(model_or_run, overrides or [])
     if api_key is not None and api_key == admin_key:
         raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")
-    from interlace.run.serve import ServeOptions  # loads torch: a bad recipe has been refused
+    from interlace.run.serve import ServeOptions  # loads torch, so a bad recipe is refused before it
     from interlace.run.serve import serve as serve_model
 
     stop = asyncio.Event()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's shell ignores it for what it starts with `&`
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background jobs of scripts
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     options = ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key)
     try:
@@ -65,7 +65,7 @@ def _announce(serving: "Serving") -> None:
 
 
 def served_recipe(model_or_run: str, overrides: Sequence[str]) -> "Recipe":
-    """Returns the settings: the run's, or those of a recipe of which nothing but the model and the engine counts."""
+    """Returns the settings of the run; for a model, settings of which only the model and the engine matter."""
     from interlace.run.recipe.load import load_recipe
 
     run = find_run(model_or_run)
@@ -73,7 +73,7 @@ def served_recipe(model_or_run: str, overrides: Sequence[str]) -> "Recipe":
         settings = load_recipe(str(run.config), overrides)
         model = checkpoint_of(run, settings)
     else:
-        # Of the quick start nothing counts but that it is whole: what is served takes no task and no algorithm.
+        # The quick start serves only as a complete recipe: serving uses no task and no algorithm.
         whole = (
             "warmup=null",
             "reward=exact",

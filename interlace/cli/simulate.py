@@ -1,4 +1,4 @@
-"""`interlace simulate`: what a recipe would cost, on devices that are not there."""
+"""`interlace simulate`: predicts the cost of a recipe on virtual devices."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,18 +23,18 @@ def simulate(
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(help="Names, or paths of YAML files, with commas between. Default: the recipe's own."),
+        typer.Option(help="Comma-separated names or paths of YAML files. Default: the recipe's."),
     ] = None,
     devices: Annotated[str, typer.Option(help="Of the virtual cluster; of a mixed one a number a kind: 64,32.")] = "8",
     profile: Annotated[
         str | None,
-        typer.Option(help="What the workers cost: of `interlace profile`, or shipped; one a kind of device."),
+        typer.Option(help="Costs of the workers: of `interlace profile`, or shipped; one per kind of device."),
     ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Of the data set.")] = 8192,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of the data set.")] = 8192,
     timeline: Annotated[Path | None, typer.Option(help="Write the (first) run's timeline there, for Perfetto.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Run a recipe on a virtual clock: the same flow and schedule, with workers that only cost time."""
+    """Run a recipe on a virtual clock: the same flow and schedule, with simulated workers that only take time."""
     from interlace.cli.compare import show_comparison
     from interlace.cli.virtual import change_profiles, virtual_cluster
     from interlace.forecast.elastic import parse_changes

@@ -1,4 +1,4 @@
-"""`interlace train`: a run, from a recipe to a trained model."""
+"""`interlace train`: trains a model as a recipe describes."""
 
 import shutil
 from contextlib import ExitStack
@@ -27,11 +27,11 @@ def train(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help=f"Go on with a run; only {', '.join(CHANGEABLE)} may be changed."),
+        typer.Option("--resume", help=f"Continue a run; only {', '.join(CHANGEABLE)} may be changed."),
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of that name.")] = False,
     name: Annotated[
-        str | None, typer.Option(help="Of the run, which is written to runs/NAME. Default: the recipe's, numbered.")
+        str | None, typer.Option(help="Name of the run, written to runs/NAME. Default: the recipe's, numbered.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
 ) -> None:
@@ -53,7 +53,7 @@ def train(
 
 
 class _Target(NamedTuple):
-    """Folder and name of a new run."""
+    """Name of a new run, and whether it replaces an older one."""
 
     name: str | None
     overwrite: bool
@@ -62,7 +62,10 @@ class _Target(NamedTuple):
 def _fresh(
     spec: str, overrides: list[str], target: _Target, console: Console, held: ExitStack
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
-    """held: keeps the run's lock. Returns the planner as well if it chooses the schedule."""
+    """Loads and checks a recipe and opens its run folder. held: keeps the run's lock.
+
+    Returns the planner too if it chooses the schedule, else None.
+    """
     from interlace.cli.derived import derived_numbers
     from interlace.observe.run_folder import RunFolder, default_name
     from interlace.observe.run_lock import open_run
@@ -99,7 +102,7 @@ def _fresh(
 
 
 def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack) -> "tuple[Recipe, RunFolder]":
-    """Returns the settings that the run stored, not those of the recipe. held: keeps the run's lock."""
+    """Returns the settings stored by the run instead of the recipe's. held: keeps the run's lock."""
     from interlace.observe.checkpoints import Checkpoints
     from interlace.observe.run_folder import RunFolder, latest_name
     from interlace.observe.run_lock import RunLock
@@ -107,11 +110,11 @@ def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack)
     from interlace.run.recipe.load import load_recipe, override_key
 
     folder = RunFolder.resume(ROOT, latest_name(ROOT, Path(spec).stem) if name is None else name)
-    held.enter_context(RunLock(folder))  # before anything is read that another process may write
+    held.enter_context(RunLock(folder))  # before reading files that another process may write
     started_with = load_recipe(str(folder.config))
     for override in overrides:
         may_change = f"{override_key(override)}.".startswith(tuple(f"{key}." for key in CHANGEABLE))
-        # The command that started the run may be repeated with --resume: it changes nothing.
+        # The command that started the run may be repeated with --resume, because it changes nothing.
         if not may_change and load_recipe(str(folder.config), [override]) != started_with:
             raise UserError(
                 f"{override!r} would make the resumed run another one. With --resume only {', '.join(CHANGEABLE)} may "
@@ -159,10 +162,10 @@ def _run(
                 full = f"the disk of {folder.path} is full, so the run could not write on. Make room first."
                 raise DiskFullError(f"{full} {_how_to_go_on(folder)}") from error
             if isinstance(error, UserError) and not resume and not folder.has_trained:
-                # Only the workers could find this mistake. Nothing was trained, so no folder is left.
+                # Only the workers could detect this mistake. Nothing was trained, so the folder is removed.
                 shutil.rmtree(folder.path)
             elif not (isinstance(error, UserError) and resume) or is_full_disk(error):
-                # A command that a resumed run refuses would be refused again.
+                # A command that a resumed run refuses would be refused again, so it is not suggested.
                 error.add_note(_how_to_go_on(folder))
             raise
 
@@ -177,7 +180,7 @@ def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console:
         console.print(table)
     if report.ledger.total_s > 0:
         console.print(goodput_table(report.ledger))
-        # Of the steps alone, as on the report page; the table above includes start-up and evaluations.
+        # The ledger of the steps, as on the report page; the table above includes start-up and evaluations.
         if waste := ledger_of(RunData.read(folder).rows).largest_waste():
             console.print(waste.sentence, markup=False, highlight=False, soft_wrap=True)
     console.print(written_paths(folder, report))

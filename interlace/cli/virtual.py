@@ -1,4 +1,4 @@
-"""The virtual cluster that a command line names: `--devices 64,32 --profile qwen2.5-7b-h20,qwen2.5-7b-h800`."""
+"""Virtual cluster named on the command line: `--devices 64,32 --profile qwen2.5-7b-h20,qwen2.5-7b-h800`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 8192) -> "Simulation":
-    """Reads numbers of devices and as many profiles, with commas between. Raises UserError."""
+    """Parses comma-separated numbers of devices and as many profiles. Raises UserError."""
     from interlace.forecast.simulate import Simulation
 
     counts = [_count(devices, part) for part in devices.split(",")]
@@ -46,7 +46,10 @@ PROFILE = "profile."
 
 
 def change_profiles(simulation: "Simulation", overrides: Sequence[str]) -> "tuple[Simulation, list[str]]":
-    """Applies `profile.KEY=VALUE` to the profile of a cluster. Returns the other overrides too. Raises UserError."""
+    """Applies `profile.KEY=VALUE` to the profile of a cluster. Returns the simulation and the other overrides.
+
+    Raises UserError.
+    """
     from interlace.forecast.costs.profiles import change_profile
 
     mine = [each.removeprefix(PROFILE) for each in overrides if each.startswith(PROFILE)]
@@ -55,22 +58,24 @@ def change_profiles(simulation: "Simulation", overrides: Sequence[str]) -> "tupl
 
 
 def sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: str) -> "tuple[Recipe, Simulation]":
-    """Returns a recipe and a cluster whose costs follow from the model and the data sheet of a device. No GPU is used.
+    """Returns a recipe and a cluster whose costs follow from the model and a device's data sheet. No GPU is used.
 
     Raises UserError for recipes whose costs a data sheet does not contain.
     """
     from interlace.forecast.profile.roofline import roofline_of
     from interlace.forecast.simulate import Simulation, check_profile_roles
+    from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.load import load_recipe
 
     recipe = load_recipe(spec, overrides)
+    refuse_offline(recipe, "plan")
     profile = roofline_of(recipe, kind)
     check_profile_roles(recipe, profile)
     return recipe, Simulation(profile=profile, num_devices=count)
 
 
 def given_profile(spec: str | None) -> "Profile":
-    """Returns the profile that --profile names: a shipped one, a file, or that of a run's records. Raises UserError."""
+    """Returns the profile that --profile names: a shipped one, a file, or the records of a run. Raises UserError."""
     from interlace.cli.report import find_run
     from interlace.forecast.costs.profiles import load_profile
 

@@ -1,4 +1,4 @@
-"""Engines that leave and join while a simulated run goes on."""
+"""Engines that leave and join during a simulated run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from interlace.runtime.sim.loop import virtual_loop
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineChange:
-    """One engine leaves, or comes back."""
+    """Departure or return of one engine."""
 
     at_s: float
     """Virtual seconds since the run began."""
@@ -20,7 +20,7 @@ class EngineChange:
 
 
 def parse_changes(text: str) -> tuple[EngineChange, ...]:
-    """Reads `600:-3,1200:+3`: engine 3 leaves after 600 seconds and is back after 1200. Raises UserError."""
+    """Parses `600:-3,1200:+3`: engine 3 leaves after 600 seconds and returns after 1200. Raises UserError."""
     found = []
     for part in text.split(","):
         at_s, _, change = part.strip().partition(":")
@@ -37,7 +37,7 @@ def parse_changes(text: str) -> tuple[EngineChange, ...]:
 
 
 async def change_engines(pool: EnginePool, changes: Sequence[EngineChange]) -> None:
-    """Carries the changes out, each at its time. Raises UserError where there is no such engine, or none is left."""
+    """Applies each change at its time. Raises UserError for an unknown engine and if no engine would be left."""
     loop, drivers = virtual_loop(), pool.drivers
     for change in changes:
         if change.engine not in range(len(drivers)):

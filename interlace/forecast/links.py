@@ -1,4 +1,4 @@
-"""Links between devices, nodes and sites: what moving weights and samples over them takes."""
+"""Links between devices, nodes and sites: the time that weights and samples take to cross them."""
 
 from collections.abc import Sequence
 
@@ -11,30 +11,33 @@ class Link(Config):
     """One kind of link."""
 
     bytes_per_s: float = Field(gt=0)
-    """In one direction, of one device; of a link between sites, of all of them together."""
+    """Bytes/s in one direction: of one device, or of a whole link between sites."""
     latency_s: float = Field(default=0.0, ge=0)
     """Seconds until the first byte arrives."""
 
     def seconds(self, num_bytes: float) -> float:
-        """Returns the seconds that moving these bytes takes."""
+        """Returns the seconds to move `num_bytes` over the link."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
 class Links(Config):
-    """Links of a cluster. Devices are numbered node after node; each kind of device is in nodes of its own."""
+    """Links of a cluster. Devices are numbered node after node; a node contains devices of one kind."""
 
     devices_per_node: int = Field(default=8, ge=1)
     in_node: Link
     between_nodes: Link
     between_sites: Link | None = None
-    """Given, each kind of device is at a site of its own, and all that passes between two kinds goes over this link."""
+    """Link between sites. If set, each kind of device is at a separate site, and all traffic between kinds uses this
+    link.
+    """
     sample_token_bytes: int = Field(default=16, ge=0)
     """Bytes of a sample for each of its tokens: id, log-prob, mask, advantage."""
 
     def weights_s(self, num_bytes: float, sources: Sequence[str], targets: Sequence[str]) -> float:
-        """Returns the seconds until an engine has weights of a trainer; both are named by their devices (`h20:3`).
+        """Returns the seconds until one engine has a trainer's weights. Arguments are device names such as `h20:3`.
 
-        Nothing where they share a device. To another site they pass once for all engines, and are passed on there.
+        Sources and targets that share a device take no time. Weights cross a link between sites once for all engines,
+        and the other site distributes them.
         """
         if set(sources) & set(targets):
             return 0.0
@@ -44,10 +47,10 @@ class Links(Config):
         return self._nearest(sources, targets).seconds(mine)
 
     def samples_s(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[float, float]:
-        """Returns (latency, seconds a token) of bringing samples of engines to workers that compute on them.
+        """Returns (latency, seconds a token) to move samples from engines to the workers that process them.
 
-        Nothing where they share devices. Every device of the receiver takes in its own part, but over one link
-        between sites.
+        Sources and targets that share a device take no time. Every device of the receiver takes in its own part, except
+        over a link between sites.
         """
         if set(sources) & set(targets):
             return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""`schedule=auto` in training: predicted against measured at each step, and a new plan where the run has drifted."""
+"""Online planner for `schedule=auto`: compares predicted and measured step times, and plans again after drift."""
 
 import os
 from collections import deque
@@ -19,28 +19,29 @@ from interlace.runtime.process.launch import spawn_context
 from interlace.schedule.schedule import Schedule
 
 LOWEST = 19
-"""Niceness of a search. Beside one that wants the cores as much as it does, training of several threads comes to a
-tenth of its speed, since its threads wait for one another.
+"""Niceness of the search process. At equal priority, multi-threaded training that competes with a search for the cores
+falls to a tenth of its speed, because its threads wait for one another.
 """
 SEARCH_S = 6.0
-"""Seconds of a search beside training."""
+"""Seconds of a search that runs concurrently with training."""
 KEPT_STEPS = 4
-"""Steps whose responses say how long responses are now."""
+"""Recent steps whose responses give the current length distribution."""
 POINTS = 33
 """Quantiles of a measured distribution."""
 
 
 class OnlinePlanner:
-    """Planner of one run. Plans beside training, in a process of its own that lets all others go first.
+    """Planner of one run. It searches in a separate process of the lowest priority while the run trains.
 
-    Changes are made at publications only. A change starts the run again from a checkpoint of that boundary, in the same
-    process: anything of a schedule may change, its places and instances too, and nothing that was trained on is lost.
-    What that took the last time is what the next change must pay back.
+    The schedule changes only at publications. A change restarts the run, in the same process, from a checkpoint of that
+    boundary: any field of the schedule may change, also placements and instances, and no training is lost.
+    The next change must pay back the measured cost of the previous restart.
     """
 
     def __init__(self, request: PlanRequest, schedule: Schedule, predicted_s: float, accepts: Accepts) -> None:
-        """request: with the bounds that the user set. schedule: the one to start with. predicted_s: of its step.
-        accepts: travels to the process.
+        """request: includes the user's bounds. schedule: the initial schedule. predicted_s: predicted seconds of its
+        step.
+        accepts: is sent to the search process.
         """
         self._request, self._accepts = request, accepts
         self._schedule, self._rule = schedule, Replanner(predicted_s)
@@ -51,11 +52,13 @@ class OnlinePlanner:
         self._next: Planned | None = None
 
     def started(self, seconds: float) -> None:
-        """Takes in how long the run took to start, from its checkpoint or from nothing: the cost of a change."""
+        """Records the seconds that the run took to start, from a checkpoint or afresh: the cost of a change."""
         self._rule.switch_s = seconds
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
-        """Takes in a step and prints its prediction. Returns metrics; `change` says whether to start again."""
+        """Records a step and prints its prediction. Returns metrics; afterwards `change` is set if the run is to
+        restart.
+        """
         predicted_s, step_s = self._rule.predicted_s, result.metrics["timing_s/step"]
         error = self._rule.observe(step_s)
         self._lengths.append([ended.sample.num_tokens for ended in result.ended if ended.sample.num_tokens])
@@ -67,11 +70,11 @@ class OnlinePlanner:
 
     @property
     def change(self) -> Schedule | None:
-        """The schedule to go on with; None where the current one stays."""
+        """The next schedule; None to keep the current one."""
         return self._next.schedule if self._next else None
 
     def take_change(self) -> Schedule | None:
-        """Returns the schedule to go on with, once."""
+        """Returns the next schedule and clears it."""
         found, self._next = self._next, None
         if found is None:
             return None
@@ -80,18 +83,18 @@ class OnlinePlanner:
         return found.schedule
 
     def wait(self) -> None:
-        """Waits until the search that goes on has ended, for callers that want every run alike."""
+        """Waits for the current search, so that every run takes the same decisions."""
         if self._search:
             self._search.wait()
 
     def close(self) -> None:
-        """Ends the search that goes on."""
+        """Stops the search process."""
         if self._pool:
             self._pool.terminate()
 
     @property
     def _process(self) -> Pool:
-        """The process of searches, which starts with the first."""
+        """The search process, started by the first search."""
         if self._pool is None:
             self._pool = spawn_context().Pool(1, _begin, (self._accepts,))
         return self._pool
@@ -107,7 +110,7 @@ class OnlinePlanner:
         search, self._search = self._search, None
         try:
             made = search.get()
-        except InterlaceError as error:  # what was found at the start goes on
+        except InterlaceError as error:  # the run keeps its schedule
             progress.say(f"planning again found nothing: {error}")
             return
         self._decide(made, steps_left, progress)
@@ -124,7 +127,7 @@ class OnlinePlanner:
             )
 
     def _refitted(self) -> PlanRequest:
-        """Returns the request with responses as long as they are now."""
+        """Returns the request with the response lengths of recent steps."""
         simulation = self._request.simulation
         profile = with_lengths(simulation.profile, [length for step in self._lengths for length in step])
         settings = self._request.settings.model_copy(
@@ -137,7 +140,7 @@ _accepts: Accepts
 
 
 def _begin(accepts: Accepts) -> None:
-    """Begins the process of searches, at the lowest priority."""
+    """Initializes the search process, at the lowest priority."""
     global _accepts  # noqa: PLW0603 - all searches of the process share it
     _accepts = accepts
     become_child()
@@ -149,7 +152,7 @@ def _plan(request: PlanRequest, current: Schedule) -> RecipePlan:
 
 
 def with_lengths(profile: Profile, lengths: Sequence[int]) -> Profile:
-    """Returns a profile with measured response lengths in place of its own; the share of prompts in them stays."""
+    """Returns a profile with measured response lengths; the spread between prompts and within one is kept."""
     if len(lengths) < POINTS:
         return profile
     ordered = sorted(lengths)

@@ -1,4 +1,4 @@
-"""The schedule for a recipe: searched by the planner, predicted by the simulator."""
+"""Planner of a recipe's schedule: searches candidates and predicts them with the simulator."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ from interlace.forecast.search.plans import Accepts, PlanBounds, Planned, Search
 from interlace.forecast.simulate import Simulation, check_profile_roles
 from interlace.observe.goodput import GOVERNED_BY
 from interlace.rollouts.by_row import simulators_of
+from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.recipe.layout import needed_roles
@@ -26,27 +27,29 @@ from interlace.run.recipe.load import load_recipe, override_key
 from interlace.schedule.schedule import Schedule
 
 SPANS = (1, 2, 4, 8)
-"""Devices of an engine that are tried on a virtual cluster: a node has eight."""
+"""Devices per engine that are tried on a virtual cluster; a node has eight."""
 
 
 class PlanSettings(PlanBounds):
     """Bounds and effort of a search; on the command line `plan.KEY=VALUE`."""
 
     deadline_h: float | None = Field(default=None, gt=0)
-    """Hours that all of the recipe's steps may take: of plans on all, half or a quarter of the devices, the one that
-    holds it for the fewest device-seconds."""
+    """Deadline in hours for all steps of the recipe. Plans for all, half and a quarter of the devices are compared; the
+    one that holds the deadline with the fewest device-seconds is chosen.
+    """
     device_hour_cost: float | None = Field(default=None, ge=0)
-    """Price of one device for an hour; None takes the profile's."""
+    """Price of one device for an hour. If None, the profile's price."""
     search_s: float = Field(default=60.0, gt=0)
-    """Seconds of real time that the search may take, with `search_processes` processes; the best plan so far counts."""
+    """Limit of the search in seconds of real time, with `search_processes` processes. The best plan so far is returned.
+    """
     search_samples: int | None = Field(default=None, ge=1)
-    """Samples that the search may simulate; with enough `search_s`, the same settings then give the same plan."""
+    """Limit of simulated samples. If it is reached within `search_s`, the same settings give the same plan."""
     search_processes: int = Field(default=2, ge=1)
-    """Processes that simulate side by side."""
+    """Processes that simulate in parallel."""
     probe_steps: int = Field(default=4, ge=1)
-    """Steps of a plan that is really run."""
+    """Steps of each plan that a probe runs."""
     file: str = "plan.yaml"
-    """File of the schedule; a report is written beside it."""
+    """File of the schedule; the report is written to the same folder."""
 
     @property
     def out(self) -> Path:
@@ -55,7 +58,7 @@ class PlanSettings(PlanBounds):
 
     @property
     def words(self) -> str:
-        """The bounds, for people."""
+        """The bounds as text."""
         return f"{self.bounds}, in {self.deadline_h:g} h" if self.deadline_h else self.bounds
 
 
@@ -71,7 +74,7 @@ def split_settings(overrides: Sequence[str], bounds: PlanBounds) -> tuple[PlanSe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """Run that a schedule is planned for, and bounds."""
+    """Run to plan a schedule for, with the bounds of the search."""
 
     recipe: Recipe
     simulation: Simulation
@@ -80,7 +83,7 @@ class PlanRequest:
 
     @property
     def workload(self) -> Workload:
-        """Returns the recipe's sizes, as the planner sees them."""
+        """The recipe's sizes in the form that the planner uses."""
         recipe, num_devices = self.recipe, self.simulation.num_devices
         is_model = recipe.reward is not None and recipe.reward.model is not None
         simulators = simulators_of(recipe.episode)
@@ -112,7 +115,7 @@ class RecipePlan:
     found: SearchResult
 
     def price(self, plan: Planned) -> float | None:
-        """Returns the price of a million trained tokens; None where no price of a device is stated."""
+        """Returns the price of a million trained tokens; None if no device has a price."""
         given = self.request.settings.device_hour_cost
         return self.request.simulation.price(plan.score.tokens_per_s, device_hour_cost=given)
 
@@ -154,12 +157,12 @@ class RecipePlan:
 
 
 def interval(plan: Planned) -> tuple[float, float]:
-    """Returns bounds of the predicted seconds of a step: two standard errors of the mean over simulated steps."""
+    """Returns bounds of the predicted seconds of a step: the mean minus and plus two standard errors over the steps."""
     return max(0.0, plan.score.step_s - 2 * plan.score.error_s), plan.score.step_s + 2 * plan.score.error_s
 
 
 def sentence(why: WhyNot) -> str:
-    """Returns what a preset loses, and where, for people."""
+    """Returns a sentence about the device time that a preset loses."""
     if why.ratio is None:
         return f"{why.preset}: {why.reason}"
     lost = "; ".join(
@@ -170,11 +173,12 @@ def sentence(why: WhyNot) -> str:
 
 
 def recipe_for(spec: str, overrides: Sequence[str], profile: Profile) -> tuple[Recipe, str]:
-    """Loads a recipe to be planned on a virtual cluster. Returns it and what is to be said of its sizes.
+    """Loads a recipe to plan on a virtual cluster. Returns the recipe and a note about its sizes.
 
-    A profile of another model is of another run: its sizes stand in for the recipe's, where no override gives them.
+    If the profile was measured with another model, its sizes replace the recipe's, except those that an override gives.
     """
     recipe = load_recipe(spec, overrides)
+    refuse_offline(recipe, "plan")
     if profile.sizes is None or profile.model in ("", recipe.model.path):
         return recipe, ""
     sizes = profile.sizes
@@ -197,11 +201,11 @@ def make_plan(
     current: Schedule | None = None,
     say: Callable[[str], None] = lambda _text: None,
 ) -> RecipePlan:
-    """Searches, on fewer devices too where there is a deadline to hold.
+    """Searches for a schedule; with a deadline, on smaller numbers of devices too.
 
-    accepts: says why a schedule cannot run, beside what the profile and the settings say. current: the schedule that is
-    followed now, predicted as closely as the best. say: shows a line of progress. Ctrl-C ends the search with the best
-    plan so far. Raises UserError if no plan fits, or the limits contradict each other.
+    accepts: returns the reason why a schedule cannot run, in addition to the checks by profile and settings. current:
+    the schedule in use, which is predicted as closely as the best. say: prints a line of progress. Ctrl-C ends the
+    search with the best plan so far. Raises UserError if no plan fits, or the limits contradict each other.
     """
     check_sizes(request.recipe, algorithm_of(request.recipe))
     check_profile_roles(set_schedule(request.recipe, Schedule()), request.simulation.profile)

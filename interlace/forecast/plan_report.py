@@ -1,16 +1,16 @@
-"""The page of a plan: the Pareto front as a picture, and what each preset loses."""
+"""Report of a plan: the Pareto front as a picture, and the losses of each preset."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from interlace.observe.report.page import STYLE
-from interlace.observe.report.svg import Plot, nice_ticks
+from interlace.forecast.svg import Plot, nice_ticks
+from interlace.observe.report.page import asset
 
 FRONT, BEHIND = "#2563eb", "#9ca3af"
 SIZES = ((0.005, "unbiased"), (0.05, "up to 5 %"), (1.0, "more"))
 SHADES = ("#2563eb", "#d97706", "#dc2626")
-"""Colours of front plans by how far their trained lengths are from the generated ones."""
+"""Colours of front plans by their length shift: the limits in SIZES."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,18 +19,18 @@ class PlanPoint:
 
     name: str
     tokens_per_s: float
-    """Trained tokens a second."""
+    """Trained tokens per second."""
     staleness: float
-    """Steps by which the weights of a token may lag, at most."""
+    """Largest lag of a token's weights, in steps."""
     length_shift: float
-    """Mean length trained on against generated, less 1."""
+    """Mean trained length divided by the mean generated length, minus 1."""
     is_front: bool
     text: str
-    """Its settings."""
+    """Settings of the plan."""
 
 
 def plan_page(title: str, points: Sequence[PlanPoint], reasons: Sequence[str]) -> str:
-    """Renders the document."""
+    """Returns the report as an HTML document."""
     legend = "".join(
         f"<span><i style='background:{colour}'></i>{escape(text)}</span>"
         for colour, (_, text) in zip(SHADES, SIZES, strict=True)
@@ -44,7 +44,8 @@ def plan_page(title: str, points: Sequence[PlanPoint], reasons: Sequence[str]) -
     why = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<title>interlace: {escape(title)}</title><link rel='icon' href='data:,'><style>{STYLE}</style></head><body>"
+        f"<title>interlace: {escape(title)}</title><link rel='icon' href='data:,'>"
+        f"<style>{asset('page.css')}</style></head><body>"
         f"<main><h1>{escape(title)}</h1><p class='lead'>Predicted by the simulator</p>"
         "<section><h2>Speed against staleness</h2><p class='lead'>Colour: by how much trained responses are shorter "
         "than generated ones. Grey: plans that another beats in all three.</p>"
@@ -56,7 +57,7 @@ def plan_page(title: str, points: Sequence[PlanPoint], reasons: Sequence[str]) -
 
 
 def front_figure(points: Sequence[PlanPoint]) -> str:
-    """Draws the plans, the front connected for each shade."""
+    """Draws the plans and connects the plans of the front."""
     plot = Plot(width=1060.0, height=320.0, left=64.0)
     x_ticks = nice_ticks(0.0, max(1.0, *(each.staleness for each in points)), 6)
     y_ticks = nice_ticks(0.0, max(each.tokens_per_s for each in points), 5)

@@ -1,4 +1,4 @@
-"""Check of schedules that a planner proposes for a recipe on a real cluster: which can run there."""
+"""Checks whether schedules that a planner proposes can run on a recipe's real cluster."""
 
 from interlace.core.errors import UserError
 from interlace.models.loading import empty_model
@@ -14,7 +14,7 @@ MOST_SPANNED = 8
 
 
 def spans_here(recipe: Recipe, devices: tuple[Device, ...]) -> tuple[int, ...]:
-    """Returns the numbers of devices that an instance of the recipe's rollout engine may have here."""
+    """Returns the numbers of devices that an instance of the rollout engine may span on this cluster."""
     spanned = num_spanned(recipe, "rollout", devices[0].pool)
     if spanned is not None:
         return (spanned,)
@@ -22,10 +22,10 @@ def spans_here(recipe: Recipe, devices: tuple[Device, ...]) -> tuple[int, ...]:
 
 
 class AcceptsHere:
-    """Check of schedules on a recipe's own cluster. Pickled, it is made again from the recipe in the other process."""
+    """Check of schedules on a recipe's own cluster. Unpickling builds it again from the recipe."""
 
     def __init__(self, recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> None:
-        """Reads the model's shape. longest_prompt: as in largest_microbatch()."""
+        """Reads the model's shape. longest_prompt: see largest_microbatch()."""
         self._made_of = recipe, devices, longest_prompt
         self._needs = algorithm_of(recipe).needs
         self._model = empty_model(recipe.model)
@@ -36,7 +36,7 @@ class AcceptsHere:
         return AcceptsHere, self._made_of
 
     def __call__(self, schedule: Schedule) -> str | None:
-        """Returns the reason why a schedule cannot run here; None if it can."""
+        """Returns the reason why a schedule cannot run on the cluster; None if it can."""
         recipe, devices, _ = self._made_of
         candidate = recipe.model_copy(update={"schedule": ScheduleChoice(preset="planned", resolved=schedule)})
         try:

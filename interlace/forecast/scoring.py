@@ -1,4 +1,4 @@
-"""Predictions for the planner: a schedule simulated on the recipe's cluster, or on a model of it."""
+"""Scores for the planner: simulates a schedule on the recipe's cluster or on a smaller model of it."""
 
 import math
 import time
@@ -35,15 +35,15 @@ REPORT_EVERY_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workplace:
-    """Recipe and cluster that schedules are predicted for."""
+    """Recipe and cluster that schedules are scored for."""
 
     recipe: Recipe
     simulation: Simulation
 
     def score(self, schedule: Schedule, fidelity: Fidelity, *, stop_at_s: float = math.inf) -> Score | Refused | None:
-        """Predicts a schedule; one that cannot run is refused with the reason.
+        """Predicts a schedule. If it cannot run, returns the reason.
 
-        stop_at_s: real time, by time.monotonic(), at which the simulation is given up; then None is returned.
+        stop_at_s: time.monotonic() value at which the simulation stops and returns None.
         """
         counted = fidelity.counted_steps(schedule)
         steps, prompts = fidelity.num_steps(schedule), self.recipe.prompts_per_step // fidelity.scale
@@ -53,7 +53,7 @@ class Workplace:
                 "schedule": ScheduleChoice(preset="a plan's", resolved=schedule),
                 "prompts_per_step": prompts,
                 "minibatches": self.recipe.minibatches if prompts % self.recipe.minibatches == 0 else 1,
-                # The gate admits for steps that do not come: at a run's end nothing is generated ahead.
+                # More steps than are simulated: close to the end of a run the gate admits nothing ahead.
                 "steps": 4 * steps + 16,
             }
         )
@@ -64,7 +64,7 @@ class Workplace:
             num_devices=simulation.num_devices // fidelity.scale,
             pools=tuple((pool, count // fidelity.scale) for pool, count in simulation.pools),
         )
-        with no_search_for_cycles():  # until most of the run is gone without a search
+        with no_search_for_cycles():  # memory is freed before the collector is enabled again
             try:
                 run = run_virtually(
                     recipe,
@@ -84,7 +84,7 @@ class Workplace:
 
 
 def with_fewer_envs(episode: EpisodeConfig, scale: int) -> EpisodeConfig:
-    """Returns the episode with a part of its environments, for a model of the cluster."""
+    """Returns the episode with its environments divided by `scale`, for a model of the cluster."""
     env = getattr(episode, "env", None)
     if scale == 1 or not isinstance(env, EnvConfig):
         return episode
@@ -94,7 +94,7 @@ def with_fewer_envs(episode: EpisodeConfig, scale: int) -> EpisodeConfig:
 
 
 def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recipe) -> Score:
-    """Returns the means over the last `counted` steps, of the whole cluster that the simulation stands for."""
+    """Returns the means over the last `counted` steps, converted to the whole cluster."""
     results = run.results[-counted:]
     rows = [result.metrics for result in results]
     step_s = [row["timing_s/step"] for row in rows]
@@ -117,9 +117,10 @@ def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recip
 
 
 def _length_shift(results: Sequence[StepResult], simulation: Simulation, recipe: Recipe) -> float:
-    """Returns the mean length trained on against the profile's, less 1.
+    """Returns the mean trained length divided by the profile's mean, minus 1.
 
-    Where all is trained on and only its order depends on speed, what two standard errors over groups explain is chance.
+    If every sample is trained on and speed changes only the order, a shift within two standard errors over groups
+    counts as 0.
     """
     groups: dict[int, list[int]] = {}
     for ended in (ended for result in results for ended in result.ended if ended.event == TerminalEvent.TRAINED):
@@ -135,7 +136,7 @@ def _length_shift(results: Sequence[StepResult], simulation: Simulation, recipe:
 
 
 class TimedEffort:
-    """Effort in seconds of real time, for the search and its processes together."""
+    """Search effort in seconds of real time, shared by the search and its processes."""
 
     def __init__(
         self,
@@ -145,8 +146,8 @@ class TimedEffort:
         num_samples: int | None = None,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """processes: that simulate at the same time. num_samples: limit of simulated samples in addition to the time;
-        if it ends the search, the plan does not depend on the machine. say: shows a line of progress.
+        """processes: number of parallel simulations. num_samples: limit of simulated samples in addition to the time;
+        if this limit ends the search, the plan does not depend on the machine. say: prints a line of progress.
         """
         self._samples = SampleEffort(num_samples) if num_samples else None
         self._start_s = self._reported_s = time.monotonic()
@@ -157,7 +158,7 @@ class TimedEffort:
 
     @property
     def stop_at_s(self) -> float:
-        """Real time, by time.monotonic(), at which the search ends."""
+        """time.monotonic() value at which the search ends."""
         return -math.inf if self._is_stopped else self._start_s + self._search_s
 
     def stop(self) -> None:
@@ -166,12 +167,12 @@ class TimedEffort:
 
     @property
     def share_left(self) -> float:
-        """Share that is left of the time or of the samples, whichever is less."""
+        """Remaining share of the time or of the samples: the smaller one."""
         of_time = max(0.0, (self.stop_at_s - time.monotonic()) / self._search_s)
         return min(of_time, self._samples.share_left) if self._samples else of_time
 
     def spend(self, num_samples: int) -> None:
-        """Takes in samples that were simulated: the measured rate decides what is affordable."""
+        """Records simulated samples and updates the measured rate."""
         self._num_samples += num_samples
         if self._samples:
             self._samples.spend(num_samples)
@@ -180,13 +181,13 @@ class TimedEffort:
             self._sample_s = elapsed_s / self._num_samples
 
     def affords(self, num_samples: int) -> bool:
-        """Returns whether simulating this number of samples ends in time, at the rate so far."""
+        """Returns whether `num_samples` can be simulated in the remaining time, at the measured rate."""
         if self._samples and not self._samples.affords(num_samples):
             return False
         return num_samples * self._sample_s <= self.stop_at_s - time.monotonic()
 
     def report(self, text: str) -> None:
-        """Shows a line of progress, at most one in a few seconds."""
+        """Prints a line of progress, at most once in REPORT_EVERY_S."""
         now_s = time.monotonic()
         if now_s - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = now_s
@@ -211,15 +212,16 @@ def _score(task: tuple[Schedule, Fidelity, float]) -> Score | Refused | None:
 def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) -> Iterator[Scorer]:
     """Opens a scorer that simulates in separate processes, or in this process if `processes` is 1.
 
-    It returns None for every schedule that the time of `effort` did not allow. Ctrl-C ends the time.
+    It returns None for every schedule that did not fit into the time of `effort`. Ctrl-C ends the search.
     """
-    # Spawned, not forked: a run that plans has threads. This process simulates too, also while the others start.
+    # Spawned, not forked, because a run that plans has threads. This process simulates too, also while the others
+    # start.
     pool = spawn_context().Pool(processes - 1, _begin, (workplace,)) if processes > 1 else None
     room = 2 * (processes - 1)
 
     def score(tasks: Sequence[tuple[Schedule, Fidelity]]) -> Sequence[Score | Refused | None]:
         found: list[Score | Refused | None] = [None] * len(tasks)
-        # The longest first, so that none is left over at the end.
+        # Start the longest simulations first: a long one at the end would run alone.
         waiting = deque(sorted(range(len(tasks)), key=lambda place: -tasks[place][1].num_steps(tasks[place][0])))
         running: dict[int, AsyncResult[Score | Refused | None]] = {}
         try:
@@ -231,7 +233,7 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
                     place = waiting.popleft()
                     found[place] = workplace.score(*tasks[place], stop_at_s=effort.stop_at_s)
                 else:
-                    # A simulation looks at the time itself, except while it starts its workers.
+                    # Running simulations check the time themselves, except while their workers start.
                     next(iter(running.values())).wait(max(0.0, effort.stop_at_s - time.monotonic()))
                 for place in [place for place, result in running.items() if result.ready()]:
                     found[place] = running.pop(place).get()
@@ -248,7 +250,7 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
 
 
 def _scaled(score: Score | Refused | None, fidelity: Fidelity) -> Score | Refused | None:
-    """Returns a score of the model as that of the whole cluster."""
+    """Converts the score of a model to the whole cluster."""
     if not isinstance(score, Score) or fidelity.scale == 1:
         return score
     return replace(score, tokens_per_s=score.tokens_per_s * fidelity.scale)

@@ -1,4 +1,4 @@
-"""A recipe on devices that are not there: workers only cost what a profile says."""
+"""Simulation of a recipe on a virtual cluster: workers take the time that a profile gives."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +31,7 @@ from interlace.observe.transcripts import step_file
 from interlace.rollouts.base import Episode
 from interlace.rollouts.by_row import simulators_of
 from interlace.run.outcome import ScheduleOutcome, under_each
+from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.engines import spanning_roles
@@ -47,19 +48,19 @@ from interlace.schedule.roles import HOST
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
-    """Profile and cluster that a recipe is run on."""
+    """Profile and virtual cluster for a recipe."""
 
     profile: Profile
     num_devices: int
     pools: Pools = ()
-    """(kind, number) of a mixed cluster's devices, in their order; empty: all are of the profile's own kind."""
+    """(kind, number) of a mixed cluster's devices, in their order. If empty, all devices are of the profile's kind."""
     num_prompts: int = 8192
     """Number of prompts in the data set."""
     faults: Faults = ()
     engine_changes: tuple[EngineChange, ...] = ()
-    """Engines that leave and join on the way."""
+    """Engines that leave and join during the run."""
     lengths: Mapping[SampleKey, int] = field(default_factory=dict)
-    """Tokens of samples' only responses, where they are known; others are drawn by the profile."""
+    """Known response lengths of single-turn samples, in tokens; other lengths are drawn from the profile."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -75,22 +76,22 @@ class Simulation:
 
     @property
     def hour_cost(self) -> float:
-        """Price of the cluster for an hour; 0 where a kind's is not stated."""
+        """Price of the cluster for an hour; 0 if a kind has no price."""
         pools = self.pools or (("sim", self.num_devices),)
         prices = [(self.profile.kinds.get(pool, self.profile).device_hour_cost, count) for pool, count in pools]
         return sum(price * count for price, count in prices) if all(price for price, _ in prices) else 0.0
 
     def price(self, tokens_per_s: float, *, device_hour_cost: float | None = None) -> float | None:
-        """Returns the price of a million trained tokens; None where no price of a device is stated.
+        """Returns the price of a million trained tokens; None if no device has a price.
 
-        device_hour_cost: of every device, in place of the profile's.
+        device_hour_cost: price of every device, which replaces the profile's.
         """
         hour_cost = self.hour_cost if device_hour_cost is None else device_hour_cost * self.num_devices
         return hour_cost / 3600 / tokens_per_s * 1e6 if hour_cost and tokens_per_s else None
 
     @property
     def device(self) -> str:
-        """The cluster's devices, for people."""
+        """Text that names the cluster's devices."""
         if not self.pools:
             return f"{self.num_devices} x {self.profile.label}"
         kinds = [(self.profile.kinds.get(pool, self.profile).label, count) for pool, count in self.pools]
@@ -98,16 +99,20 @@ class Simulation:
 
     @property
     def around(self) -> RankWrapper:
-        """The faults."""
+        """Wrapper of each rank that injects the faults."""
         return with_faults(self.faults)
 
     def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
-        """Prompts of the profile's mean length, without text: the recipe's own need its tokenizer."""
+        """Returns prompts of the profile's mean length, without text; the recipe's own prompts would need its
+        tokenizer.
+        """
         del recipe
         return _prompts(self.num_prompts, self.profile.lengths.prompt_tokens)
 
     def episode(self, recipe: Recipe) -> Episode:
-        """Episodes of the profile's turns. UserError where it has none and the recipe's have several."""
+        """Returns an episode with the profile's turns. Raises UserError if the recipe needs turns and the profile has
+        none.
+        """
         if recipe.episode.is_single_turn:
             return SINGLE_TURN
         check_profile_roles(recipe, self.profile)
@@ -117,7 +122,7 @@ class Simulation:
         return SimulatedEpisode(self.profile.turns, brings_reward=recipe.reward is None, has_envs=has_envs)
 
     def _length(self, recipe: Recipe) -> Callable[[Request], float]:
-        """Returns the true length of the response to a request."""
+        """Returns a function that gives the true length of the response to a request."""
         lengths = kept_lengths(self.profile.lengths, recipe.seed)
 
         def length(request: Request) -> float:
@@ -131,7 +136,7 @@ class Simulation:
         return NoisyRanker(self.profile.lengths, recipe.sampling.max_new_tokens, self._length(recipe), recipe.seed)
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
-        """Workers that only cost time."""
+        """Returns workers that only take time."""
         profile, pace = self.profile, Pace(self.profile)
         length = self._length(recipe)
         moves = Moves.of(profile, recipe.schedule.resolved, self.devices)
@@ -215,9 +220,8 @@ def simulate(
 ) -> Simulated:
     """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
 
-    timeline: where it is written, as a Chrome trace.
-    Raises UserError for what cannot work, and what a run on any other cluster raises: HangError, RemoteError,
-    WorkerDiedError.
+    timeline: file for a Chrome trace of the run.
+    Raises UserError for a recipe that cannot run, and HangError, RemoteError and WorkerDiedError as other clusters do.
     """
 
     def recorder() -> TraceFile | NoRecorder:
@@ -228,17 +232,17 @@ def simulate(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedVariant:
-    """One of several schedules that are simulated side by side."""
+    """One of several simulated schedules."""
 
     outcome: ScheduleOutcome
     simulated: Simulated
     num_devices: int
     spanning: tuple[str, ...] = ()
-    """Roles of which an instance spans several devices, as no engine that was run here does on GPUs."""
+    """Roles with an instance that spans several devices. Such instances have not been run on GPUs."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Trained tokens, of all devices together."""
+        """Trained tokens per second of all devices together."""
         return self.outcome.trained_tokens_per_device_s * self.num_devices
 
     def row(self, first: "SimulatedVariant") -> Mapping[str, JSON]:
@@ -257,9 +261,11 @@ def simulate_variants(
     *,
     timeline: Path | None = None,
 ) -> list[SimulatedVariant]:
-    """Runs a recipe under each schedule (comma-separated names; None: its own), all read before any is run.
+    """Simulates a recipe under each schedule. All recipes are read before the first is run.
 
-    timeline: where that of the first is written. Raises UserError.
+    schedules: comma-separated names; if None, the recipe's schedule. timeline: file for the trace of the first
+    schedule.
+    Raises UserError.
     """
     if schedules is None:
         recipe = load_recipe(spec, overrides)
@@ -283,7 +289,10 @@ def simulate_variants(
 def simulate_into(
     spec: str, overrides: Sequence[str], schedules: str, root: Path, simulation: Simulation
 ) -> list[ScheduleOutcome]:
-    """Runs simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
+    """Simulates a recipe under each schedule and writes each to a run folder, from which reports are made.
+
+    Raises UserError.
+    """
     outcomes = []
     recipes = under_each(spec, overrides, schedules)
     _check(recipes, simulation.profile, simulation.devices)
@@ -300,8 +309,9 @@ def simulate_into(
 
 
 def _check(recipes: Mapping[str, Recipe], profile: Profile, devices: tuple[Device, ...]) -> None:
-    """Checks each recipe as for training: a recipe that no cluster could train is not predicted either."""
+    """Applies the checks of training: a recipe that no cluster could train is not predicted either."""
     for recipe in recipes.values():
+        refuse_offline(recipe, "simulate")
         check_sizes(recipe, algorithm_of(recipe))
         check_placement(recipe, devices)
         check_profile_roles(recipe, profile)

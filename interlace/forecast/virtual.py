@@ -1,4 +1,4 @@
-"""A recipe on the virtual clock: the same flow, stages and schedule; workers that stand in for the real ones."""
+"""Runs a recipe on the virtual clock: the real flow, stages and schedule, with simulated workers."""
 
 import asyncio
 import gc
@@ -38,33 +38,33 @@ from interlace.schedule.placement import Device
 T = TypeVar("T")
 StepHook: TypeAlias = Callable[[StepResult], bool]
 HANG_AFTER_S = 1e7
-"""Virtual seconds; a stall is seen at once, whatever the limit."""
+"""Virtual seconds. A stall is detected at once, so any large limit works."""
 
 
 class SimulatedRole(NamedTuple):
-    """A role on the virtual clock."""
+    """Simulated workers of one role."""
 
     factory: Callable[..., Worker]
-    """Makes a worker from its context."""
+    """Builds a worker from its context."""
     worker_class: type[Worker]
     working_bytes: int = 0
-    """On each device while it computes, beside its state."""
+    """Bytes of memory on each device during computation, in addition to the worker's state."""
 
 
 class SimulationBackend(Protocol):
-    """Workers, devices and prompts that a recipe runs on instead of its own."""
+    """Workers, devices and prompts that replace the recipe's own."""
 
     @property
     def devices(self) -> tuple[Device, ...]: ...
 
     @property
     def engine_changes(self) -> Sequence[EngineChange]:
-        """Returns the engines that leave and join on the way."""
+        """Returns the engines that leave and join during the run."""
         ...
 
     @property
     def around(self) -> RankWrapper:
-        """Returns the wrapper that is put around each rank."""
+        """Returns the wrapper for each rank."""
         ...
 
     def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
@@ -72,11 +72,11 @@ class SimulationBackend(Protocol):
         ...
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
-        """Returns the stand-ins for the workers, by role; the algorithm says which roles are needed."""
+        """Returns the simulated workers by role; the algorithm selects the roles that it needs."""
         ...
 
     def episode(self, recipe: Recipe) -> Episode:
-        """Returns the episode that is simulated instead of the recipe's, which would call real tools."""
+        """Returns the episode that replaces the recipe's, which would call real tools."""
         ...
 
     def predictor(self, recipe: Recipe) -> LengthPredictor | None:
@@ -86,7 +86,7 @@ class SimulationBackend(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """Outcome of a run on the virtual clock. Times are virtual."""
+    """Outcome of a run on the virtual clock. All times are virtual."""
 
     name: str
     results: Sequence[StepResult]
@@ -94,13 +94,13 @@ class Simulated:
     ledger: Ledger
     """Ledger of all device-seconds, start-up included."""
     events: Sequence[Ended]
-    """How each sample ended, in order."""
+    """Final event of each sample, in order."""
     seconds: float
-    """From start to end."""
+    """Virtual seconds from start to end."""
 
     @cached_property
     def run(self) -> RunData:
-        """Returns the data as read from a run's folder; nothing was written. Simulated workers earn no rewards."""
+        """Returns the data in the form of a run folder, without writing files. Simulated workers produce no rewards."""
         return RunData(
             name=self.name,
             folder=Path(),
@@ -123,21 +123,20 @@ def run_virtually(
 ) -> Simulated:
     """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
 
-    stop_at_s: real time, by time.monotonic(), at which the run raises SimulationStoppedError.
-
-    recorder: makes the recorder of all that happens. on_step: called with each step's result; False ends the run there,
-    with what was generated ahead. Raises UserError for what cannot work, and what a run on any other
-    cluster raises: HangError, RemoteError, WorkerDiedError.
+    recorder: creates the event recorder. on_step: is called with each step's result and ends the run by returning
+    False; samples that were generated ahead are dropped. stop_at_s: time.monotonic() value at which the run raises
+    SimulationStoppedError. Raises UserError for a recipe that cannot run, and HangError, RemoteError and
+    WorkerDiedError as other clusters do.
     """
     with no_search_for_cycles():
         return on_virtual_clock(lambda: _simulated(recipe, stand_ins, name, recorder, on_step), stop_at_s=stop_at_s)
 
 
 def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]], *, stop_at_s: float = math.inf) -> T:
-    """Runs a coroutine on a new VirtualLoop. stop_at_s: as in run_virtually()."""
+    """Runs a coroutine on a new VirtualLoop. stop_at_s: see run_virtually()."""
     loop = VirtualLoop()
     loop.stop_at_s = stop_at_s
-    # asyncio wants a current loop where futures are made without one.
+    # asyncio needs a current loop to create futures without an explicit one.
     asyncio.set_event_loop(loop)
     try:
         return loop.run_until_complete(main())
@@ -149,7 +148,7 @@ def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]], *, stop_at_s: f
 
 @contextmanager
 def no_search_for_cycles() -> Iterator[None]:
-    """Searches for none inside: a run keeps what it simulates to its end and makes no cycles on the way."""
+    """Disables the cyclic garbage collector: a simulation creates no cycles and keeps its objects to the end."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -167,7 +166,7 @@ class _Steps:
         self.results: list[StepResult] = []
 
     async def on_step(self, result: StepResult) -> bool:
-        """Keeps the result. Returns False where the run is to end."""
+        """Keeps the result. Returns False to end the run."""
         self.results.append(result)
         return self._hook is None or self._hook(result)
 
@@ -208,7 +207,7 @@ async def _simulated(
 
 
 class Timed(Algorithm):
-    """An algorithm of which only what costs time is left: what it needs, and which groups it keeps."""
+    """Reduction of an algorithm to its effects on time: its needs, and the groups that it keeps."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__(algorithm.settings)
@@ -230,7 +229,7 @@ class Timed(Algorithm):
         return self._algorithm.keeps(group)
 
     def advantages(self, group: SampleGroup) -> Advantages:
-        """Zeros."""
+        """Returns zeros."""
         nothing = zeros(group.samples)
         return Advantages(advantages=nothing, returns=nothing if self.needs.critic else None)
 
@@ -239,14 +238,14 @@ class Timed(Algorithm):
 
 
 async def launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRole]) -> RoleGroups:
-    """Starts what stands in for the workers that the algorithm needs."""
+    """Starts the simulated workers of the roles that the algorithm needs."""
     started: dict[str, list[WorkerGroup[Any]]] = {}
     for role in needed_roles(needs):
         if role.name not in roles:
             continue
         stand_in = roles[role.name]
         worker = RoleWorker(worker_class=stand_in.worker_class, factory=stand_in.factory)
-        # A function scores on the host, a model on its devices.
+        # A reward function runs on the host, a reward model on its devices.
         scoring = operation_of(stand_in.worker_class, "score")
         is_placed = role.needs_device or role.counts_envs or (scoring is not None and scoring.on_device)
         places: Sequence[tuple[Device, ...]] = cluster.place(role.name) if is_placed else [()]

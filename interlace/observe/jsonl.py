@@ -44,6 +44,20 @@ def read_rows(path: Path) -> list[Row]:
         raise UserError(f"{path} is damaged: {error}. Remove its last line if the run was killed.") from None
 
 
+def read_whole_rows(path: Path) -> list[Row]:
+    """Reads the objects of a file that may still be written: a last line without its end is left out.
+
+    Raises UserError if another line is damaged.
+    """
+    if is_torn(path):
+        lines = [line for line in _lines(path) if line.endswith(b"\n") and line.strip()]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {error}. Remove the damaged line.") from None
+    return read_rows(path)
+
+
 def truncate_after(path: Path, step: int) -> None:
     """Removes the lines of later steps, and an incomplete last line. A missing file stays missing."""
     if not path.exists():

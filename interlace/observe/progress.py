@@ -96,10 +96,10 @@ class PlainProgress(QuietProgress):
         line = StepLine.of(step, metrics)
         reward, length, staleness, speed, seconds = line.cells()
         shares = f" ({line.shares_text()})" if line.shares else ""
-        self.say(
-            f"step {step}/{self._num_steps}  reward {reward}  length {length}  staleness {staleness}  "
-            f"{speed} tokens/s  {seconds} s{shares}"
-        )
+        found = f"reward {reward}  length {length}  staleness {staleness}"
+        if line.has_rows:
+            found = f"loss {line.loss:.4g}  length {length}"
+        self.say(f"step {step}/{self._num_steps}  {found}  {speed} tokens/s  {seconds} s{shares}")
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
-from interlace.observe.jsonl import Row, read_rows
+from interlace.observe.jsonl import Row, read_whole_rows
 from interlace.observe.lengths import LengthBias
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.transcripts import read_transcripts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +24,8 @@ class Transcript:
     version_min: int | None
     version_max: int | None
     event: str
+    reason: str = ""
+    """Why it failed; empty if it did not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,15 +40,16 @@ class RunData:
     evaluations: Sequence[Row] = ()
     """The lines of evaluations.jsonl; step 0 is before the first step."""
 
+    written_at: float = 0.0
+    """Time of the last write to metrics.jsonl, in seconds since 1970; 0 before the first step."""
+
     @classmethod
     def read(cls, folder: RunFolder) -> "RunData":
         """Reads a run's folder. Raises UserError if no step was logged."""
-        rows = read_rows(folder.metrics) if folder.metrics.exists() else []
-        if not rows:
+        run = RunReader(folder).read()
+        if not run.rows:
             raise UserError(f"run {folder.path} has logged no step yet ({folder.metrics} is missing or empty).")
-        transcripts = [_transcript(row) for row in read_transcripts(folder.samples)]
-        evaluations = read_rows(folder.evaluations) if folder.evaluations.exists() else []
-        return cls(name=folder.name, folder=folder.path, rows=rows, transcripts=transcripts, evaluations=evaluations)
+        return run
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
         """Returns (step, value) for the steps that have the metric, including an evaluation before the first step."""
@@ -79,6 +81,60 @@ class RunData:
         return LengthBias.of(self.lengths(TerminalEvent.TRAINED), self.lengths())
 
 
+class RunReader:
+    """Reads a run again and again, for instance while it trains; a file that did not change is not read again."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._rows: dict[Path, tuple[FileState, Sequence[Row]]] = {}
+        self._transcripts: dict[Path, tuple[FileState, Sequence[Transcript]]] = {}
+
+    def read(self) -> RunData:
+        """Reads the present state, also of a run without steps or of a killed one.
+
+        Raises UserError if a file is damaged in another place than its last line.
+        """
+        folder = self.folder
+        return RunData(
+            name=folder.name,
+            folder=folder.path,
+            rows=self._read_rows(folder.metrics),
+            transcripts=self._read_transcripts(),
+            evaluations=self._read_rows(folder.evaluations),
+            written_at=folder.metrics.stat().st_mtime if folder.metrics.exists() else 0.0,
+        )
+
+    def _read_rows(self, path: Path) -> Sequence[Row]:
+        state = file_state(path)
+        if state is None:
+            return ()
+        known = self._rows.get(path)
+        if known is None or known[0] != state:
+            self._rows[path] = known = (state, read_whole_rows(path))
+        return known[1]
+
+    def _read_transcripts(self) -> Sequence[Transcript]:
+        found = {path: state for path in self.folder.samples.glob("*.jsonl") if (state := file_state(path))}
+        for path in self._transcripts.keys() - found.keys():
+            del self._transcripts[path]
+        for path, state in found.items():
+            if path not in self._transcripts or self._transcripts[path][0] != state:
+                self._transcripts[path] = (state, [_transcript(row) for row in read_whole_rows(path)])
+        return [each for path in sorted(found) for each in self._transcripts[path][1]]
+
+
+FileState = tuple[int, int, int]
+
+
+def file_state(path: Path) -> FileState | None:
+    """Returns inode, size and time of the last write, which change with the content; None for a missing file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _transcript(row: Row) -> Transcript:
     return Transcript(
         step=int(_number(row, "step") or 0),
@@ -90,6 +146,7 @@ def _transcript(row: Row) -> Transcript:
         version_min=_whole(row, "version_min"),
         version_max=_whole(row, "version_max"),
         event=str(row.get("event", "")),
+        reason=str(row.get("reason", "")),
     )
 
 

@@ -20,6 +20,7 @@ class StepLine:
     """Mean staleness, in versions."""
     tokens_per_s: float
     step_s: float
+    loss: float
     shares: tuple[tuple[str, float], ...]
     """(stage, its part of the sum of all stages' times); overlapping stages count fully."""
 
@@ -35,8 +36,14 @@ class StepLine:
             staleness=metrics.get("sched/staleness_mean", _NAN),
             tokens_per_s=metrics.get("perf/throughput", _NAN),
             step_s=metrics.get("timing_s/step", _NAN),
+            loss=metrics.get("actor/loss", _NAN),
             shares=tuple((name, time / total) for name, time in times.items() if time > 0) if total > 0 else (),
         )
+
+    @property
+    def has_rows(self) -> bool:
+        """Returns whether the step trained on given rows, which have a loss and no reward."""
+        return math.isnan(self.reward) and not math.isnan(self.loss)
 
     def cells(self) -> tuple[str, str, str, str, str]:
         """Formats reward, response length, staleness, tokens/s and seconds."""

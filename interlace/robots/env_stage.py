@@ -1,4 +1,4 @@
-"""An instance of the role `env`: jobs of many episodes gathered into granules, which take its devices together."""
+"""Instance of the role `env`: gathers jobs of many episodes into granules, which run on its devices as one batch."""
 
 import asyncio
 import math
@@ -20,17 +20,18 @@ class EnvInstance:
     """Environments of one instance.
 
     Consumes jobs of leased environments. Produces each job's result.
-    Waits for a granule of jobs, or of all leased environments where these are fewer, then for devices: a granule is
-    done together there, and of one job whatever waits; on the host each job by itself, beside the others.
-    Unblocked by jobs, by leases that end, and by a stall (`flush`).
+    Waits for a granule of jobs, or of all leased environments if these are fewer, then for devices. On devices, the
+    jobs of a granule run as one batch; if a granule is one job, all waiting jobs do. On the host, each job runs
+    independently.
+    Unblocked by jobs, by the end of leases, and by a stall (`flush`).
     """
 
     def __init__(self, group: EnvGroup, cluster: Cluster, config: EnvConfig, granule: int) -> None:
-        """config: of this instance. granule: environments that wait for one another."""
+        """config: settings of this instance. granule: number of environments that wait for one another."""
         self._group, self._cluster, self._granule = group, cluster, granule
         self.num_envs, self.num_processes = config.num_envs, min(config.workers, config.num_envs)
         self.counts = EnvCounts()
-        """Counts since the start, as of the last answer."""
+        """Counts since the start, as of the last result."""
         self._spec: EnvSpec | None = None
         self._leased: set[int] = set()
         self._jobs: deque[tuple[SlotJob, asyncio.Future[object]]] = deque()
@@ -44,7 +45,7 @@ class EnvInstance:
         return self._spec
 
     async def do(self, job: SlotJob) -> object:
-        """Does a job with its granule; see EnvServer."""
+        """Runs a job with its granule; see EnvServer."""
         self._leased.add(job.slot)
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._jobs.append((job, future))
@@ -60,7 +61,7 @@ class EnvInstance:
             raise
 
     def forget(self, slot: int) -> None:
-        """Ends the episode of a slot: the others wait for one less."""
+        """Ends the episode of a slot, so that granules no longer wait for it."""
         self._leased.discard(slot)
         self._group.notify(EnvGroup.forget, slot)
         self._look()
@@ -69,7 +70,7 @@ class EnvInstance:
         """Does nothing: the workers end with the cluster."""
 
     def flush(self) -> bool:
-        """Lets a partial granule go, at a stall. False where there is none."""
+        """Releases a partial granule after a stall. Returns False if no job waits."""
         if self._flush or not self._jobs:
             return False
         self._flush = True
@@ -91,7 +92,7 @@ class EnvInstance:
         self._cluster.spawn(self._serve(), name=self._group.name)
 
     def _take(self) -> list[tuple[SlotJob, asyncio.Future[object]]]:
-        """Takes a granule; of single jobs, all that wait."""
+        """Removes a granule from the queue; if a granule is one job, all waiting jobs."""
         self._flush = False
         most = self._granule if self._granule > 1 else len(self._jobs)
         return [self._jobs.popleft() for _ in range(min(most, len(self._jobs)))]
@@ -99,7 +100,7 @@ class EnvInstance:
     async def _serve(self) -> None:
         while self._is_ready():
             async with self._group.hold("simulate"):
-                taken = self._take()  # only now: others may have come, or gone, while it waited for the devices
+                taken = self._take()  # taken here, because jobs may arrive or be cancelled during the wait for devices
                 batch = None
                 if taken:
                     batch, _ = await self._group.inline(EnvGroup.simulate, [job for job, _ in taken])
@@ -113,7 +114,7 @@ class EnvInstance:
         self._deliver([future], batch)
 
     def _deliver(self, futures: Sequence["asyncio.Future[object]"], batch: EnvBatch) -> None:
-        if batch.counts.busy_s >= self.counts.busy_s:  # answers may overtake one another
+        if batch.counts.busy_s >= self.counts.busy_s:  # results may arrive out of order
             self.counts = batch.counts
         for future, answer in zip(futures, batch.answers, strict=True):
             if future.done():

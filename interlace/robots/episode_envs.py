@@ -1,4 +1,4 @@
-"""Environments of the run for episodes in other processes: what is asked there, and who does it here."""
+"""Client and server for environments of the run that are used by episodes in other processes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -19,22 +19,22 @@ Wish: TypeAlias = JobKind | Literal["lease", "release"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EnvAsk:
-    """Something that an episode asks of one of its environments."""
+    """Request of an episode to one of its environments."""
 
     number: int
-    """Number of the answer; of a `release`, which has none, without meaning."""
+    """Number of the expected answer. A `release` has no answer, so its number is ignored."""
     lease: int
-    """Which of the episode's environments."""
+    """Number of the lease, which identifies the environment."""
     wish: Wish
     start: Start | None = None
-    """Beginning, of a lease."""
+    """Start of the episode; set for a lease."""
     actions: Array | None = None
-    """[K, A], of a chunk."""
+    """[K, A] actions; set for a chunk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EnvAnswer:
-    """Result of an EnvAsk: of a lease (EnvSpec, Observation), else as of a SlotAnswer."""
+    """Result of an EnvAsk: (EnvSpec, Observation) of a lease, else the value of a SlotAnswer."""
 
     number: int
     value: object = None
@@ -42,10 +42,10 @@ class EnvAnswer:
 
 
 class EnvProxies:
-    """Environments as an episode in another process sees them. A `Simulators` of its session."""
+    """Client of the run's environments for an episode in another process. A `Simulators` of its session."""
 
     def __init__(self, send: Callable[[EnvAsk], None]) -> None:
-        """send: to the run."""
+        """send: sends a request to the run."""
         self._send, self._numbers = send, count()
         self._answers: dict[int, asyncio.Future[object]] = {}
 
@@ -66,7 +66,7 @@ class EnvProxies:
             self._send(EnvAsk(number=lease, lease=lease, wish="release"))
 
     def answered(self, answer: EnvAnswer) -> None:
-        """Takes in an answer, if it is awaited."""
+        """Receives an answer; ignores it if no request waits for it."""
         waiting = self._answers.get(answer.number)
         if waiting is None or waiting.done():
             return
@@ -86,17 +86,17 @@ class EnvProxies:
 
 
 class EnvLeases:
-    """Environments that the session of an episode in another process has leased."""
+    """Server of the environments that an episode in another process has leased."""
 
     def __init__(self, session: EpisodeSession, answer: Callable[[EnvAnswer], None]) -> None:
-        """answer: sends one to the episode."""
+        """answer: sends an answer to the episode."""
         self._session, self._answer = session, answer
         self._leased: dict[int, tuple[AsyncExitStack, EnvEpisode]] = {}
         self._tasks: dict[asyncio.Task[None], int] = {}
-        """Work under way, with the lease that it is on."""
+        """Running task -> lease that it works on."""
 
     def asked(self, ask: EnvAsk) -> None:
-        """Begins to do what is asked. A lease that is given up takes what it was asked for with it."""
+        """Starts a request. Releasing a lease cancels its pending requests."""
         if ask.wish == "release":
             for task in [task for task, lease in self._tasks.items() if lease == ask.lease]:
                 task.cancel()
@@ -105,7 +105,7 @@ class EnvLeases:
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def close(self) -> None:
-        """Gives all of them back."""
+        """Releases all environments."""
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()

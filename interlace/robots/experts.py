@@ -1,4 +1,4 @@
-"""Demonstrations of a simulator's scripted expert, which a robot's policy imitates before RL."""
+"""Demonstrations by a simulator's scripted expert, which a robot's policy imitates before RL."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,35 +17,36 @@ from interlace.robots.envs.spec import Observation
 from interlace.robots.episodes.robot import TASK
 
 DEMONSTRATED_FROM = 700_000_000
-"""First initial state that is kept for demonstrations: neither trained on nor held out."""
+"""First initial state reserved for demonstrations; it is used neither for training nor for evaluation."""
 
 
 class ExpertConfig(Config):
-    """Demonstrations of a warm-up."""
+    """Settings of demonstrations for a warm-up."""
 
     episodes: int = Field(ge=1)
-    """Demonstrations of each instruction."""
+    """Demonstrations per instruction."""
     noise: tuple[float, ...] = ()
-    """[A] standard deviations of the noise on the actions that are carried out; empty: none. The policy imitates the
-    expert's clean action, so it also learns the way back (DART, arXiv 1703.09327)."""
+    """[A] standard deviations of the noise on the executed actions. If empty, no noise. The policy imitates the
+    expert's clean action, so it also learns to recover (DART, arXiv 1703.09327).
+    """
     demonstration_horizon: int | None = Field(default=None, ge=1)
-    """Actions of a demonstration; None: as many as an episode's."""
+    """Actions per demonstration. If None, as many as in an episode."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Demonstrated:
-    """One state of a demonstration, and the expert's next actions."""
+    """One state of a demonstration, with the expert's next actions."""
 
     prompt: Prompt
     observation: Observation
     actions: FloatArray
-    """[K, A] the expert's next actions; past the end of the demonstration its last one again."""
+    """[K, A] next actions of the expert; after the end of the demonstration, its last action is repeated."""
 
 
 async def demonstrate(
     config: ExpertConfig, env: EnvConfig, prompts: Sequence[Prompt], chunk: int, seed: int
 ) -> list[Demonstrated]:
-    """Records demonstrations. prompts: one for each instruction. chunk: K. The result depends on the seed alone.
+    """Records demonstrations. The result depends only on the seed. prompts: one per instruction. chunk: K.
 
     Raises UserError if a task has no scripted expert.
     """
@@ -86,7 +87,7 @@ async def _record(
 
 
 def first_of_each_task(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Returns a prompt of each task, in the order of their ids."""
+    """Returns one prompt per task, in the order of task ids."""
     found: dict[int, Prompt] = {}
     for prompt in prompts:
         found.setdefault(int(str(prompt.metadata[TASK])), prompt)

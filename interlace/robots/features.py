@@ -1,4 +1,4 @@
-"""Features: the numbers that a policy sees of a simulator's state vector."""
+"""Features: the numbers of a simulator's state vector that the policy sees."""
 
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -11,18 +11,18 @@ from interlace.core.types import BoolArray, FloatArray
 
 
 class Feature(Config):
-    """Numbers of a state vector, made ready for the policy: (of - minus - center) / scale."""
+    """Transformed numbers of a state vector: (of - minus - center) / scale."""
 
     of: tuple[int, ...] = Field(min_length=1)
-    """Places in the simulator's state."""
+    """Indices into the simulator's state."""
     minus: tuple[int, ...] = ()
-    """Places of as many numbers to take off, such as those of a goal."""
+    """Indices of the numbers to subtract, such as the goal's; as many as `of`, or none."""
     center: tuple[float, ...] = ()
-    """Numbers to take off, as many or none."""
+    """Constants to subtract; as many as `of`, or none."""
     scale: tuple[float, ...] = (1.0,)
-    """Divisors, as many or one for all."""
+    """Divisors; as many as `of`, or one for all."""
     squash: bool = False
-    """True takes the hyperbolic tangent; else the result is cut off at -1 and 1."""
+    """True to apply the hyperbolic tangent to the result; else it is clipped to -1 ... 1."""
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
@@ -33,10 +33,10 @@ class Feature(Config):
 
 
 class StateFeatures:
-    """Features one behind another, made of a state all at once: an episode's loop does this before each turn."""
+    """Concatenated features, computed from a state in one vectorized pass before each turn."""
 
     def __init__(self, features: Sequence[Feature]) -> None:
-        """features: none leaves the state as it is."""
+        """features: if empty, the state is not changed."""
         self._is_plain = not features
         self._of = np.array([place for one in features for place in one.of], np.intp)
         self._minus = np.array([place for one in features for place in one.minus or one.of], np.intp)
@@ -47,7 +47,7 @@ class StateFeatures:
         self._squashed: BoolArray = np.array(_spread(features, lambda one: [float(one.squash)]), np.bool_)
 
     def of(self, state: FloatArray) -> FloatArray:
-        """Returns the numbers that the policy sees of a state, [F] of [D]."""
+        """Returns the features [F] of a state [D]."""
         if self._is_plain:
             return state
         values = state[self._of]
@@ -58,7 +58,7 @@ class StateFeatures:
 
 
 def _spread(features: Sequence[Feature], numbers: Callable[[Feature], Sequence[float]]) -> list[float]:
-    """Lists a number for each place: a feature's own, or the one that it has for all of its places."""
+    """Returns one number per index: a feature's numbers, or its single number repeated."""
     found: list[float] = []
     for one in features:
         own = list(numbers(one))

@@ -13,6 +13,7 @@ from interlace.observe.run_lock import RunLock
 from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
 from interlace.run.outcome import ScheduleOutcome, under_each
+from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
 
@@ -21,6 +22,7 @@ def load_variants(spec: str, overrides: Sequence[str], schedules: str) -> dict[s
     """Returns the recipes of under_each(), all checked. Raises UserError."""
     variants = under_each(spec, overrides, schedules)
     for recipe in variants.values():
+        refuse_offline(recipe, "compare")
         check_settings(recipe)
     from interlace.run.recipe.check import check_recipe  # imports torch, so it follows the checks without torch
 

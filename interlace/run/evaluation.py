@@ -49,4 +49,5 @@ class Evaluation(Config):
             sets[f"eval/{name}/accuracy_greedy"] = greedy
             if drawn is not None:
                 sets[f"eval/{name}/accuracy_sampled"] = drawn
-        return {"eval/accuracy_greedy": self.greedy_accuracy, **sampled, **sets}
+        count = {"eval/num_prompts": float(self.num_prompts)}
+        return {"eval/accuracy_greedy": self.greedy_accuracy, **sampled, **sets, **count}

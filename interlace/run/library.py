@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypedDict
 
 from pydantic import ValidationError
 
+from interlace.algorithms import objective_names
 from interlace.core.config import Config, explain
 from interlace.core.errors import UserError
 from interlace.data.config import FileSource
@@ -14,8 +15,8 @@ from interlace.rewards.base import RewardConfig, RewardFn, load_rewards
 from interlace.rewards.given import is_given, label_of_function, name_of
 from interlace.run.program_model import is_model, save_model_object
 from interlace.run.program_rows import ColumnMap, write_rows
-from interlace.run.recipe.config import SHORT, Recipe
-from interlace.run.recipe.load import KEPT
+from interlace.run.recipe.config import SHORT, Recipe, is_offline
+from interlace.run.recipe.load import KEPT, load_recipe
 
 Section: TypeAlias = Config | Mapping[str, object]
 """A section of a recipe: its Config, or a mapping with the keys of the YAML file."""
@@ -70,14 +71,17 @@ class ProgramInputs:
     columns: ColumnMap | None = None
     heldout_size: int | None = None
 
-    def sections(self, root: Path, settings: Mapping[str, object]) -> "Sections":
-        """Returns the sections of a recipe. Writes rows and a model object into `root`/data. root: folder of runs."""
+    def sections(self, root: Path, settings: Mapping[str, object], *, has_completions: bool = False) -> "Sections":
+        """Returns the sections of a recipe. Writes rows and a model object into `root`/data. root: folder of runs.
+
+        has_completions: the run trains on given completions.
+        """
         found: dict[str, object] = {name: _plain(value) for name, value in settings.items()}
         if self.reward is not None:
             found["reward"] = reward_section(self.reward)
         rows = None
         if self.data is not None:
-            rows, found["task"] = self._task(found.get("reward"), root)
+            rows, found["task"] = self._task(found.get("reward"), root, has_completions)
         elif self.heldout_size is not None or self.columns:
             raise UserError("heldout_size and columns are for `data`, and none is given: give data, or set the task.")
         if self.model is not None:
@@ -104,7 +108,7 @@ class ProgramInputs:
         whole = SHORT["model"](section) if isinstance(section, str) else section
         return {**whole, "tokenizer": str(self.tokenizer)}  # type: ignore[dict-item]  # a mapping
 
-    def _task(self, reward: object, root: Path) -> tuple[Path | None, object]:
+    def _task(self, reward: object, root: Path, has_completions: bool) -> tuple[Path | None, object]:
         """Returns the file of the program's rows, if it gave rows, and the section."""
         rows, columns = None, dict(self.columns or {})
         if isinstance(self.data, str | Path):
@@ -116,7 +120,7 @@ class ProgramInputs:
                 raise UserError(f"columns are for files and rows, and data={name!r} is a dataset of reasoning-gym.")
             task = {kind: {**_mapping(section), **_file_columns(columns)} for kind, section in task.items()}
         else:
-            rows = write_rows(self.data, columns, _calls(reward), root)
+            rows = write_rows(self.data, columns, _calls(reward), root, has_completions=has_completions)
             task = {"files": {"train": str(rows)}}
         if self.heldout_size:
             task = {kind: {**_mapping(section), "heldout_size": self.heldout_size} for kind, section in task.items()}
@@ -144,6 +148,15 @@ class Sections:
                 "processes cannot find. Put it in a module and import it from there, or take cluster='local'."
             )
         return recipe
+
+
+def trains_on_rows(recipe: str | Path | Recipe | None, settings: Mapping[str, object]) -> bool:
+    """Returns whether a run trains on given completions, by the algorithm of its settings or of its recipe."""
+    chosen = settings.get("algorithm")
+    if chosen is None and recipe is not None:
+        return is_offline(recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe)))
+    name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(chosen, "name", chosen)
+    return name in objective_names()
 
 
 def reward_section(reward: Reward) -> object:

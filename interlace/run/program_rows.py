@@ -22,14 +22,18 @@ ColumnMap: TypeAlias = Mapping[str, str]
 """Column that a run reads -> column of the data, with dots between the keys of a nested column."""
 
 
-def write_rows(rows: object, columns: ColumnMap, calls: Sequence[RewardCall], root: Path) -> Path:
+def write_rows(
+    rows: object, columns: ColumnMap, calls: Sequence[RewardCall], root: Path, *, has_completions: bool = False
+) -> Path:
     """Writes rows as JSON Lines; the name of the file is a hash of the rows. Returns its path.
 
     rows: mappings, a DataFrame, or a dataset that yields mappings. calls: the reward's calls, whose columns are used.
+    has_completions: the run trains on given completions, so rows of SFT and DPO are accepted.
     Raises UserError that names the row as data[N].
     """
     named = {name for call in calls for name in (*call.required, *call.optional)}
-    lines = [_line(row, columns, named, f"data[{place}]") for place, row in enumerate(_each_row(rows))]
+    refuse = None if has_completions else named
+    lines = [_line(row, columns, refuse, f"data[{place}]") for place, row in enumerate(_each_row(rows))]
     if not lines:
         raise UserError("data is empty: give one row for each prompt.")
     text = "".join(lines)
@@ -67,7 +71,8 @@ def _each_row(rows: object) -> Iterable[object]:
     return rows
 
 
-def _line(row: object, columns: ColumnMap, named: Iterable[str], place: str) -> str:
+def _line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str) -> str:
+    """Returns a row as a line. named: columns of the reward; None allows rows of other objectives."""
     if not isinstance(row, Mapping):
         raise UserError(
             f'{place} is a {type(row).__name__}: a row is a mapping, such as {{"prompt": ..., "answer": ...}}.'
@@ -80,8 +85,9 @@ def _line(row: object, columns: ColumnMap, named: Iterable[str], place: str) -> 
             f"{place} has no column 'prompt' or 'messages'; its columns are {', '.join(values)}. Name the one that "
             f'holds the prompt: columns={{"prompt": "{next(iter(values), "question")}"}}.'
         )
-    refuse_other_objectives(values, set(named) - {"answer", "completion"}, place)
-    _refuse_finished_chat(values, place)
+    if named is not None:
+        refuse_other_objectives(values, set(named) - {"answer", "completion"}, place)
+        _refuse_finished_chat(values, place)
     # The check of the recipe refuses an empty answer if the reward names one.
     filled = {**values, "answer": values.get("answer", "")}
     return json.dumps({name: _as_json(value, name, place) for name, value in filled.items()}) + "\n"

@@ -1,6 +1,7 @@
 """Start of a process of a run: step 0, or the newest complete checkpoint."""
 
 import contextlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from interlace.observe.manifest import read_identity
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import RunIdentity, check_changed_settings, create_run_id, read_run_id
+from interlace.observe.run_sessions import record_session
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
 from interlace.run.state import RunState
@@ -40,13 +42,15 @@ class RunStart:
 def identify_run(recipe: Recipe, folder: RunFolder, *, resume: bool) -> RunIdentity:
     """Makes the identity of a new run, or reads the identity of a resumed one.
 
-    If the file with the id is lost, the id of the newest checkpoint with a readable manifest is used.
+    Records this process in the run's sessions. If the file with the id is lost, the id of the newest checkpoint with a
+    readable manifest is used.
     """
     run = read_run_id(folder.path) if resume else None
     for step in reversed(Checkpoints(folder.checkpoints, keep=1).steps()) if run is None and resume else ():
         with contextlib.suppress(OSError, ValueError):
             found = read_identity(folder.checkpoints / f"step_{step}")
             run = run or (found.run if found else None)
+    record_session(folder.path, sys.argv)
     return RunIdentity(run=run or create_run_id(folder.path), model=recipe.model.path)
 
 

@@ -9,6 +9,7 @@ from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.stream import PromptStream
 from interlace.flows.run import Ended, StepResult
 from interlace.flows.step_metrics import SCORED
+from interlace.observe.answers import EvaluationAnswer, write_answers
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import to_line, truncate_after
 from interlace.observe.loggers import MetricsLoggers
@@ -205,6 +206,8 @@ class StepBoundary:
         truncate_after(self._folder.evaluations, self.done_steps - 1)  # a resumed run may repeat the last evaluation
         with self._folder.evaluations.open("a", encoding="utf-8") as file:
             file.write(to_line({"step": self.done_steps, **evaluation.metrics()}))
+        answers = [EvaluationAnswer(**answer.model_dump()) for answer in evaluation.answers]
+        write_answers(self._folder.path, self.done_steps, answers)
         return evaluation
 
     def _log_samples(self, step: int) -> None:

@@ -63,7 +63,7 @@ def test_dpo_of_an_adapter_takes_its_base_as_the_reference(tmp_path: Path) -> No
 def test_the_folder_of_a_reward_model_is_the_reward_of_another_run(tmp_path: Path) -> None:
     run_recipe("reward-model", tmp_path, "scores", small(tmp_path, *SHORT_WARMUP, "checkpoint_every=3"), stop_after=3)
     run_recipe("reward-model", tmp_path, "scores", small(tmp_path, *SHORT_WARMUP, "checkpoint_every=3"), resume=True)
-    before, after = heldout(tmp_path, "scores", "loss")
+    before, *_, after = heldout(tmp_path, "scores", "loss")
     assert after < before
     folder = tmp_path / "scores" / "checkpoints" / "step_6"
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForSequenceClassification"]

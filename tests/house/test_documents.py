@@ -1,4 +1,4 @@
-"""Prose in the documents is at most 120 columns wide. Tables, code and generated text may be wider."""
+"""Prose in the documents is at most 120 columns wide; tables, code and generated text have no limit."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 WIDTH = 120
 NOT_PROSE = ("|", "#", "<", "![", "    ")
 
@@ -27,6 +27,6 @@ def prose(text: str) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_prose_is_wrapped(page: Path) -> None:
     lines = prose(page.read_text(encoding="utf-8"))
-    # One word that is longer than what is left of a line, such as a formula in backquotes, may stand out.
+    # A single long word, such as a formula in backquotes, may exceed the limit.
     wide = [f"{page.name}:{number}" for number, line in lines if len(line) > WIDTH and " " in line.strip("- ")[:WIDTH]]
     assert not wide, f"over {WIDTH} columns: {', '.join(wide)}"

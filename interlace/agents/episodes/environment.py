@@ -1,4 +1,4 @@
-"""An environment of messages as an episode: a class with reset and step, or an environment package of `verifiers`."""
+"""Episode with an environment of messages: a class with reset and step, or a package of `verifiers`."""
 
 import asyncio
 import importlib
@@ -20,17 +20,19 @@ from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 
 
 class EnvironmentConfig(EpisodeConfig):
-    """Settings of `environment`: a class of your own, or a package of `verifiers`."""
+    """Settings of `environment`: your own class, or a package of `verifiers`."""
 
     environment: str | None = None
-    """Class of your own as package.module:Class, of which each episode gets an object. `reset(row)` returns the first
-    messages, or None for the prompt's; `step(message)` takes the model's message and returns (new messages, reward of
-    the turn, whether the episode is over). Both may be async. An attribute `tools` is shown to the model."""
+    """Your class as package.module:Class; each episode gets a separate object. `reset(row)` returns the first messages,
+    or None for the prompt's. `step(message)` takes the model's message and returns (new messages, reward of the turn,
+    whether the episode is over). Both may be async. An attribute `tools` is shown to the model.
+    """
     verifiers: str | None = None
-    """Name of an installed environment package of `verifiers`, run through the server of sessions, unchanged."""
+    """Name of an installed environment package of `verifiers`. It runs unchanged, through the session server."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Arguments of the class, or of the package: those of load_environment (0.3), or fields of the environment's
-    configuration, such as `taskset` and `agent` (0.4)."""
+    """Arguments of the class or of the package: arguments of load_environment (0.3), or fields of the environment's
+    configuration, such as `taskset` and `agent` (0.4).
+    """
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -40,26 +42,27 @@ class EnvironmentConfig(EpisodeConfig):
 
 
 class EnvironmentKind(EpisodeKind):
-    """Kind of episodes in an environment of messages."""
+    """Kind of episodes with an environment of messages."""
 
     Config = EnvironmentConfig
     needs_chat = True
     config: EnvironmentConfig
 
     def check(self) -> None:
-        """Refuses a class without its two methods, and a package that is not there."""
+        """Raises UserError for a class without its two methods, and for a missing package."""
         self.create()
 
     def create(self) -> Episode:
-        """Makes the object that runs episodes."""
+        """Creates the object that runs episodes."""
         if self.config.environment:
             return EnvironmentEpisode(self.config.environment, self.config.options)
         return create_verifiers_episode(self.config)
 
 
 def create_verifiers_episode(config: EnvironmentConfig) -> Episode:
-    """Makes the episode for the installed version of `verifiers`. Raises UserError for a version without either
-    interface."""
+    """Creates the episode for the installed version of `verifiers`. Raises UserError if the version has neither
+    interface.
+    """
     try:
         verifiers = importlib.import_module("verifiers")
     except ImportError:
@@ -76,7 +79,7 @@ def create_verifiers_episode(config: EnvironmentConfig) -> Episode:
 
 
 class EnvironmentEpisode:
-    """Lets a model and an object of the class speak in turn. The reward is the sum of the turns'."""
+    """Alternates between the model and an object of the class. The reward is the sum of the turns' rewards."""
 
     def __init__(self, spec: str, options: Mapping[str, JsonValue]) -> None:
         found = load_object("environment", spec)
@@ -103,12 +106,12 @@ class EnvironmentEpisode:
             if reward:
                 session.reward(turn, reward)
             messages += [turn.message, *said]
-        # The turns' rewards are added to this.
+        # The rewards of the turns are added to this.
         return Outcome(reward=0.0, text=text)
 
 
 async def _called(method: Callable[..., Any], argument: object) -> object:
-    """Calls a method; a sync one on a thread."""
+    """Calls a method; a sync method runs on a thread."""
     if inspect.iscoroutinefunction(method):
         return await method(argument)
     return await asyncio.to_thread(method, argument)
@@ -120,13 +123,13 @@ def _stepped(returned: object) -> tuple[list[Message], float, bool]:
     said, reward, over = returned
     messages = _messages(said or (), "step")
     if not over and not messages:
-        raise ValueError("step() says that the episode goes on, and gives the model no new message")
+        raise ValueError("step() returned no new message for the model, but the episode is not over")
     return messages, float(reward), bool(over)
 
 
 def _messages(given: object, method: str) -> list[Message]:
     if isinstance(given, str | Mapping | Message) or not isinstance(given, Sequence):
-        raise TypeError(f"{method}() returns a list of messages, it gave a {type(given).__name__}")
+        raise TypeError(f"{method}() must return a list of messages, not a {type(given).__name__}")
     return [as_message(each, f"message {place} of {method}()") for place, each in enumerate(given)]
 
 
@@ -143,7 +146,7 @@ class VerifiersEpisode:
         self._host = SessionHost()
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Runs one rollout, and scores it by the environment's own rubric."""
+        """Runs one rollout and scores it by the environment's rubric."""
         from openai import AsyncOpenAI
         from verifiers.clients import OpenAIChatCompletionsClient
 
@@ -165,7 +168,7 @@ class VerifiersEpisode:
 
 
 def _rollout_input(prompt: Prompt) -> dict[str, Any]:
-    """Returns a row as an environment of `verifiers` reads it."""
+    """Returns a row in the format of an environment of `verifiers`."""
     metadata = cast(dict[str, Any], dict(prompt.metadata))
     info = metadata.get("info", {})
     return {

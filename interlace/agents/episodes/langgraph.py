@@ -1,4 +1,4 @@
-"""A graph of LangGraph as an episode: its chat model is the policy. Needs interlace[langgraph]."""
+"""Episode with a graph of LangGraph whose chat model is the policy. Needs interlace[langgraph]."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -19,37 +19,39 @@ class LangGraphConfig(EpisodeConfig):
     """Settings of `langgraph`."""
 
     graph: str
-    """A function of your own as package.module:function, called as function(model): a chat model of LangChain. Returns
-    a compiled graph, or anything that runs with `ainvoke`, whose state has `messages`."""
+    """Your function as package.module:function, called as function(model) with a LangChain chat model. It returns a
+    compiled graph, or any object with `ainvoke`, whose state has `messages`.
+    """
     max_graph_steps: int = 25
-    """Steps of a graph (its recursion limit); one more fails the sample."""
+    """Recursion limit of a graph, in steps; a longer run fails the sample."""
 
 
 class LangGraphKind(EpisodeKind):
-    """Kind of episodes that are graphs."""
+    """Kind of episodes that run graphs."""
 
     Config = LangGraphConfig
     needs_chat = True
     config: LangGraphConfig
 
     def check(self) -> None:
-        """Makes the graph, which shows what is wrong with it."""
+        """Creates the graph, to detect its errors."""
         _made(self.config.graph)
 
     def tools(self) -> tuple[ToolSpec, ...]:
-        """Returns the tools that the graph binds to its model as it is made."""
+        """Returns the tools that the graph binds to its model when it is created."""
         model, _ = _made(self.config.graph)
         return model.bound_tools
 
     def create(self) -> Episode:
-        """Makes the graph, once for all episodes of a process."""
+        """Creates the graph, once for all episodes of a process."""
         return GraphEpisode(self.config)
 
 
 class GraphEpisode:
     """Runs a graph on the prompt's messages.
 
-    Where its last state has a number `reward`, that is the sample's; else the recipe's reward scores the last message.
+    If its last state has a number `reward`, this is the sample's reward; else the recipe's reward scores the last
+    message.
     """
 
     def __init__(self, config: LangGraphConfig) -> None:
@@ -76,7 +78,7 @@ class GraphEpisode:
 
 
 def _made(spec: str) -> "tuple[PolicyChatModel, Any]":
-    """Makes a model and the graph around it. UserError where the function gives none."""
+    """Creates a model and the graph with it. Raises UserError if the function returns no graph."""
     try:
         from interlace.agents.chat_model import PolicyChatModel
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A program as an episode: a command, or a function, that gets the address and the key of its own session."""
+"""Episode that runs a program: a command or a function with the address and key of its session."""
 
 import asyncio
 import contextlib
@@ -33,25 +33,33 @@ class ProgramConfig(EpisodeConfig):
     """Settings of `program`: `command` or `function`."""
 
     command: tuple[str, ...] = ()
-    """A command and its arguments; `{column}` in an argument becomes the row's value, `{prompt}` the question's text.
-    `python` is the Python that runs interlace. The row comes on standard input, as JSON."""
+    """Command and its arguments; `{column}` in an argument is replaced by the row's value, `{prompt}` by the question's
+    text. `python` is the interpreter that runs interlace. The row is passed as JSON on standard input.
+    """
     function: str | None = None
-    """A function of your own as package.module:function, called as function(row, base_url, api_key): a mapping, two
-    texts. A sync one runs on a thread, which cannot be ended: at its time limit its requests are refused."""
+    """Your function as package.module:function, called as function(row, base_url, api_key): a mapping and two texts. A
+    sync function runs on a thread, which cannot be stopped; after its time limit its requests are refused.
+    """
     result: Literal["text", "exit"] = "text"
-    """Reward of a command that gave none itself. text: its output is scored by the recipe's reward. exit: its exit
-    status is, 1 for 0 and 0 for any other."""
+    """Reward of a command that has set none. text: the recipe's reward scores its output. exit: 1 for exit status 0,
+    else 0.
+    """
     distribution: Literal["run", "client"] = "run"
-    """run: the recipe's temperature, top_p and the like hold, whatever the program asks for. client: the program's do;
-    it must ask for what the recipe trains with."""
+    """run: the recipe's temperature, top_p and so on apply, regardless of the program's requests. client: the program's
+    settings apply; they must be the ones that the recipe trains with.
+    """
     drain_patience_s: float = Field(default=PATIENCE_S, ge=0)
-    """Seconds that a request waits where the schedule drains engines before they take new weights; one that would wait
-    for longer is answered 503 with Retry-After, and clients try again by themselves: OpenAI's do twice."""
+    """Seconds that a request waits while the schedule drains engines before a weight update. A request that would wait
+    longer gets 503 with Retry-After; clients then retry, OpenAI's twice.
+    """
     variables: dict[str, str] = Field(default_factory=dict)
-    """Further variables of a command's environment. It inherits the run's, but for names that look like secrets."""
+    """Additional environment variables of a command. It inherits the run's environment, except names that look like
+    secrets.
+    """
     shown_tools: tuple[str | dict[str, JsonValue], ...] = ()
-    """Tools that the program's requests carry, each package.module:Name of a mapping in OpenAI's form, or the mapping
-    itself. Warm-up examples are written with them, so that the model knows them when the program asks."""
+    """Tools in the program's requests, each a mapping in OpenAI's format, or its package.module:Name. Warm-up examples
+    contain them, so that the model knows them when the program runs.
+    """
     stdout_bytes: int = Field(default=1 << 20, ge=1)
     """Bytes kept of a command's output; the rest is read and dropped."""
 
@@ -63,29 +71,29 @@ class ProgramConfig(EpisodeConfig):
 
 
 class ProgramKind(EpisodeKind):
-    """Programs that know an address and a key alone."""
+    """Kind of episodes that run programs, which get only an address and a key."""
 
     Config = ProgramConfig
     needs_chat = True
     config: ProgramConfig
 
     def check(self) -> None:
-        """Refuses a function, or a tool, that is not there."""
+        """Raises UserError for a missing function or tool."""
         if self.config.function:
             load_callable("function", self.config.function)
         self.tools()
 
     def tools(self) -> tuple[ToolSpec, ...]:
-        """Returns the tools that the recipe says its requests carry."""
+        """Returns the tools that the recipe declares for the program's requests."""
         return tuple(map(_tool, self.config.shown_tools))
 
     def create(self) -> Episode:
-        """Makes the object that runs programs."""
+        """Creates the object that runs programs."""
         return Program(self.config)
 
 
 class Program:
-    """Runs a program for each sample, beside a server of the sessions that are open."""
+    """Runs a program for each sample, with a server for the open sessions."""
 
     def __init__(self, config: ProgramConfig) -> None:
         self._config = config
@@ -93,7 +101,9 @@ class Program:
         self._function = load_callable("function", config.function) if config.function else None
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Runs the program to its end. Its reward: the reward route's, else what it returns, else the recipe's."""
+        """Runs the program to its end. The reward comes from the reward route, else the program's result, else the
+        recipe.
+        """
         keeps = self._config.distribution == "run"
         patience_s = self._config.drain_patience_s
         serving = self._host.serve(session, keeps_distribution=keeps, patience_s=patience_s)
@@ -139,7 +149,7 @@ class Program:
         try:
             await _exited(process)
         finally:
-            _kill_group(process)  # what it left behind may hold its output open
+            _kill_group(process)  # remaining child processes may keep its output open
             output, errors, _ = await asyncio.shield(talk)
             status = await process.wait()
         return self._outcome(status, output.decode(errors="replace"), errors.decode(errors="replace"))
@@ -155,13 +165,13 @@ class Program:
 
 
 def row_of(prompt: Prompt) -> dict[str, JSON]:
-    """Returns a row as a program gets it: the columns, the question's text and messages."""
+    """Returns a row in the program's format: the columns, the question's text and messages."""
     messages: list[JSON] = [to_mapping(message) for message in prompt.messages]
     return {**prompt.metadata, "uid": prompt.uid, "prompt": question_of(prompt), "messages": messages}
 
 
 def question_of(prompt: Prompt) -> str:
-    """Returns the text of the last message of a prompt, or its text where it has no messages."""
+    """Returns the text of a prompt's last message; the prompt's text if it has no messages."""
     return prompt.messages[-1].content if prompt.messages else prompt.text
 
 
@@ -187,7 +197,7 @@ def _arguments(command: tuple[str, ...], row: Mapping[str, JSON]) -> list[str]:
 
 
 async def _read(stream: "asyncio.StreamReader | None", most: int) -> bytes:
-    """Reads a stream to its end and returns its first bytes."""
+    """Reads a stream to its end and returns its first `most` bytes."""
     assert stream is not None
     kept = bytearray()
     while part := await stream.read(1 << 16):
@@ -205,10 +215,10 @@ async def _write(stream: "asyncio.StreamWriter | None", content: bytes) -> None:
 
 
 async def _exited(process: "asyncio.subprocess.Process") -> None:
-    """Waits for the end of a process alone: wait() waits for all that hold its output, too."""
+    """Waits for the end of the process only; wait() would also wait for other processes that hold its output."""
     try:
         handle = os.pidfd_open(process.pid)
-    except ProcessLookupError:  # it has ended
+    except ProcessLookupError:  # the process has already ended
         return
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()

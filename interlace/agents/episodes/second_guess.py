@@ -1,4 +1,4 @@
-"""The model answers, reads whether that was right, and where it was not answers once more."""
+"""Episode in which the model answers, reads whether the answer was right, and corrects a wrong answer once."""
 
 import string
 from typing import Self
@@ -12,14 +12,14 @@ from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 
 
 class SecondGuessConfig(EpisodeConfig):
-    """Settings of episodes with a second guess. The row's `answer` is what is right, to the letter."""
+    """Settings of episodes with a second guess. An answer is right if it equals the row's `answer`."""
 
     feedback: str = "Wrong. It is {answer}."
-    """Message of the user after a wrong answer; {answer} stands for the right one, {guess} for what was said."""
+    """User message after a wrong answer; {answer} is replaced by the right answer, {guess} by the model's."""
     first_reward: float = 1.0
-    """Reward of a first turn that is right."""
+    """Reward of a right first turn."""
     second_reward: float = 1.0
-    """Reward of a second turn that is right."""
+    """Reward of a right second turn."""
     max_turns: int = Field(default=2, ge=2)
 
     @model_validator(mode="after")
@@ -31,7 +31,7 @@ class SecondGuessConfig(EpisodeConfig):
 
 
 class SecondGuessKind(EpisodeKind):
-    """Kind of the episodes with a second guess."""
+    """Kind of episodes with a second guess."""
 
     Config = SecondGuessConfig
     config: SecondGuessConfig
@@ -42,13 +42,13 @@ class SecondGuessKind(EpisodeKind):
 
 
 class SecondGuess:
-    """Two turns, each with a reward of its own; the sample's is their sum."""
+    """Two turns with separate rewards; the sample's reward is their sum."""
 
     def __init__(self, config: SecondGuessConfig) -> None:
         self._config = config
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Asks once, and once more behind the feedback."""
+        """Requests an answer; if it is wrong, appends feedback and requests another."""
         first = await session.generate(prompt.messages)
         is_right = self._is_right(first.message, prompt)
         session.reward(first, self._config.first_reward * is_right)

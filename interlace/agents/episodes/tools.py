@@ -1,4 +1,4 @@
-"""The model calls tools until it answers."""
+"""Episode in which the model calls tools until it answers."""
 
 import asyncio
 import json
@@ -20,21 +20,23 @@ class ToolsConfig(EpisodeConfig):
     """Settings of episodes with tools."""
 
     tools: tuple[ToolConfig, ...] = Field(min_length=1)
-    """Tools of the model."""
+    """Tools that the model can call."""
     max_turns: int = Field(default=8, ge=1)
-    """Turns of an episode; the last one is the answer, whether it calls or not."""
+    """Largest number of turns per episode. The last turn is the answer, even if it contains calls."""
     max_parallel_calls: int = Field(default=8, ge=1)
-    """Calls of one turn that are made, side by side; to each further one the answer is that it was not made."""
+    """Largest number of concurrent calls per turn; each further call is answered with an error."""
     tool_timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds after which a call fails. The model reads so; a thread cannot be ended and is left behind."""
+    """Time limit of a call, in seconds. The model then reads an error; a running thread cannot be stopped and
+    continues.
+    """
     max_answer_chars: int = Field(default=8192, ge=1)
-    """Characters of a tool's answer that the model reads."""
+    """Largest number of characters of a tool's result that the model reads."""
     cut_at: Literal["start", "middle", "end"] = "end"
-    """Part of a longer answer that is left out."""
+    """Part of a longer result that is removed."""
 
 
 class ToolsKind(EpisodeKind):
-    """Kind of the episodes with tools."""
+    """Kind of episodes with tools."""
 
     Config = ToolsConfig
     config: ToolsConfig
@@ -55,7 +57,7 @@ class ToolsKind(EpisodeKind):
 
 
 class ToolsEpisode:
-    """Loop of turns and the tools' answers. The recipe's reward scores the text of the last turn."""
+    """Alternates between turns and tool results. The recipe's reward scores the text of the last turn."""
 
     def __init__(self, config: ToolsConfig) -> None:
         self._config = config
@@ -63,7 +65,7 @@ class ToolsEpisode:
         self._specs = all_specs(self._sources)
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | None:
-        """Lets the model call until it answers, or has no turn left."""
+        """Generates turns and calls tools until the model answers or no turn is left."""
         visit = Visit(prompt=prompt, seed=session.seed)
         opened = [(source, source.open(visit)) for source in self._sources]
         tools = {tool.spec.name: tool for _, some in opened for tool in some}
@@ -82,7 +84,7 @@ class ToolsEpisode:
                 return Outcome(text=turn.message.content)
             if turns_left:
                 messages += [turn.message, *await self._answers(calls, tools, session)]
-        return None  # what the last turn said, its call included, is what is scored
+        return None  # the text of the last turn is scored, including its calls
 
     async def _answers(self, calls: Sequence[ToolCall], tools: dict[str, Tool], session: Session) -> list[Message]:
         most = self._config.max_parallel_calls
@@ -100,7 +102,7 @@ class ToolsEpisode:
             text, failed = self._shortened(_written(await self._called(call, tools))), False
         except ToolError as error:
             text, failed = self._shortened(f"Error: {error}"), True
-        except Exception as error:  # noqa: BLE001 - the model reads what its call did, whatever that was
+        except Exception as error:  # noqa: BLE001 - the model reads any error of its call
             text, failed = self._shortened(f"Error: {type(error).__name__}: {error}"), True
         name = call.name if call.name in tools else ""
         session.tool_called(name, seconds=time.perf_counter() - begun_s, failed=failed)
@@ -138,7 +140,7 @@ def _message(call: ToolCall, text: str) -> Message:
 
 
 def _written(answer: object) -> str:
-    """Writes what a tool returned as text that a tokenizer takes."""
+    """Converts a tool's result to text that a tokenizer accepts."""
     if answer is None:
         return ""
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)

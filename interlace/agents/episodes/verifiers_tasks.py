@@ -1,7 +1,7 @@
-"""Environments of `verifiers` 0.4 (its v1 interface) as episodes: a taskset, its agents, and a harness for each agent.
+"""Episodes with environments of `verifiers` 0.4 (its v1 interface): a taskset, its agents, and a harness per agent.
 
-The harness is a program of the package that talks to the policy at the session's address. Most harnesses, the default
-one included, are started by `uv`, which has to be on the PATH.
+The harness is a program of the package that sends requests to the session's address. `uv`, which must be on the PATH,
+starts most harnesses, including the default one.
 """
 
 import importlib
@@ -23,9 +23,9 @@ from interlace.core.types import Prompt
 from interlace.rollouts.base import Outcome, Session
 
 INDEX = "idx"
-"""Column of a row that names a task of the taskset by its position."""
+"""Column of a row that contains the position of a task in the taskset."""
 HARNESS = "null"
-"""Harness without tools of its own, for a taskset that brings no harness: the default one runs code on this machine."""
+"""Harness without tools, for tasksets that define none: the default harness would run code on this machine."""
 
 
 class VerifiersTaskEpisode:
@@ -64,7 +64,7 @@ class VerifiersTaskEpisode:
         return self._loaders.load_environment(self._config)
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Runs one episode. The reward is the mean over the agents that are trained."""
+        """Runs one episode. The reward is the mean over the trained agents."""
         environment = self._environment()
         task = self._find_task(environment, prompt)
         async with self._host.serve(session) as (conversation, address):
@@ -106,8 +106,10 @@ class VerifiersTaskEpisode:
 
 @contextmanager
 def _client_config(v1: Any, address: SessionAddress) -> Iterator[Any]:
-    """Describes the session's address. The package reads a key from the environment, under a name that lives as long
-    as the episode."""
+    """Yields the client settings for the session's address.
+
+    The package reads the key from an environment variable, which exists during the episode.
+    """
     variable = f"INTERLACE_SESSION_{secrets.token_hex(8).upper()}"
     os.environ[variable] = address.api_key
     try:

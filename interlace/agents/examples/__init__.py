@@ -1,1 +1,1 @@
-"""Two small agents that the recipes `react` and `program` train. They import nothing from the training system."""
+"""Two small agents for the recipes `react` and `program`. They do not import the training system."""

@@ -1,7 +1,7 @@
-"""An agent that uses the `openai` package: `python -m interlace.agents.examples.program_agent "12+34"`.
+"""Agent that uses the `openai` package: `python -m interlace.agents.examples.program_agent "12+34"`.
 
-It asks the server that OPENAI_BASE_URL and OPENAI_API_KEY name, and prints its answer. `interlace train program` trains
-it by changing that address.
+It sends requests to the server at OPENAI_BASE_URL with OPENAI_API_KEY, and prints its answer. `interlace train program`
+trains it by changing that address.
 """
 
 import json
@@ -29,7 +29,7 @@ TOOL: ChatCompletionFunctionToolParam = {
 
 
 def answer(question: str, base_url: str | None = None, api_key: str | None = None) -> str:
-    """Asks until the model answers without a call."""
+    """Sends requests until the model answers without a call."""
     client = OpenAI(base_url=base_url, api_key=api_key)
     messages: list[Any] = [{"role": "user", "content": question}]
     for _ in range(3):
@@ -41,16 +41,16 @@ def answer(question: str, base_url: str | None = None, api_key: str | None = Non
             assert call.type == "function"
             try:
                 result = calculator(**json.loads(call.function.arguments))
-            except Exception as error:  # noqa: BLE001 - the model reads what its call did
+            except Exception as error:  # noqa: BLE001 - the model reads the error of its call
                 result = f"Error: {error}"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
 
 
 def solve(row: Mapping[str, object], base_url: str, api_key: str) -> str:
-    """Answers a row of a run: the script as it is, at the address of the row's session."""
+    """Answers a row of a run with the unchanged script, at the address of the row's session."""
     return answer(str(row["prompt"]), base_url=base_url, api_key=api_key)
 
 
 if __name__ == "__main__":
-    print(answer(sys.argv[1]))  # noqa: T201 - that is its answer
+    print(answer(sys.argv[1]))  # noqa: T201 - the program's output

@@ -1,4 +1,4 @@
-"""A ReAct agent in LangGraph: it thinks, calls the calculator, and thinks again.
+"""ReAct agent in LangGraph: it thinks, calls the calculator, and thinks again.
 
 The recipe `react` trains it: `episode: {name: langgraph, graph: "interlace.agents.examples.react_graph:graph"}`.
 Needs interlace[langgraph].
@@ -28,7 +28,7 @@ def graph(model: Any) -> Any:
 
     agent = StateGraph(MessagesState)
     agent.add_node("think", think)
-    agent.add_node("tools", ToolNode([calculator], handle_tool_errors=True))  # the model reads what its call did
+    agent.add_node("tools", ToolNode([calculator], handle_tool_errors=True))  # the model reads the error of its call
     agent.add_edge(START, "think")
     agent.add_conditional_edges("think", tools_condition)
     agent.add_edge("tools", "think")

@@ -1,4 +1,4 @@
-"""The sandbox, from its users' side."""
+"""Client of the sandbox's fork server."""
 
 import asyncio
 import json
@@ -18,18 +18,18 @@ _HEAD_BYTES = 8
 
 
 class Sandbox:
-    """A fork server, and the connection to it. close() ends the server; so does the end of this process."""
+    """A fork server and the connection to it. close() ends the server; the end of this process does too."""
 
     def __init__(self, config: SandboxConfig, server: "subprocess.Popen[bytes]", control: socket.socket) -> None:
-        """Use start(). control: the socket over which the server receives a connection for each run."""
+        """Use start() instead. control: socket over which the server receives a connection for each run."""
         self._config, self._server, self._control = config, server, control
         self._turns = asyncio.Semaphore(config.runs_at_once)
         self.report = SandboxReport(missing={})
-        """Guards that this machine keeps."""
+        """Guards of the sandbox on this machine."""
 
     @classmethod
     async def start(cls, config: SandboxConfig | None = None) -> Self:
-        """Starts the server and probes the guards. UserError if `sandbox: strict` cannot be kept."""
+        """Starts the server and probes the guards. Raises UserError if `sandbox: strict` cannot be kept."""
         config = config or SandboxConfig()
         if sys.platform != "linux":
             raise UserError(f"the sandbox for code needs Linux; this machine has {sys.platform}.")
@@ -46,10 +46,10 @@ class Sandbox:
         return sandbox
 
     async def run(self, code: str, *, stdin: str = "", timeout_s: float | None = None) -> CodeResult:
-        """Runs code in a new process, as a notebook's cell: the value of a last expression is printed.
+        """Runs code in a new process, like a notebook's cell: the value of a last expression is printed.
 
-        timeout_s: less than the sandbox's. InterlaceError if the server has ended, or the code and its input are
-        larger than MAX_REQUEST_BYTES. If the caller is cancelled, the code is killed.
+        timeout_s: time limit, if shorter than the sandbox's. Raises InterlaceError if the server has ended, or the code
+        and its input are larger than MAX_REQUEST_BYTES. If the caller is cancelled, the code is killed.
         """
         request = json.dumps({"code": code, "stdin": stdin, "timeout_s": timeout_s}).encode()
         if len(request) > MAX_REQUEST_BYTES:

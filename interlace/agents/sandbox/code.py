@@ -1,4 +1,4 @@
-"""Runs a piece of code in this process, as a notebook's cell. Standard library only."""
+"""Runs a piece of code in this process, like a notebook's cell. Standard library only."""
 
 import ast
 import atexit
@@ -11,7 +11,7 @@ _NAME = "<code>"
 
 
 def run_code(code: str) -> int:
-    """Runs code as `__main__`, with the standard streams as they are now, and returns its exit status.
+    """Runs code as `__main__` with the current standard streams, and returns its exit status.
 
     If the last statement is an expression, its value is printed, unless it is None.
     """

@@ -11,27 +11,28 @@ _MIB = 1 << 20
 
 
 class SandboxConfig(Config):
-    """Limits of code that a model wrote, and the reaction to a guard that this machine cannot keep."""
+    """Limits of code that a model wrote, and the reaction to guards that this machine cannot provide."""
 
     sandbox: Literal["strict", "available"] = "strict"
-    """strict: a run is refused at its start if this machine cannot keep every guard. available: code runs with the
-    guards that the machine keeps, and the missing ones are reported."""
+    """strict: a run is refused at its start if this machine cannot provide every guard. available: code runs with the
+    guards that the machine provides, and the missing ones are reported.
+    """
     timeout_s: float = Field(default=10.0, gt=0)
     """Wall seconds of one run of code; then all its processes are killed."""
     cpu_s: int = Field(default=10, ge=1)
-    """CPU seconds of each of its processes."""
+    """CPU seconds of each process of the run."""
     memory_mib: int = Field(default=512, ge=64)
-    """Address space of each of its processes, in MiB."""
+    """Address space of each process of the run, in MiB."""
     processes: int = Field(default=16, ge=1)
-    """Processes and threads of one run at the same time."""
+    """Concurrent processes and threads of one run."""
     file_mib: int = Field(default=16, ge=1)
-    """Size of one file, in MiB."""
+    """Largest size of one file, in MiB."""
     scratch_mib: int = Field(default=64, ge=1)
-    """Size of all its files together, in MiB; they are in memory, and removed when the run ends."""
+    """Largest size of all files together, in MiB. They are in memory, and removed when the run ends."""
     output_bytes: int = Field(default=65536, ge=1)
     """Bytes kept of its output and of its errors, each; the rest is dropped."""
     runs_at_once: int = Field(default=8, ge=1)
-    """Runs of code at once; others wait."""
+    """Concurrent runs of code; further runs wait."""
     modules: tuple[str, ...] = ("collections", "datetime", "fractions", "itertools", "json", "math", "random", "re")
     """Modules that the fork server imports at its start, so that code that imports them starts at once."""
 

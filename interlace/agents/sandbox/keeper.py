@@ -31,7 +31,7 @@ _ALL_HANDLES = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """Surroundings of all runs of a server."""
+    """Configuration shared by all runs of a server."""
 
     limits: CodeLimits
     lost: dict[str, str]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MAX_REQUEST_BYTES = 64 << 20
-"""Size of a request: the code and its standard input, as JSON."""
+"""Largest size of a request: the code and its standard input, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,13 +16,13 @@ class CodeLimits:
     cpu_s: int
     """CPU seconds of each process."""
     memory_bytes: int
-    """Address space of each process."""
+    """Address space of each process, in bytes."""
     processes: int
-    """Processes and threads of the run, its first one included."""
+    """Processes and threads of the run, including its first."""
     file_bytes: int
-    """Size of a file."""
+    """Largest size of a file, in bytes."""
     scratch_bytes: int
-    """Size of all files together, if a file system can be mounted for the run."""
+    """Largest size of all files together, in bytes, if a file system can be mounted for the run."""
     output_bytes: int
     """Bytes kept of stdout and of stderr, each; the rest is dropped."""
 
@@ -38,10 +38,10 @@ class CodeResult:
     signal: str | None
     """Name of the signal that ended it, such as SIGXCPU if its CPU seconds were used up."""
     timed_out: bool
-    """True if it was killed at its wall time."""
+    """True if the run was killed at its time limit."""
     num_dropped_bytes: int
     """Bytes of output beyond the limit."""
     seconds: float
-    """Wall time of the run."""
+    """Wall time of the run, in seconds."""
     lost: Mapping[str, str] = field(default_factory=dict)
     """Guards that could not be set up, by name, with the reasons."""

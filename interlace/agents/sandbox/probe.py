@@ -33,18 +33,18 @@ GUARDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxReport:
-    """Findings of the probe."""
+    """Results of the probe."""
 
     missing: Mapping[str, str]
-    """Guards that this machine does not keep, by name, with the reasons."""
+    """Missing guards on this machine, by name, with the reasons."""
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of the guards that are kept."""
+        """Names of the guards that hold."""
         return tuple(name for name in GUARDS if name not in self.missing)
 
     def describe(self) -> str:
-        """Returns one line for people."""
+        """Returns the report as one line."""
         missing = "; ".join(f"not kept: {GUARDS[name]} ({why})" for name, why in self.missing.items())
         return f"sandbox: {', '.join(self.kept)} kept" + (f"; {missing}" if missing else "")
 

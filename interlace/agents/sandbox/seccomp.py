@@ -93,16 +93,16 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "lookup_dcookie": (212, 18),
     "nfsservctl": (180, 42),
 }
-"""System calls that always fail with EPERM: their numbers on x86_64 and aarch64."""
+"""Numbers on x86_64 and aarch64 of the system calls that always fail with EPERM."""
 _CLONE, _CLONE3, _IOCTL, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (16, 29), (41, 198), (53, 199)
 _NEWEST = 456
-"""Highest number that was reviewed. Newer calls fail with ENOSYS, as do those of the x32 interface."""
+"""Highest reviewed number. Newer calls fail with ENOSYS, and so do the calls of the x32 interface."""
 _NAMESPACE_FLAGS = 0x7E020000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _STREAM, _DATAGRAM, _SEQUENCED = 1, 2, 5
 _SOCKET_PROTOCOLS = (0, 6, 17)
-"""Default, TCP, UDP."""
+"""Default protocol, TCP and UDP."""
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
@@ -112,7 +112,7 @@ _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 _Instruction = tuple[int, int, int, int]
-"""Code, jump if true, jump if false, operand."""
+"""(code, jump if true, jump if false, operand)."""
 
 
 class _Program(ctypes.Structure):

@@ -1,1 +1,1 @@
-"""The HTTP server of sessions: agents that know an address and a key alone are served by the policy."""
+"""HTTP server of sessions: serves the policy to agents that know only an address and a key."""

@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""Route of Anthropic's messages."""
 
 import json
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class AnthropicMessages:
         )
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
-        """Writes an answer."""
+        """Returns the answer as a JSON object."""
         del codec
         return {
             **_head(answer),

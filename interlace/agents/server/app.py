@@ -34,7 +34,7 @@ T = TypeVar("T")
 LARGEST_BODY = 32 << 20
 """Bytes of a request's body: a context of a million tokens, as ids, has about 8 MB."""
 LONG_BODY = 1 << 14
-"""Bytes of a body from which it is read on a thread: the event loop serves others meanwhile."""
+"""Body size in bytes from which a body is parsed on a thread, so that the event loop stays responsive."""
 MODEL = "policy"
 """Name of the model. A request may give any name, and its answer repeats the name."""
 _DIALECTS: Mapping[str, tuple[Dialect, str]] = {
@@ -79,15 +79,15 @@ class Visitors(Protocol):
 
 
 class Control(Protocol):
-    """Verbs of the administrator."""
+    """Control verbs for the administrator."""
 
     async def command(self, verb: str) -> dict[str, JSON]:
-        """Executes a verb. ApiError for an unknown one."""
+        """Executes a verb. Raises ApiError for an unknown one."""
         ...
 
 
 class SessionServer:
-    """A server of sessions, in this process's event loop; open from start() to close()."""
+    """Server of sessions in this process's event loop; open from start() to close()."""
 
     def __init__(
         self,
@@ -99,8 +99,7 @@ class SessionServer:
         api_key: str | None = None,
         admin_key: str | None = None,
     ) -> None:
-        """visitors: None if only sessions that this process opens are served. A key that is None is generated.
-
+        """visitors: if None, only sessions opened by this process are served. A key that is None is generated.
         add_routes: adds further routes, given the administrator's key.
         """
         self.api_key = api_key or f"sk-{secrets.token_urlsafe(24)}"
@@ -115,7 +114,9 @@ class SessionServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listens, and returns the address. port: 0 takes a free port. UserError if the server cannot listen."""
+        """Starts to listen and returns the address. port: 0 takes a free port. Raises UserError if the server cannot
+        listen.
+        """
         try:
             from aiohttp import web
         except ImportError:
@@ -134,7 +135,7 @@ class SessionServer:
         app.router.add_post("/control/{verb}", self._command)
         if self._add_routes:
             self._add_routes(app, self.admin_key)
-        # A client that hangs up cancels its handler, and so withdraws its request.
+        # A client that disconnects cancels its handler, which withdraws its request.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
@@ -173,7 +174,7 @@ class SessionServer:
         self.metrics.sessions -= self._open.pop(conversation.key, None) is not None
 
     async def _guarded(self, request: "web.Request", handler: "Handler") -> "web.StreamResponse":
-        """Answers a request. Any exception becomes an error in the form of the client."""
+        """Handles a request. Any exception becomes an error response in the client's format."""
         from aiohttp import web
 
         route = request.match_info.route.resource
@@ -242,13 +243,13 @@ class SessionServer:
 
     def _welcome(self) -> Visitors:
         if self._visitors is None:
-            raise ApiError(401, "this server has no sessions but those of its run.", code="invalid_api_key")
+            raise ApiError(401, "this server has only the sessions of its run.", code="invalid_api_key")
         if (busy_s := self._visitors.busy_s()) is not None:
             raise ApiError(503, "no request is taken while weights change; try again.", retry_after_s=busy_s)
         return self._visitors
 
     def _conversation(self, request: "web.Request") -> Conversation | None:
-        """Returns the session that a request's key names; None for the server's own key. ApiError for a wrong one."""
+        """Returns the session of a request's key; None for the server's own key. Raises ApiError for a wrong key."""
         key = _key(request)
         if conversation := self._open.get(key):
             return conversation
@@ -328,7 +329,7 @@ class SessionServer:
 
 @asynccontextmanager
 async def serving(server: SessionServer, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Runs a server for the block, and gives its address."""
+    """Runs a server inside the block, and yields its address."""
     url = await server.start(host, port)
     try:
         yield url

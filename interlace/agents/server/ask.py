@@ -1,4 +1,4 @@
-"""A request and its answers, in a form that all routes share."""
+"""A request and its answers in a form that all routes share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ class Ask:
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end an answer, in addition to the model's."""
     ignore_eos: bool = False
-    """True if the model's own end tokens do not end an answer."""
+    """True if the model's end tokens do not end an answer."""
     one_call: bool = False
     """True if an answer contains at most one call of a tool (`parallel_tool_calls: false`)."""
     chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
@@ -35,10 +35,10 @@ class Ask:
     seed: int | None = None
     stream: bool = False
     include_usage: bool = False
-    """Flag: a stream ends with a chunk that counts tokens."""
+    """True if a stream ends with a chunk that counts tokens."""
     logprobs: bool = False
     token_ids: bool = False
-    """Flag: the answer carries token ids and versions."""
+    """True if the answer contains token ids and versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,17 +70,17 @@ class Answers:
 
 
 class TextCodec(Protocol):
-    """Text as tokens and back, without a chat template."""
+    """Conversion between text and tokens without a chat template."""
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a text, with the tokens that every text begins with. Called on a thread.
+        """Returns the tokens of a text, including the tokens that begin every text. Called on a thread.
 
-        UserError for a text that is longer than a context can be.
+        Raises UserError for a text that exceeds the longest context.
         """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens, special ones included."""
+        """Returns the text of tokens, including special tokens."""
         ...
 
 
@@ -96,7 +96,7 @@ class AnswerStream(Protocol):
         ...
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes the rest of the answers, and the end."""
+        """Writes the rest of the answers, and the end of the stream."""
         ...
 
     def fail(self, error: ApiError) -> Iterator[Event]:
@@ -105,18 +105,18 @@ class AnswerStream(Protocol):
 
 
 class Dialect(Protocol):
-    """A form in which clients write requests and read answers."""
+    """Format of requests and answers on one route."""
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:
-        """Reads a request. ApiError or UserError for a request that cannot be answered."""
+        """Reads a request. Raises ApiError or UserError for a request that cannot be answered."""
         ...
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
-        """Writes an answer whole."""
+        """Writes a complete answer."""
         ...
 
     def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
-        """Begins to write answers as the events of a stream. head: the answers without turns."""
+        """Returns a writer of answers as events of a stream. head: the answers without turns."""
         ...
 
     def error(self, error: ApiError) -> dict[str, JSON]:
@@ -125,7 +125,7 @@ class Dialect(Protocol):
 
 
 class OpenAIErrors:
-    """Errors in OpenAI's form, for the dialects that share it."""
+    """Errors in OpenAI's format, for the dialects that share it."""
 
     def error(self, error: ApiError) -> dict[str, JSON]:
         """Writes an error."""
@@ -135,8 +135,8 @@ class OpenAIErrors:
 def merge_params(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) -> SamplingParams:
     """Returns the sampling parameters of a request.
 
-    base: the run's parameters. keeps_distribution: the distribution of `base` holds for any request, because it is the
-    distribution that is trained; the client still sets the length of an answer and the tokens and texts that end it.
+    base: the run's parameters. keeps_distribution: if True, the distribution of `base` applies to any request, because
+    it is the trained distribution; the client still sets the length of an answer and the tokens and texts that end it.
     """
     length = base.max_new_tokens if ask.max_tokens is None else ask.max_tokens
     ends = () if ask.ignore_eos else base.stop_token_ids
@@ -153,7 +153,7 @@ def merge_params(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) ->
 
 
 def check_tools(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-    """Returns tools. ApiError if two have the same name."""
+    """Returns the tools. Raises ApiError if two have the same name."""
     names = [tool.name for tool in tools]
     if doubled := [name for name in names if names.count(name) > 1]:
         raise ApiError(400, f"two tools have the name {doubled[0]!r}.", param="tools")
@@ -161,10 +161,10 @@ def check_tools(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
 
 
 def shown(turn: Turn, ask: Ask) -> Message:
-    """Returns an answer as its client gets it.
+    """Returns an answer in the form that its client gets.
 
     The answer is cut before the client's stop texts. If none of its calls could be read, the calls stay text. A client
-    that wants one call gets the first.
+    that requested one call gets the first.
     """
     message = turn.message
     if message.tool_calls and all(call.error for call in message.tool_calls):
@@ -177,14 +177,14 @@ def shown(turn: Turn, ask: Ask) -> Message:
 
 
 def finish_of(turn: Turn) -> str:
-    """Returns why an answer ended, in OpenAI's words."""
+    """Returns the reason why an answer ended, in OpenAI's terms."""
     if any(not call.error for call in turn.message.tool_calls):
         return "tool_calls"
     return "length" if turn.finish_reason == FinishReason.LENGTH else "stop"
 
 
 def usage_of(answer: Answers) -> dict[str, JSON]:
-    """Counts tokens, in OpenAI's form."""
+    """Returns the token counts, in OpenAI's format."""
     prompt, drawn = answer.num_prompt_tokens, answer.num_drawn_tokens
     return {
         "prompt_tokens": prompt,
@@ -195,7 +195,7 @@ def usage_of(answer: Answers) -> dict[str, JSON]:
 
 
 def cached_tokens(answer: Answers) -> int:
-    """Returns how many tokens of the context were in an engine's cache."""
+    """Returns the number of context tokens that were in an engine's cache."""
     return max((turn.num_cached_tokens for turn in answer.turns), default=0)
 
 

@@ -13,7 +13,7 @@ from interlace.core.types import JSON
 
 
 class RequestModel(BaseModel):
-    """Base of the request models. A field that no model lists is refused by name, never ignored."""
+    """Base of the request models. An unknown field is refused by name, never ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -38,12 +38,12 @@ class Body:
     """The fields of a request's body."""
 
     def __init__(self, fields: Mapping[str, JSON]) -> None:
-        """Takes the fields of a JSON object."""
+        """fields: fields of a JSON object."""
         self._fields = fields
 
     @classmethod
     def parse(cls, content: bytes) -> "Body":
-        """Reads a body. An empty body has no fields. ApiError if it is not a JSON object in UTF-8."""
+        """Parses a body. An empty body has no fields. Raises ApiError if it is not a JSON object in UTF-8."""
         try:
             fields = from_json(content or b"{}")
         except ValueError as error:
@@ -53,7 +53,7 @@ class Body:
         return cls(fields)
 
     def read(self, model: type[M]) -> M:
-        """Validates the fields. ApiError that names the first mistake."""
+        """Validates the fields. Raises ApiError that names the first mistake."""
         try:
             return model.model_validate(self._fields)
         except ValidationError as error:
@@ -78,7 +78,7 @@ def _field(place: Sequence[str | int]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Writes a value for an error, at most 80 characters. A number of many digits is not written out."""
+    """Returns a value for an error message, at most 80 characters. Large integers are described by their size."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, list | dict) and len(value) > 20:

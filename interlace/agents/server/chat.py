@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""Routes of OpenAI's chat and text completions, and of vLLM's token generation."""
 
 import json
 from collections.abc import Iterator
@@ -146,7 +146,7 @@ class _ChatStream(_Chunks):
 
 
 def completion_ask(request: CompletionFields, context: Context) -> Ask:
-    """Makes a request of the fields that chat and text completions share."""
+    """Builds a request from the fields that chat and text completions share."""
     return Ask(
         context=context,
         model=request.model or "",
@@ -275,7 +275,7 @@ class TokenGeneration(OpenAIErrors):
 
     @staticmethod
     def choice(answer: Answers, place: int, first: int = 0) -> dict[str, JSON]:
-        """Writes one of the answers. first: index of the first token that is written."""
+        """Returns one of the answers as a JSON object. first: index of the first token to write."""
         turn = answer.turns[place]
         return {
             "index": place,

@@ -16,7 +16,7 @@ from interlace.core.messages import Message, same_message
 from interlace.rollouts.base import Session, TurnDraft, TurnOptions
 
 _KEPT_ANSWERS = 256
-"""Number of answers that are kept for retries."""
+"""Number of answers kept for retries."""
 
 
 OnDraft: TypeAlias = Callable[[int, TurnDraft], None]
@@ -24,7 +24,7 @@ OnDraft: TypeAlias = Callable[[int, TurnDraft], None]
 
 
 class Asked:
-    """A request and the task that answers it, for all clients that wait for the answer."""
+    """A request and the task that answers it, shared by all clients that wait for the answer."""
 
     def __init__(self, digest: str, head: Answers, make: Callable[[Answers, OnDraft], Awaitable[Answers]]) -> None:
         self.digest, self.head, self.num_waiting = digest, head, 0
@@ -34,7 +34,7 @@ class Asked:
         self.task.add_done_callback(lambda _: self._tell())
 
     async def answer(self) -> Answers:
-        """Waits for the answers. A cancellation leaves other waiting clients alone."""
+        """Waits for the answers. A cancellation does not affect other waiting clients."""
         return await asyncio.shield(self.task)
 
     async def drafts(self) -> AsyncGenerator[tuple[int, TurnDraft], None]:
@@ -59,7 +59,7 @@ class Asked:
 
 
 class Retries:
-    """Requests of one client. A request that is sent again after a time-out gets the answer of the first one."""
+    """Requests of one client. A request that is repeated after a time-out gets the answer of the first."""
 
     def __init__(self) -> None:
         self._asked: dict[str, Asked] = {}
@@ -116,24 +116,24 @@ def digest_of(path: str, body: bytes) -> str:
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """An open session, and the messages that its client got."""
+    """An open session, and the messages that its client received."""
 
     session: Session
     keeps_distribution: bool
-    """True if the run's distribution holds and a client's temperature is ignored."""
+    """True if the run's distribution applies and a client's temperature is ignored."""
     patience_s: float = math.inf
-    """Seconds that a request waits while engines drain for new weights, before it is answered 503."""
+    """Seconds that a request waits while engines drain for new weights, before it gets 503."""
     key: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     reward: float | None = None
-    """Reward that the client gave; the last one counts."""
+    """Reward that the client set; the last one counts."""
     ended: bool = False
     retries: Retries = field(default_factory=Retries)
     num_turns: int = 0
     _shown: list[tuple[Message, Message]] = field(default_factory=list)
-    """Pairs of a message that a client got and the sampled message, if they differ."""
+    """Pairs of a message that a client received and the sampled message, if they differ."""
 
     async def answer(self, head: Answers, on_draft: OnDraft, *, number: int | None = None) -> Answers:
-        """Samples the answers to a request. number: number of the first turn. ApiError if the session has ended."""
+        """Samples the answers to a request. number: number of the first turn. Raises ApiError if it has ended."""
         self.check_open()
         ask = head.ask
         messages = [self._drawn(message) for message in ask.context if isinstance(message, Message)]
@@ -173,7 +173,7 @@ class Conversation:
         return replace(head, turns=turns)
 
     def _drawn(self, message: Message) -> Message:
-        """Returns the message that was sampled, if a client sends back the version of it that it got."""
+        """Returns the sampled message, if a client sends back the version of it that it received."""
         if message.role != "assistant":
             return message
         return next((drawn for seen, drawn in reversed(self._shown) if same_message(message, seen)), message)
@@ -184,12 +184,12 @@ class Conversation:
             raise ApiError(409, "the session has ended: it takes no more requests.", code="session_ended")
 
     async def count_tokens(self, ask: Ask) -> int:
-        """Returns the number of tokens of a request's context. ApiError if the session has ended."""
+        """Returns the number of tokens of a request's context. Raises ApiError if the session has ended."""
         self.check_open()
         return await self.session.count_tokens(ask.context, tools=ask.tools)
 
     def set_reward(self, value: float | None) -> None:
-        """Takes the reward that a client gives. ApiError if it is missing."""
+        """Records the reward that a client sets. Raises ApiError if it is missing."""
         self.check_open()
         if value is None:
             raise ApiError(400, "reward is missing: it must be a finite number.", param="reward")

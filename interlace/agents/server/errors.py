@@ -12,7 +12,7 @@ _TYPES = {
 
 
 class ApiError(UserError):
-    """An error with an HTTP status. A UserError becomes one with status 400."""
+    """Error with an HTTP status. A UserError becomes one with status 400."""
 
     def __init__(
         self, status: int, message: str, *, code: str = "", param: str = "", retry_after_s: float | None = None
@@ -23,12 +23,12 @@ class ApiError(UserError):
 
     @property
     def kind(self) -> str:
-        """Returns the type of the error, as clients know it."""
+        """Type of the error in the clients' terms."""
         return _TYPES.get(self.status, "api_error")
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Returns the headers of the answer."""
+        """Headers of the response."""
         if self.retry_after_s is not None:
             return {"Retry-After": f"{max(1.0, self.retry_after_s):.0f}", "x-should-retry": "true"}
         # OpenAI's clients retry conflicts, and this conflict is permanent.
@@ -47,7 +47,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def as_openai(error: ApiError) -> dict[str, JSON]:
-    """Writes an error in OpenAI's form."""
+    """Returns an error in OpenAI's format."""
     fields: dict[str, JSON] = {
         "message": str(error),
         "type": error.kind,

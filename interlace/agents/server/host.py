@@ -1,4 +1,4 @@
-"""The server of the sessions of one process. It runs while a session is open."""
+"""Server of the sessions of one process. It runs while a session is open."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ from interlace.agents.server.conversation import Conversation
 from interlace.rollouts.base import Session
 
 PATIENCE_S = 30.0
-"""Seconds that a request waits for new weights. Clients retry only a few times, so a request waits here first."""
+"""Seconds that a request waits for new weights. Clients retry only a few times, so the server waits first."""
 
 
 class SessionHost:
@@ -24,7 +24,9 @@ class SessionHost:
     async def serve(
         self, session: Session, *, keeps_distribution: bool = True, patience_s: float = PATIENCE_S
     ) -> AsyncIterator[tuple[Conversation, SessionAddress]]:
-        """Serves a session for the block; then its key is unknown. keeps_distribution, patience_s: see Conversation."""
+        """Serves a session inside the block; afterwards its key is invalid. keeps_distribution, patience_s: see
+        Conversation.
+        """
         self._num_open += 1
         try:
             async with self._starting:

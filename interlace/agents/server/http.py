@@ -45,7 +45,7 @@ async def _send(response: "web.StreamResponse", request: "web.Request", events: 
 
 
 async def _events(stream: AnswerStream, asked: Asked) -> AsyncGenerator[list[Event], None]:
-    """Yields the events that are sent together. Raises an error that occurs before the first event."""
+    """Yields lists of events that are sent together. Raises an error that occurs before the first event."""
     has_begun = False
     try:
         async for place, draft in asked.drafts():

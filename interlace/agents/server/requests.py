@@ -1,7 +1,7 @@
-"""The request of each route: every field that a client may send, its type and its bounds.
+"""Request model of each route: every field that a client may send, with its type and bounds.
 
-A field is used, or it may only have a value that changes nothing, or it changes no answer (`Unused`). Any other field,
-and any other value, is answered by 400 with the field's name.
+A field is used, or may only have values without effect, or changes no answer (`Unused`). Any other field or value gets
+status 400 with the field's name.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ MOST_ANSWERS = 128
 """Largest `n`, as at OpenAI."""
 
 Unused: TypeAlias = Any
-"""A field that changes no answer: names of the client, storage, billing, caches."""
+"""Field that changes no answer: names of the client, storage, billing, caches."""
 TokenId: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
 TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]
 Seed: TypeAlias = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
@@ -26,7 +26,7 @@ Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_INT32)]
 
 
 def only(*allowed: JSON, why: str) -> AfterValidator:
-    """Makes the check of a field that may have only values that change nothing; None is one of them."""
+    """Returns the check of a field that may only have values without effect; None is always allowed."""
 
     def check(value: Any) -> Any:
         # 1 == True in Python, so types are compared as well.
@@ -38,7 +38,7 @@ def only(*allowed: JSON, why: str) -> AfterValidator:
 
 
 def _join_parts(value: Any) -> Any:
-    """Returns the text of a content that may be written as a list of parts."""
+    """Returns the text of a content, which may be a list of parts."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
@@ -70,7 +70,7 @@ class StreamOptions(RequestModel):
 
 
 class SamplingFields(RequestModel):
-    """Fields that every route takes."""
+    """Fields that every route accepts."""
 
     temperature: Annotated[float, Field(ge=0, le=LARGEST)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -108,7 +108,7 @@ class SamplingFields(RequestModel):
 
 
 class OpenAIFields(SamplingFields):
-    """Fields of OpenAI's routes, and of vLLM's."""
+    """Fields of OpenAI's routes, including vLLM's."""
 
     model: str | None = None
     stream: bool | None = None
@@ -132,7 +132,7 @@ class CompletionFields(OpenAIFields):
 
 
 class ChatMessage(BaseModel):
-    """A message in OpenAI's chat form. Fields of answers that clients send back, such as `refusal`, are not read."""
+    """A message in OpenAI's chat format. Fields of answers that clients send back, such as `refusal`, are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -144,7 +144,7 @@ class ChatMessage(BaseModel):
     reasoning_content: str | None = None
 
     def message(self, where: str) -> Message:
-        """Returns the message. where: its place, for errors."""
+        """Returns the message. where: its position, for errors."""
         role = "system" if self.role == "developer" else self.role
         return as_message({**self.model_dump(exclude_none=True), "role": role, "content": self.content}, where)
 
@@ -183,7 +183,7 @@ class Ids(RequestModel):
 
 
 class GenerateSampling(CompletionFields):
-    """`sampling_params` of `/inference/v1/generate`. The answer is token ids and their log-probs in any case."""
+    """`sampling_params` of `/inference/v1/generate`. The answer always contains token ids and their log-probs."""
 
     logprobs: Annotated[Any, only(0, 1, why="only the log-probs of sampled tokens are known")] = None
     detokenize: Unused = None
@@ -204,7 +204,7 @@ class GenerateRequest(RequestModel):
 
 
 class ResponseItem(BaseModel):
-    """An item of the input of a response: a message, a call of a function or its output."""
+    """Item of a response's input: a message, a call of a function or its output."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -217,12 +217,12 @@ class ResponseItem(BaseModel):
     output: Text = None
 
     def call(self, where: str) -> ToolCall:
-        """Returns the call of a function. where: its place, for errors."""
+        """Returns the call of a function. where: its position, for errors."""
         return ToolCall(id=self.call_id, name=self.name, arguments=read_arguments(self.arguments, where))
 
 
 class ResponseTool(BaseModel):
-    """A function in the form of the responses' API."""
+    """A function in the format of the Responses API."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -346,7 +346,7 @@ class RewardRequest(RequestModel):
 
 
 def chat_tools(tools: Sequence[Any] | None, choice: str | None) -> tuple[ToolSpec, ...]:
-    """Returns tools in OpenAI's chat form; none if the choice is `none`."""
+    """Returns tools in OpenAI's chat format; none if the choice is `none`."""
     if choice == "none":
         return ()
     return tuple(as_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools or ()))

@@ -1,4 +1,4 @@
-"""OpenAI's responses: text and tools."""
+"""Route of OpenAI's Responses API: text and tools."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +75,7 @@ class Responses(OpenAIErrors):
 
 
 def _messages(items: Sequence[ResponseItem]) -> list[Message]:
-    """Reads the items of an input. Calls that follow each other belong to one message, as the model wrote them."""
+    """Reads the items of an input. Consecutive calls belong to one message, as the model wrote them."""
     messages: list[Message] = []
     for place, item in enumerate(items):
         where = f"input[{place}]"
@@ -96,7 +96,7 @@ def _messages(items: Sequence[ResponseItem]) -> list[Message]:
 
 
 def _with_call(messages: list[Message], call: ToolCall) -> Message:
-    """Returns the assistant's message with one more call. If it is the last message, it is removed from the list."""
+    """Returns the assistant's message with one more call. If it was the last message, it is removed from the list."""
     if messages and messages[-1].role == "assistant":
         last = messages.pop()
         return Message(role="assistant", content=last.content, tool_calls=(*last.tool_calls, call))

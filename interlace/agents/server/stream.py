@@ -1,4 +1,4 @@
-"""Text of answers that are still sampled. Text is sent once no further token can change it."""
+"""Text of answers during sampling. Text is sent once no further token can change it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

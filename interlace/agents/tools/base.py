@@ -1,4 +1,4 @@
-"""Tools, and where they come from."""
+"""Interfaces of tools and of their sources."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from interlace.core.types import JSON, Prompt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visit:
-    """The episode that tools are opened for."""
+    """Episode that tools are opened for."""
 
     prompt: Prompt
     seed: int
-    """A number of the sample's own."""
+    """Seed of the sample."""
 
 
 class ToolError(Exception):
-    """A call that went wrong, as the model is to read it. Any other exception of a tool is shown with its type."""
+    """Failed call, with the message for the model. Any other exception of a tool is shown with its type."""
 
 
 class Tool(Protocol):
@@ -29,24 +29,24 @@ class Tool(Protocol):
     def spec(self) -> ToolSpec: ...
 
     async def call(self, arguments: Mapping[str, JSON]) -> object:
-        """Returns the answer; what is no text is written as JSON. An exception is shown to the model."""
+        """Returns the result; a value other than text is converted to JSON. An exception is shown to the model."""
         ...
 
 
 class ToolSource(ABC):
-    """Origin of tools, made once in each process that runs episodes."""
+    """Source of tools, created once in each process that runs episodes."""
 
     @abstractmethod
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Returns what the model is shown. UserError where a tool cannot be described, or its server be reached."""
+        """Returns the descriptions for the model. Raises UserError if a tool has none or its server is down."""
 
     def notes(self) -> tuple[str, ...]:
-        """Returns what a run says of its tools once, at its start."""
+        """Returns lines about the tools that a run prints once at its start."""
         return ()
 
     @abstractmethod
     def open(self, visit: Visit) -> Sequence[Tool]:
         """Returns the tools of one episode."""
 
-    def close(self, tools: Sequence[Tool]) -> None:  # noqa: B027 - most hold nothing
-        """Ends what an episode's tools hold."""
+    def close(self, tools: Sequence[Tool]) -> None:  # noqa: B027 - most sources hold no resources
+        """Releases the resources of an episode's tools."""

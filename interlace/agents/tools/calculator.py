@@ -17,7 +17,7 @@ OPERATIONS: Mapping[type[ast.AST], Callable[..., float]] = {
     ast.USub: operator.neg,
 }
 LONGEST = 200
-"""Characters of an expression: a longer one is no sum that a person asks for."""
+"""Maximum length of an expression, in characters."""
 
 
 def calculator(expression: str) -> str:

@@ -1,4 +1,4 @@
-"""Objects that can be called but are not functions, as functions that a tool can be made of."""
+"""Converts callable objects to functions, from which tools can be made."""
 
 import functools
 import inspect
@@ -8,9 +8,9 @@ from typing import Any, cast
 
 
 def as_function(found: Callable[..., object]) -> Callable[..., object]:
-    """Returns a function with the name, docstring, types and signature of a functools.partial or an object.
+    """Returns a function with the name, docstring, types and signature of a functools.partial or a callable object.
 
-    An argument that a partial fixes is not an argument of the tool. A function is returned as it is.
+    Arguments that a partial fixes are not arguments of the tool. A function is returned unchanged.
     """
     if inspect.isroutine(found):
         return found
@@ -34,7 +34,7 @@ def as_function(found: Callable[..., object]) -> Callable[..., object]:
 
 
 def _unwrapped(found: object) -> tuple[Any, set[str]]:
-    """Returns the function in a partial, and the arguments that it fixes by name."""
+    """Returns the innermost function of a partial, and the names of the keyword arguments that it fixes."""
     fixed: set[str] = set()
     while isinstance(found, functools.partial):
         fixed |= set(found.keywords)

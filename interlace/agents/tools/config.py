@@ -1,4 +1,4 @@
-"""Tools as a recipe names them."""
+"""Settings of tools in a recipe."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,22 +17,22 @@ from interlace.core.messages import ToolSpec
 from interlace.core.plugins import builtin_module, load_object
 
 HIDDEN = ("base", "callables", "config", "function", "mcp", "schema")
-"""Modules of this folder that are no tools."""
+"""Modules of this folder that are not tools."""
 
 
 class ToolConfig(Config):
-    """One entry of a list of tools. Written as the name alone, or as a mapping."""
+    """Entry of a list of tools: the name alone, or a mapping."""
 
     name: str | None = None
-    """A built-in, or your own function or class as package.module:Name. Each public method of a class is a tool."""
+    """Built-in tool, or your function or class as package.module:Name. Each public method of a class is a tool."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Arguments of the class, of which each episode gets an object of its own."""
+    """Arguments of the class; each episode gets a separate object."""
     mcp: str | tuple[str, ...] | None = None
-    """Address of an MCP server (its URL), or the command that starts one; in place of a name."""
+    """URL of an MCP server, or the command that starts one; replaces `name`."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment of that command; without any, it gets the few variables that MCP's client hands on."""
+    """Environment of that command. If empty, the command gets the few variables that the MCP client passes on."""
     only: tuple[str, ...] | None = None
-    """Names of that server's tools to take; None takes all."""
+    """Names of the server's tools to use; None for all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,7 +51,7 @@ class ToolConfig(Config):
 
 
 def tool_source(config: ToolConfig) -> ToolSource:
-    """Makes the source of an entry. Raises UserError where there is none, or a tool cannot be described."""
+    """Creates the source of an entry. Raises UserError if it does not exist, or a tool cannot be described."""
     if config.mcp is not None:
         return McpSource(config.mcp, config.env, config.only)
     name = config.name or ""
@@ -69,14 +69,14 @@ def tool_source(config: ToolConfig) -> ToolSource:
 
 
 def _builtin(name: str) -> Any:
-    """Finds a built-in: the function of its module that has its name, or the module's source of tools."""
+    """Finds a built-in: the function with the name of its module, or the module's tool source."""
     module = builtin_module("tool", builtin, name, hidden=HIDDEN)
     own = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
     return getattr(module, name, None) or next(each for each in own if issubclass(each, ToolSource))
 
 
 def all_specs(sources: Sequence[ToolSource]) -> tuple[ToolSpec, ...]:
-    """Returns the tools of all sources. Raises UserError where two have one name."""
+    """Returns the tools of all sources. Raises UserError if two have the same name."""
     found: dict[str, ToolSpec] = {}
     for spec in (spec for source in sources for spec in source.specs()):
         if spec.name in found:

@@ -1,4 +1,4 @@
-"""Tools that are Python functions, and tools that are the methods of an object with state."""
+"""Tools made from Python functions, and from the methods of an object with state."""
 
 import asyncio
 import contextvars
@@ -16,7 +16,9 @@ from interlace.core.types import JSON
 
 
 class FunctionTool:
-    """A function as a tool. An ordinary one runs on a thread of its own, so that it blocks nothing else."""
+    """Tool made from a function. A function that is not async runs on a separate thread, so that it blocks nothing
+    else.
+    """
 
     def __init__(self, function: Callable[..., object], signature: Signature) -> None:
         self._function, self._signature = function, signature
@@ -27,7 +29,7 @@ class FunctionTool:
         return self._signature.spec
 
     async def call(self, arguments: Mapping[str, JSON]) -> object:
-        """Calls it with arguments of the types that it names."""
+        """Calls the function with arguments converted to its parameter types."""
         call = partial(self._function, **self._signature.arguments(arguments))
         if inspect.iscoroutinefunction(self._function):
             return await cast(Awaitable[object], call())
@@ -35,7 +37,9 @@ class FunctionTool:
 
 
 async def on_thread(call: Callable[[], object]) -> object:
-    """Awaits a call on a thread of its own; one that is awaited no more is left behind, for no thread can be ended."""
+    """Runs a call on a separate thread and awaits it. If the await is cancelled, the thread continues: it cannot be
+    stopped.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
     context = contextvars.copy_context()
@@ -52,13 +56,13 @@ async def on_thread(call: Callable[[], object]) -> object:
         value, error = None, None
         try:
             value = context.run(call)
-        except Exception as raised:  # noqa: BLE001 - it is the caller's to see
+        except Exception as raised:  # noqa: BLE001 - the caller receives it
             error = raised
-        except BaseException as raised:  # noqa: BLE001 - what exits, or raises Ctrl-C's, ends its call alone
+        except BaseException as raised:  # noqa: BLE001 - SystemExit or KeyboardInterrupt ends only its call
             error = RuntimeError(f"{type(raised).__name__}: {raised}")
         try:
             loop.call_soon_threadsafe(settle, value, error)
-        except RuntimeError:  # the loop has ended meanwhile
+        except RuntimeError:  # the loop has been closed
             return
 
     threading.Thread(target=run, name="call", daemon=True).start()
@@ -66,7 +70,7 @@ async def on_thread(call: Callable[[], object]) -> object:
 
 
 class FunctionSource(ToolSource):
-    """Source of one function's tool, the same for all episodes."""
+    """Source of one function's tool, which all episodes share."""
 
     def __init__(self, function: Callable[..., object], name: str) -> None:
         self._tool = FunctionTool(function, signature_of(function, name))
@@ -80,10 +84,10 @@ class FunctionSource(ToolSource):
 
 
 class StatefulSource(ToolSource):
-    """Source of the public methods of a class, of which each episode gets an object of its own.
+    """Source of the public methods of a class; each episode gets a separate object.
 
-    The class is called with `options`, and with the episode's `prompt` and `seed` where its parameters have these
-    names. Its method `close`, where there is one, ends the object and is no tool.
+    The class is called with `options`, and with the episode's `prompt` and `seed` if its parameters have these names. A
+    method `close` releases the object and is not a tool.
     """
 
     def __init__(self, cls: type, options: Mapping[str, JSON]) -> None:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
 
 START_WITHIN_S = 30.0
-"""Seconds for a server to start and to list its tools."""
+"""Time limit in seconds for a server to start and to list its tools."""
 
 
 class McpSource(ToolSource):
-    """Source of the tools of one server. A process holds one connection, which its first call opens."""
+    """Source of the tools of one server. Each process has one connection, which the first call opens."""
 
     def __init__(self, server: str | Sequence[str], env: Mapping[str, str], only: Sequence[str] | None) -> None:
-        """server: the URL of one that runs, or the command that starts one. only: names to take; None takes all."""
+        """server: URL of a running server, or the command that starts one. only: names of tools to use, or None."""
         self._server, self._env, self._only = server, dict(env), only
         self._specs: tuple[ToolSpec, ...] | None = None
         self._connection: _Connection | None = None
@@ -34,7 +34,7 @@ class McpSource(ToolSource):
 
     def specs(self) -> tuple[ToolSpec, ...]:
         if self._specs is None:
-            with ThreadPoolExecutor(1) as pool:  # there may be an event loop here already
+            with ThreadPoolExecutor(1) as pool:  # this thread may already run an event loop
                 self._specs = pool.submit(lambda: asyncio.run(self._list())).result()
         return self._specs
 
@@ -43,7 +43,7 @@ class McpSource(ToolSource):
         return tuple(_McpTool(self, spec) for spec in self.specs())
 
     def client(self) -> "Client":
-        """Makes a client of the server. Raises UserError where the package is not there."""
+        """Creates a client of the server. Raises UserError if the package is not installed."""
         try:
             from mcp import Client, StdioServerParameters
         except ImportError as error:
@@ -56,7 +56,7 @@ class McpSource(ToolSource):
         return Client(StdioServerParameters(command=command, args=arguments, env=self._env or None))
 
     async def connected(self) -> "_Connection":
-        """Returns the connection of this event loop."""
+        """Returns the connection of the current event loop, opening one if necessary."""
         loop = asyncio.get_running_loop()
         if self._connection is None or self._connection.loop is not loop or self._connection.has_ended:
             self._connection = _Connection(self.client(), loop)
@@ -88,7 +88,7 @@ class McpSource(ToolSource):
 
 
 class _Connection:
-    """A client that is open for as long as the task that entered it, which anyio's scopes ask for."""
+    """Client that one task enters and exits, because anyio's cancel scopes belong to a task."""
 
     def __init__(self, client: "Client", loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -98,11 +98,11 @@ class _Connection:
 
     @property
     def has_ended(self) -> bool:
-        """Says whether the connection is gone, so that the next call opens another."""
+        """True if the connection is closed; the next call then opens a new one."""
         return self._task.done()
 
     async def ready(self) -> None:
-        """Waits until the server answers."""
+        """Waits until the server responds."""
         await asyncio.shield(self._opened)
 
     async def _hold(self) -> None:
@@ -110,14 +110,14 @@ class _Connection:
             async with self._client:
                 self._opened.set_result(None)
                 await asyncio.get_running_loop().create_future()  # until the loop ends
-        except Exception as error:  # noqa: BLE001 - the next call sees why
+        except Exception as error:  # noqa: BLE001 - the next call reports the error
             if not self._opened.done():
                 self._opened.set_exception(ToolError(f"the MCP server cannot be used: {_first(error)}"))
                 with suppress(ToolError):
                     self._opened.result()
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> "CallToolResult":
-        """Calls a tool, unless the connection ends first."""
+        """Calls a tool; fails if the connection ends first."""
         asked: asyncio.Task[Any] = asyncio.ensure_future(self._client.call_tool(name, dict(arguments)))
         try:
             await asyncio.wait({asked, self._task}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +141,7 @@ class _McpTool:
 
 
 def _first(error: BaseException) -> str:
-    """Returns the first line of an error, of a group of errors of the first of them."""
+    """Returns the first line of an error; for a group, of its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,4 +1,4 @@
-"""Code that the model writes, run in a sandbox."""
+"""Tool that runs code of the model in a sandbox."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -25,26 +25,26 @@ _SPEC = ToolSpec(
 
 
 class PythonSource(ToolSource):
-    """Tool `python`: one sandbox for all episodes of a process, started with the first call."""
+    """Source of the tool `python`: one sandbox for all episodes of a process, started by the first call."""
 
     def __init__(self, options: Mapping[str, JSON]) -> None:
-        """Reads the sandbox's settings. UserError for an unknown one."""
+        """Reads the sandbox's settings. Raises UserError for an unknown one."""
         self._config = SandboxConfig.parse(options, where="tool python")
         self._sandbox: Sandbox | None = None
         self._starting = asyncio.Lock()
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Returns the tool's description. UserError if `sandbox: strict` cannot be kept on this machine."""
+        """Returns the tool's description. Raises UserError if `sandbox: strict` cannot be kept on this machine."""
         _check_guards(self._config)
         return (_SPEC,)
 
     def notes(self) -> tuple[str, ...]:
-        """Returns one line that lists the guards that this machine keeps."""
+        """Returns one line with the sandbox's guards on this machine."""
         return (_check_guards(self._config).describe(),)
 
     def open(self, visit: Visit) -> Sequence[Tool]:
         """Returns the tool."""
-        del visit  # calls leave nothing
+        del visit  # calls keep no state
         return (_PythonTool(self),)
 
     async def run(self, code: str) -> CodeResult:
@@ -57,7 +57,9 @@ class PythonSource(ToolSource):
 
 @cache
 def _check_guards(config: SandboxConfig) -> SandboxReport:
-    """Starts a sandbox once, so that a refusal comes before work starts. Uses a thread: the caller's loop may run."""
+    """Starts a sandbox once, so that a refusal comes before the run starts. Uses a thread, because a loop may be
+    running.
+    """
 
     async def start() -> SandboxReport:
         sandbox = await Sandbox.start(config)

@@ -21,13 +21,13 @@ ENTRY = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.+)$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signature:
-    """Description of a function, and the check of a call's arguments."""
+    """Description of a function, with the validation of a call's arguments."""
 
     spec: ToolSpec
     model: type[BaseModel]
 
     def arguments(self, given: Mapping[str, JSON]) -> Mapping[str, object]:
-        """Returns the arguments as their types say. Raises ToolError that says what is wrong with which."""
+        """Returns the arguments converted to their types. Raises ToolError that names each wrong argument."""
         try:
             found = self.model.model_validate(given)
         except ValidationError as error:
@@ -37,7 +37,9 @@ class Signature:
 
 
 def signature_of(function: Callable[..., object], name: str, *, is_method: bool = False) -> Signature:
-    """Describes a function, or a method without its `self`. Raises UserError for what leaves the model guessing."""
+    """Describes a function, or a method without its `self`. Raises UserError for a signature that no schema can
+    describe.
+    """
     text = inspect.cleandoc(function.__doc__ or "")
     description = SECTION.split(text)[0].strip()
     if not description:
@@ -78,18 +80,18 @@ def _schema(name: str, model: type[BaseModel]) -> Mapping[str, JSON]:
 
 
 def _plain(value: object) -> object:
-    """Returns a schema without the titles that pydantic makes of names."""
+    """Returns a schema without the titles that pydantic derives from names."""
     if isinstance(value, dict):
         named = value.get("properties")
         found = {key: _plain(item) for key, item in value.items() if key not in ("title", "additionalProperties")}
-        if isinstance(named, dict):  # where a key is a name, `title` may be one
+        if isinstance(named, dict):  # the keys of `properties` are names, which may include `title`
             found["properties"] = {key: _plain(item) for key, item in named.items()}
         return found
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _entries(text: str) -> Mapping[str, str]:
-    """Reads what a docstring says of each parameter, in the lines below `Args:`."""
+    """Parses the description of each parameter from the lines below `Args:`."""
     parts = SECTION.split(text)
     found: dict[str, str] = {}
     for title, body in zip(parts[1::2], parts[2::2], strict=False):

@@ -57,7 +57,7 @@ def new_reward_model(policy: PreTrainedModel, folder: Path | None, *, seed: int)
 
     Raises UserError if transformers has no token classifier of this architecture, or its head has another name.
     """
-    from transformers import AutoModelForTokenClassification
+    from transformers import AutoModelForSequenceClassification
 
     model = critic_model(policy, seed=seed)
     if BIAS not in dict(model.named_parameters()):
@@ -66,7 +66,7 @@ def new_reward_model(policy: PreTrainedModel, folder: Path | None, *, seed: int)
             "a sequence classifier. Train a reward model on another architecture, such as Llama or Qwen."
         )
     if folder is not None:
-        found = AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
+        found = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
         model.load_state_dict({**found.state_dict(), BIAS: torch.zeros(1)})
     return model
 

@@ -1,4 +1,4 @@
-"""Simulators that only cost time."""
+"""Simulators on the virtual clock, whose operations only take time."""
 
 import heapq
 from collections.abc import Sequence

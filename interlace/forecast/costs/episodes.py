@@ -1,4 +1,4 @@
-"""An episode that only costs time: its turns, the tokens that each turn receives, and the seconds of its tools."""
+"""Episode on the virtual clock: its turns, the tokens that each turn receives, and the seconds of its tools."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from interlace.robots.envs.base import Start
 from interlace.rollouts.base import Session
 
 NO_ACTIONS = np.zeros((1, 1), np.float32)
-"""[K, A] of a chunk that only takes time."""
+"""[K, A] actions of a chunk that only takes time."""
 
 
 class SimulatedEpisode:
     """Episode drawn from a turn model, keyed by its sample: the same under every schedule.
 
-    With simulators, the chunk of each turn goes to a simulator, and the next turn has a separate context. Without, a
-    tool takes its time, and the context of the next turn extends the turns before.
+    With simulators, each turn's chunk goes to a simulator, and the next turn has a separate context. Without
+    simulators, a wait takes the time of a tool, and the context of the next turn extends the previous turns.
     """
 
     def __init__(self, turns: Turns, *, brings_reward: bool, has_envs: bool = False) -> None:
@@ -27,7 +27,7 @@ class SimulatedEpisode:
         self._turns, self._brings_reward, self._has_envs = turns, brings_reward, has_envs
 
     async def run(self, prompt: Prompt, session: Session) -> float | None:
-        """Makes the turns, with a wait for each tool between."""
+        """Runs the turns, with a wait for the tool between them."""
         model, seed = self._turns, session.seed
         count, is_right = uniforms("turns", seed)
         reward = float(is_right < model.reward) if self._brings_reward else None

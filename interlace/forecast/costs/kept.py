@@ -1,4 +1,4 @@
-"""Keys and values that a simulated engine keeps for samples while their tools run."""
+"""Key-value cache that a simulated engine keeps for samples while their tools run."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ class KeptContexts:
 
     def __init__(self) -> None:
         self._kept: dict[SampleKey, tuple[float, int]] = {}
-        """Sample -> since when, and how many tokens."""
+        """Sample -> (time of the start, in seconds; number of tokens)."""
         self._returns = ReturnTimes()
         self.num_tokens = 0
-        """Tokens of all."""
+        """Tokens of all kept contexts."""
 
     def keep(self, request: Request, num_tokens: int, now_s: float) -> None:
         """Keeps the context of a turn that ended, if its sample may have another turn."""

@@ -1,4 +1,4 @@
-"""Adds the time of moving weights and samples to the costs of workers, if the profile states the links."""
+"""Time to move weights and samples, added to the costs of workers if the profile states the links."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class Moves:
         return cls(links=profile.links, trainer=names("actor"), engines=names("rollout"))
 
     def added(self, role: str, costs: StateCosts, devices: Sequence[str]) -> StateCosts:
-        """Returns the costs of an instance on these devices with the moves: of weights to an engine, at an update, and
-        of samples to the workers that compute on them, in each call.
+        """Returns an instance's costs with transfers: weights to an engine at each update, and samples to a worker in
+        each call.
         """
         if isinstance(costs, RolloutCosts):
             moved_s = self.links.weights_s(costs.state_bytes, self.trainer, devices)

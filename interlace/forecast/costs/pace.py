@@ -1,4 +1,4 @@
-"""The time of work while other work runs."""
+"""Duration of work that other running work slows down."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Profiles by name or path."""
+"""Shipped profiles and profile files."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A rollout engine that only costs time: continuous batching, advanced from event to event, never token by token."""
+"""Simulated rollout engine: continuous batching that advances from event to event, not token by token."""
 
 import heapq
 import math
@@ -19,31 +19,31 @@ from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.weights.ref import UpdateMode, WeightRef
 
 Length = Callable[[Request], float]
-"""Tokens until the response to a request ends by itself, those it came with included."""
+"""Returns the tokens at which the response to a request ends naturally, including tokens it was submitted with."""
 ROLE = "rollout"
 HEADROOM = 0.01
-"""Share of the KV cache kept free when a sequence is admitted, or the next step would preempt that sequence again."""
+"""Share of the KV cache kept free at an admission; without it the next step would preempt the admitted sequence."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Sequence:
     request: Request
     limit: int
-    """Tokens at which it ends."""
+    """Number of generated tokens at which the sequence ends."""
     reason: FinishReason
     done: int
-    """Tokens without the tokens of the current stint."""
+    """Generated tokens before the current stint: the time since the last admission of the sequence."""
     context: int
-    """These and the prompt's."""
+    """Tokens of the context: the prompt and `done`."""
     versions: list[tuple[int, int]]
     num_found: int = 0
-    """Tokens of its context that were in the cache when it began."""
+    """Context tokens that were in the cache at the start."""
     began: int = 0
-    """Decode step of the engine at which its stint began, or at which its weights changed."""
+    """Decode step of the engine at which the current stint began, or its weights changed."""
     number: int = 0
-    """Number of the stint; 0 for a sequence that does not run."""
+    """Number of the current stint; 0 if the sequence does not run."""
     own: int | None = None
-    """Older version under which it ends (mode `own`); None: the engine's."""
+    """Older weight version under which the sequence ends (mode `own`). If None, the engine's version."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -72,13 +72,13 @@ class SimulatedEngine(Worker):
         self._step_s = lru_cache(maxsize=costs.max_running)(costs.step_s)
         self._version = -1
         self._older: Counter[int] = Counter()
-        """Older version -> running sequences that end under it. Each version's rows are decoded by themselves."""
+        """Older version -> running sequences that end under it. The rows of each version are decoded separately."""
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[str, _Sequence] = {}
         self._ends: list[tuple[int, int, _Sequence]] = []
-        """(step, number of the stint, its sequence): a heap; stints that ended before are passed over."""
+        """Heap of (step, number of the stint, sequence). Entries of earlier stints are skipped."""
         self._prompts: dict[str, int] = {}
-        """Prompts of the running sequences, each with the number of its sequences."""
+        """Prompt of running sequences -> number of these sequences."""
         self._num_stints = 0
         self._step = 0
         self._num_cached = 0
@@ -135,20 +135,20 @@ class SimulatedEngine(Worker):
 
     @operation(on_device=False, concurrent=True)
     def interrupt(self) -> None:
-        """Lets a serve() that runs return after its current step."""
+        """Makes a running serve() return after its current step."""
         self._interrupted = True
         if self._job:
             self._job.stop()
 
     @operation(bin="switch", phase="rollout")
     async def abort(self) -> tuple[Response, ...]:
-        """Ends everything and returns what there is, to be resubmitted."""
+        """Ends all sequences and returns their tokens so far, for resubmission."""
         ids = [*self._running, *(sequence.request.id for sequence in self._waiting)]
         return tuple(_ended(found, FinishReason.ABORTED) for request_id in ids if (found := self._take_out(request_id)))
 
     @operation(bin="weight_sync")
     async def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
-        """Swaps all weights. `recompute` computes the cache again; `own` lets running sequences keep their version."""
+        """Replaces all weights. `recompute` recomputes the cache; `own` lets running sequences keep their version."""
         seconds = self._costs.update_s
         if mode == "recompute":
             seconds += self._num_cached * self._costs.prefill_token_s / self._speed
@@ -162,12 +162,12 @@ class SimulatedEngine(Worker):
 
     @operation(on_device=False)
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Returns none: the drawn length ends a response."""
+        """Returns no ids: the drawn length ends a response."""
         return ()
 
     @operation(on_device=False)
     def engine_metrics(self) -> Metrics:
-        """Counters since the last call."""
+        """Returns the counters since the last call."""
         count, self._num_preemptions = self._num_preemptions, 0
         return {
             "num_preemptions": float(count),
@@ -176,14 +176,14 @@ class SimulatedEngine(Worker):
         }
 
     async def onload(self) -> None:
-        """Loads the state, and the cache if offload() moved it; a dropped cache is computed again in the next call."""
+        """Loads the state, and the cache if offload() moved it. The next call recomputes a dropped cache."""
         await self._move(self._costs.onload_s, self._kv_away == "offload")
         if self._kv_away == "recompute":
             self._due_s += self._num_cached * self._costs.prefill_token_s / self._speed
         self._kv_away = None
 
     async def offload(self, kv: Literal["offload", "recompute"] = "offload") -> None:
-        """kv: whether the cache of running sequences is moved along, or dropped."""
+        """Unloads the state. kv: whether the cache of running sequences is moved or dropped."""
         if kv == "recompute":
             self._kept.clear()
         await self._move(self._costs.offload_s, kv == "offload")
@@ -198,7 +198,7 @@ class SimulatedEngine(Worker):
         return self._costs.memory_bytes(self._num_devices)
 
     def _pin(self) -> None:
-        """Has what began under the newest weights end under them."""
+        """Keeps the weight version of all sequences that began under the newest version."""
         for sequence in [*self._running.values(), *self._waiting]:
             if sequence.own is None and (sequence.number or sequence.done):
                 sequence.own = self._version
@@ -219,7 +219,7 @@ class SimulatedEngine(Worker):
         )
 
     def _admit(self) -> None:
-        """Starts what fits. A prompt is computed unless another sample of it runs."""
+        """Starts the sequences that fit. A prompt is computed unless another sample of it runs."""
         waiting, running = self._waiting, self._running
         while waiting and len(running) < self._costs.max_running:
             sequence = waiting[0]
@@ -253,7 +253,7 @@ class SimulatedEngine(Worker):
         return self._num_cached + num_running > self._capacity and num_running > 1
 
     def _preempt(self, tally: "_Tally") -> None:
-        """Takes the youngest sequences out until the cache has room for another step."""
+        """Removes the youngest sequences until the cache has room for another step."""
         while self._is_too_full:
             sequence = self._stop(next(reversed(self._running.values())))
             self._waiting.appendleft(sequence)
@@ -261,7 +261,7 @@ class SimulatedEngine(Worker):
             self._num_preemptions += 1
 
     def _ahead(self) -> list[Stretch]:
-        """Returns the stretches until a sequence ends. If the cache is full before, the youngest are preempted."""
+        """Returns the stretches until a sequence ends. If the cache fills up earlier, the youngest are preempted."""
         num_running, num_cached, step, ends = len(self._running), self._num_cached, self._step, self._ends
         while ends[0][1] != ends[0][2].number:
             heapq.heappop(ends)
@@ -283,7 +283,7 @@ class SimulatedEngine(Worker):
         return found
 
     def _stretch(self, most: int, num_running: int, num_cached: int, prefill_s: float) -> Stretch:
-        """Returns a stretch of at most `most` steps: as many as the cache has room for, and one in any case."""
+        """Returns a stretch of at most `most` steps: as many as fit into the cache, but at least one."""
         room = (self._capacity - num_cached) // num_running
         steps = max(1, room if room < most and num_running > 1 else most)
         reading = self._context_token_s * num_running / 2
@@ -291,7 +291,7 @@ class SimulatedEngine(Worker):
         return Stretch(steps, num_running, prefill_s, first, reading)
 
     def _rows_s(self, num_running: int) -> float:
-        """Returns the seconds of a step without context; the rows of each version take their time one after another."""
+        """Returns the seconds of a step without context; the rows of each version are decoded one after another."""
         if not self._older:
             return self._step_s(num_running)
         newest = num_running - self._older.total()
@@ -299,9 +299,7 @@ class SimulatedEngine(Worker):
         return sum(map(self._step_s, rows))
 
     async def _decode(self, tally: "_Tally", left_s: float) -> None:
-        """Waits until the next sequence ends, left_s have passed or a caller interrupts. A step that was begun is
-        finished.
-        """
+        """Waits until the next sequence ends, `left_s` have passed or a caller interrupts. Finishes a started step."""
         stretches = self._ahead()
         self._due_s = 0.0
         if left_s < math.inf:
@@ -343,11 +341,11 @@ class SimulatedEngine(Worker):
         return waiting
 
     def _stop(self, sequence: _Sequence) -> _Sequence:
-        """Ends a stint."""
+        """Ends the stint of a sequence."""
         del self._running[sequence.request.id]
         if sequence.own is not None:
             self._older[sequence.own] -= 1
-            self._older += Counter()  # those that none runs under are gone
+            self._older += Counter()  # remove versions without running sequences
         uid, sequence.number = sequence.request.uid, 0
         left = self._prompts[uid] - 1
         if left:
@@ -359,7 +357,7 @@ class SimulatedEngine(Worker):
         return sequence
 
     def _book(self, sequence: _Sequence) -> None:
-        """Credits a sequence with its tokens since its stint began, under the version that serves it."""
+        """Adds the tokens since a sequence's stint began to its total, under the version that serves it."""
         count = self._step - sequence.began
         if count:
             sequence.versions.append((self._version if sequence.own is None else sequence.own, count))

@@ -1,4 +1,4 @@
-"""Profiles of devices that this machine lacks: a roofline of data sheets, labelled as one in every output."""
+"""Roofline profiles of devices that need not be present, from data sheets; every output labels them as such."""
 
 from dataclasses import dataclass
 
@@ -6,35 +6,35 @@ from interlace.forecast.costs.sheets import DataSheet, load_sheet
 from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, RunSizes, TrainCosts
 
 BANDWIDTH_SHARE, FLOPS_SHARE, TRAIN_SHARE = 0.7, 0.5, 0.4
-"""Shares of the data sheet's bandwidth and arithmetic that inference, and of its arithmetic that training, reach."""
+"""Shares of the data sheet that are reached: bandwidth and arithmetic in inference, arithmetic in training."""
 LAUNCH_S = 2.5e-3
-"""Part of a decode step: launching kernels and sampling."""
+"""Seconds of a decode step for kernel launches and sampling."""
 REDUCE_S = 1e-5
-"""Time of an all-reduce of a decode step between devices; two a layer."""
+"""Seconds of an all-reduce between devices in a decode step; each layer has two."""
 MEMORY_SHARE = 0.9
-"""Share of a device's memory that an engine takes."""
+"""Share of a device's memory that an engine uses."""
 TRAIN_BYTES = 16
-"""State of a trained parameter: weights, gradient, moments, in mixed precision."""
+"""Bytes of state per trained parameter: weights, gradient and moments in mixed precision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """Shape of a model, as far as its costs depend on it."""
+    """Properties of a model that determine its costs."""
 
     name: str
     num_parameters: int
     num_layers: int
     num_kv_heads: int
     kv_bytes_per_token: int
-    """In bf16, all layers."""
+    """KV cache of all layers in bf16, bytes per token."""
     logit_bytes_per_token: int
-    """Size of float32 logits."""
+    """Float32 logits, bytes per token."""
     hidden_bytes_per_token: int
-    """In bf16."""
+    """Hidden state in bf16, bytes per token."""
 
 
 def roofline_profile(device: str, shape: ModelShape, sizes: RunSizes, *, micro_batch_tokens: int) -> Profile:
-    """Returns the costs of a model on a kind of device, from its data sheet. Raises UserError for an unknown one."""
+    """Returns the costs of a model on a kind of device, from its data sheet. Raises UserError for an unknown kind."""
     sheet, bf16_bytes = load_sheet(device), 2 * shape.num_parameters
     load_s = bf16_bytes / sheet.host_bytes_per_s
     state_bytes = TRAIN_BYTES * shape.num_parameters

@@ -1,4 +1,4 @@
-"""A smaller model of a large cluster: each device has the same work, so that a step takes about as long."""
+"""Smaller model of a large cluster with the same work per device, so that a step takes about as long."""
 
 import math
 from typing import TypeVar
@@ -9,10 +9,10 @@ C = TypeVar("C", bound=InferenceCosts)
 
 
 def scale_model(profile: Profile, factor: int, num_devices: int) -> Profile:
-    """Returns the costs with which `num_devices / factor` devices and as large a part of the prompts stand for all.
+    """Returns the costs of a model with `num_devices / factor` devices and the same share of the prompts.
 
-    The model has fewer engines with the same number of sequences each. The work of an instance on many devices keeps
-    its time: the work is divided by the factor, and so is the speed of its devices.
+    The model has fewer engines with the same number of sequences each. An instance that spans many devices takes the
+    same time: its work is divided by the factor, and so is the speed of its devices.
     """
     if factor == 1:
         return profile
@@ -30,7 +30,7 @@ def scale_model(profile: Profile, factor: int, num_devices: int) -> Profile:
 
 
 def _simulators(costs: EnvCosts, factor: int) -> EnvCosts:
-    """Returns the costs with a part of the processes of the host; those that are counted by device need no change."""
+    """Returns the costs with a share of the host's processes; processes that are counted per device need no change."""
     return costs.model_copy(update={"host_processes": max(1, round(costs.host_processes / factor))})
 
 
@@ -42,7 +42,7 @@ def _trained(costs: TrainCosts, factor: int, num_devices: int) -> TrainCosts:
             "token_s": costs.token_s * tokens,
             "inference_token_s": costs.inference_token_s * tokens,
             "optimizer_s": costs.optimizer_s * slower,
-            # Sharded over fewer devices, the state on each device keeps its size.
+            # With fewer devices to shard over, the state per device keeps its size.
             "state_bytes": math.ceil(costs.state_bytes / factor),
             "moment_bytes": costs.moment_bytes // factor,
             "onload_s": costs.onload_s / factor,

@@ -14,18 +14,18 @@ _CLUSTER = re.compile(r"(\d+)x([a-z]\w*)(?:-(\d+)gb)?", re.IGNORECASE)
 
 
 class DataSheet(Config):
-    """One kind of device, as its maker states it."""
+    """Data sheet of one kind of device."""
 
     name: str
     flops: float = Field(gt=0)
-    """Operations of dense bf16 per second."""
+    """Dense bf16 operations per second."""
     bytes_per_s: float = Field(gt=0)
-    """Bandwidth of its memory."""
+    """Memory bandwidth."""
     memory_bytes: int = Field(gt=0)
     host_bytes_per_s: float = Field(gt=0)
     """Bandwidth between host and device."""
     link_bytes_per_s: float = Field(gt=0)
-    """Bandwidth to another device of its node, in one direction."""
+    """Bandwidth to another device of the same node, in one direction."""
 
 
 def device_names() -> list[str]:
@@ -45,9 +45,9 @@ def load_sheet(kind: str) -> DataSheet:
 
 
 def parse_cluster(text: str) -> tuple[int, str] | None:
-    """Reads `8xH100-80GB` as a number of devices and their kind; None if the text is of another form.
+    """Parses `8xH100-80GB` as a number of devices and their kind; None if the text has another form.
 
-    Raises UserError for an unknown kind, or a size of memory that the kind does not have.
+    Raises UserError for an unknown kind, or a memory size that the kind does not have.
     """
     found = _CLUSTER.fullmatch(text.strip())
     if found is None:

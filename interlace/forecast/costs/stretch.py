@@ -1,4 +1,4 @@
-"""Decode steps of the same sequences, as one piece of time."""
+"""Duration of consecutive decode steps of the same sequences."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """Decode steps of the same sequences, one after another: k of them take prefill_s + k first_s + k^2 reading_s."""
+    """Consecutive decode steps of the same sequences: k steps take prefill_s + k first_s + k^2 reading_s."""
 
     steps: int
     num_running: int

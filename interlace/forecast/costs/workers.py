@@ -1,4 +1,4 @@
-"""Scoring, inference and training that only cost time."""
+"""Scoring, inference and training on the virtual clock: their operations only take time."""
 
 import heapq
 import math
@@ -31,10 +31,10 @@ def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
 
 
 class SimulatedReward(Worker):
-    """Pool of scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
+    """Pool of simulated scorers: each answer takes a log-normal time. Right answers get 1, the others 0."""
 
     def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
-        """controller_sample_s: seconds of the controller for each sample, added here because all samples pass here."""
+        """controller_sample_s: controller seconds per sample; they are added here because every sample is scored."""
         super().__init__(context)
         self._costs, self._controller_sample_s = costs, controller_sample_s
         self._loop = virtual_loop()
@@ -46,7 +46,7 @@ class SimulatedReward(Worker):
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result per sample after the last one is scored."""
         now = end_s = self._loop.now_s
-        # One controller makes all calls and passes all samples on.
+        # A single controller makes all calls and forwards all samples.
         self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
         results = []
         for sample in samples:
@@ -62,14 +62,14 @@ class SimulatedReward(Worker):
 
 
 class _Judge:
-    """Verdicts, keyed by the sample."""
+    """Verdicts and latencies, keyed by the sample."""
 
     def __init__(self, costs: RewardCosts, seed: int) -> None:
         self._costs, self._seed = costs, seed
         self._solve_rate = lru_cache(maxsize=4096)(self._drawn_solve_rate)
 
     def verdict(self, uid: str, attempt: int, index: int) -> tuple[float, RewardResult]:
-        """Returns the seconds that one scorer takes with a sample, and the result."""
+        """Returns the seconds that a scorer needs for a sample, and the result."""
         costs, key = self._costs, (self._seed, uid, attempt, index)
         luck, haste = uniforms("score", *key)
         latency_s = costs.median_s * math.exp(costs.sigma * to_normal(haste))
@@ -79,7 +79,9 @@ class _Judge:
         return min(latency_s, costs.max_s), RIGHT if luck < self._solve_rate(uid) else WRONG
 
     def _drawn_solve_rate(self, uid: str) -> float:
-        """Draws a prompt's beta-distributed solve rate. `solve_spread` is the share of the largest variance."""
+        """Draws a prompt's beta-distributed solve rate. `solve_spread` is its variance as a share of the largest
+        possible.
+        """
         mean, spread = self._costs.solve_rate, self._costs.solve_spread
         if spread <= 0 or mean in (0.0, 1.0):
             return mean
@@ -91,12 +93,12 @@ class _Judge:
 
 @lru_cache(maxsize=4)
 def _kept_verdicts(costs: RewardCosts, seed: int) -> Callable[[str, int, int], tuple[float, RewardResult]]:
-    """Returns a judge's verdict(), which remembers; the same function again for the same arguments."""
+    """Returns a cached _Judge.verdict; the same function for the same arguments."""
     return lru_cache(maxsize=KEPT)(_Judge(costs, seed).verdict)
 
 
 class SimulatedRewardModel(SimulatedReward):
-    """A model that scores on devices."""
+    """Simulated reward model, which scores on devices."""
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result per sample after the last one is scored."""
@@ -104,7 +106,7 @@ class SimulatedRewardModel(SimulatedReward):
 
 
 class SimulatedInference(Worker):
-    """Log-probs of a model that is not trained."""
+    """Simulated log-probs of a model that is not trained."""
 
     def __init__(self, context: WorkerContext, costs: InferenceCosts, pace: Pace) -> None:
         super().__init__(context)
@@ -115,7 +117,7 @@ class SimulatedInference(Worker):
 
     @operation(bin="inference", phase="reference")
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns [L] of each sample."""
+        """Returns zeros, [L] per sample."""
         await self._compute(samples, self._costs.token_s)
         return zeros(samples)
 
@@ -138,7 +140,7 @@ class SimulatedInference(Worker):
 
 
 class SimulatedTrainer(SimulatedInference):
-    """A trained model: actor, critic or process reward model."""
+    """Simulated trained model: actor, critic or process reward model."""
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class SimulatedTrainer(SimulatedInference):
         *,
         sends_adapters: bool = False,
     ) -> None:
-        """controller_step_s: seconds of the controller once per step, added at the end of training."""
+        """controller_step_s: controller seconds per step, added at the end of training."""
         super().__init__(context, costs, pace)
         self._train_costs, self._controller_step_s = costs, controller_step_s
         self._sends_adapters = sends_adapters
@@ -157,46 +159,46 @@ class SimulatedTrainer(SimulatedInference):
 
     @operation(bin="inference", parts=(WEIGHTS,))
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns [L] of each sample."""
+        """Returns zeros, [L] per sample."""
         await self._compute(samples, self._train_costs.inference_token_s)
         return zeros(samples)
 
     @operation(bin="inference", phase="values", parts=(WEIGHTS,))
     async def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns [L] of each sample."""
+        """Returns zeros, [L] per sample."""
         return await self.logprobs(samples)
 
     @operation(bin="inference", phase="values", parts=(WEIGHTS,))
     async def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns [L] of each sample."""
+        """Returns zeros, [L] per sample."""
         return await self.logprobs(samples)
 
     @operation(bin="train", parts=(WEIGHTS,))
     async def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
-        """Takes the time of forward and backward."""
+        """Takes the time of a forward and backward pass."""
         taken = self._prepared.popleft() if prepared else cast("Sequence[Sample]", samples)
         await self._compute(taken, self._costs.token_s)
 
     @operation(on_device=False)
     async def prepare(self, samples: Sequence[Sample]) -> None:
-        """Takes samples in and no time."""
+        """Stores samples without taking time."""
         self._prepared.append(samples)
 
     @operation(bin="train", makes_activations=False)
     async def optimizer_step(self) -> None:
-        """Closes the minibatch."""
+        """Takes the time of an optimizer step."""
         await self._work(self._train_costs.optimizer_s / self._speed)
 
     @operation(on_device=False)
     async def step_metrics(self) -> Metrics:
-        """Returns nothing: nothing is learned."""
+        """Returns no metrics. Takes the controller's time of the step."""
         if self._controller_step_s:
             await virtual_loop().alarm(self._controller_step_s)
         return {}
 
     @operation(bin="weight_sync", collect="all", parts=(WEIGHTS,), makes_activations=False)
     async def export_weights(self, version: int, *, copy: bool) -> WeightPart:
-        """Returns a part without content."""
+        """Takes the time of an export. Returns a part without content."""
         del copy
         await self._work(self._train_costs.export_s)
         return WeightPart.simulated(version, is_adapter=self._sends_adapters)
@@ -208,7 +210,7 @@ class SimulatedTrainer(SimulatedInference):
         await self._work(self._costs.offload_s * self._share(parts) / self._num_devices)
 
     def _share(self, parts: Sequence[str] | None) -> float:
-        """Returns the share of the state that parts of it are."""
+        """Returns the share of the state in these parts."""
         if parts is None:
             return 1.0
         moments = self._costs.moment_bytes / self._costs.state_bytes

@@ -1,4 +1,4 @@
-"""The cost of a recipe's simulators: resets, and chunks in one and in several environments at the same time."""
+"""Measures a recipe's simulators: resets, and action chunks in one and in several environments at the same time."""
 
 import asyncio
 import time
@@ -12,14 +12,14 @@ from interlace.robots.envs.base import Start
 from interlace.robots.envs.fleet import EnvEpisode, EnvFleet
 
 ROUNDS = 8
-"""Chunks that are timed with each number of environments, if the time allows."""
+"""Timed chunks per number of environments, if the time allows."""
 
 
 async def measure_envs(envs: EnvFleet, *, num_envs: int, processes: int, chunk: int, budget_s: float) -> EnvCosts:
-    """Measures environments on the host, with random actions; rendering counts if the observations are pictures.
+    """Measures environments on the host, with random actions; rendering is included if the observations are pictures.
 
-    num_envs: of the recipe. processes: that simulate at the same time. chunk: actions of a chunk. budget_s: seconds,
-    about; each number of environments is timed at least once.
+    num_envs: environments of the recipe. processes: parallel simulator processes. chunk: actions per chunk. budget_s:
+    approximate seconds; each number of environments is timed at least once.
     """
     until_s, resets = time.perf_counter() + budget_s, list[float]()
     chunks: list[tuple[int, float]] = []
@@ -27,13 +27,13 @@ async def measure_envs(envs: EnvFleet, *, num_envs: int, processes: int, chunk: 
         seconds = [await _round(envs, size, chunk, resets)]
         while len(seconds) < ROUNDS and time.perf_counter() < until_s:
             seconds.append(await _round(envs, size, chunk, resets))
-        # A chunk in several environments takes no less time than in one: noise to the contrary is smoothed away.
+        # A chunk in several environments takes at least as long as in one; a shorter time is noise.
         chunks.append((size, max(median(seconds), chunks[-1][1] if chunks else 0.0)))
     return EnvCosts(chunks=tuple(chunks), reset_s=median(resets), host_processes=processes)
 
 
 async def _round(envs: EnvFleet, size: int, chunk: int, resets: list[float]) -> float:
-    """Resets a number of environments and moves them together. Returns the seconds of the chunk; notes the resets."""
+    """Resets `size` environments and steps them together. Returns the seconds of the chunk; appends to `resets`."""
     async with AsyncExitStack() as stack:
         began_s = time.perf_counter()
         starts = [Start(task=0, init_state=number) for number in range(size)]

@@ -1,4 +1,4 @@
-"""A recipe's own episodes, run on one engine: samples of the policy, and a model of their turns."""
+"""Runs a recipe's own episodes on one engine, for samples of the policy and a model of their turns."""
 
 import asyncio
 import math
@@ -29,18 +29,18 @@ MIN_REWARD, MAX_REWARD = 0.0, 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnEpisodes:
-    """Episodes that were run."""
+    """Completed episodes."""
 
     samples: Sequence[Sample]
-    """Samples of episodes that did not fail."""
+    """Samples of the episodes that did not fail."""
     responses: Sequence[Sample]
-    """Each turn as if it were a sample."""
+    """Each turn as a separate sample."""
     turns: Turns
 
 
 @dataclass(slots=True, eq=False)
 class _Course:
-    """Turns of one episode, and the way of its session to the engine."""
+    """Engine client of one episode's session, which records the episode's turns."""
 
     pool: FromPool
     prompt_tokens: int = 0
@@ -54,7 +54,7 @@ class _Course:
     async def __call__(
         self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
     ) -> Response:
-        """Notes when a turn begins and ends."""
+        """Serves a request and records the start and end of the turn."""
         if self.has_envs:
             self.given.append(max(0, len(request.prompt_ids) - self.prompt_tokens))
         elif self.responses:
@@ -78,11 +78,10 @@ async def draw_episodes(
     budget_s: float,
     envs: EnvFleet | None = None,
 ) -> DrawnEpisodes:
-    """Runs episodes of whole steps until there are enough or time is up; those of one step at least.
+    """Runs the episodes of whole steps until there are enough samples or the time is over; at least one step.
 
-    envs: the simulators of the recipe's episodes, if they have some.
-
-    Raises the first failure where all fail. An episode's reward counts from 0 to 1.
+    envs: simulators of the recipe's episodes, if any. Rewards are clipped to 0 ... 1.
+    Raises the first failure if all episodes fail.
     """
     pool = EnginePool(
         cluster,
@@ -107,7 +106,7 @@ async def draw_episodes(
             columns = await played(episode, session, prompt)
             samples.append(replace(sample, **cast(Any, columns)))
             courses.append(course)
-        except Exception as error:  # noqa: BLE001 - as in a run, whatever an episode raises is its own end
+        except Exception as error:  # noqa: BLE001 - as in a run, an exception ends only its own episode
             failures.append(error)
         finally:
             pool.finish(key)
@@ -129,7 +128,7 @@ async def draw_episodes(
 
 
 def _drawn(samples: Sequence[Sample], courses: Sequence[_Course]) -> DrawnEpisodes:
-    """Brings episodes into the order of their samples. courses: of each."""
+    """Sorts episodes by the keys of their samples. courses: one per sample."""
     pairs = sorted(zip(samples, courses, strict=True), key=lambda pair: pair[0].key)
     return DrawnEpisodes(
         samples=[sample for sample, _ in pairs],
@@ -141,7 +140,7 @@ def _drawn(samples: Sequence[Sample], courses: Sequence[_Course]) -> DrawnEpisod
 
 
 def turn_model(courses: Sequence[_Course], samples: Sequence[Sample]) -> Turns:
-    """Returns the quantiles of what was measured."""
+    """Returns the quantiles of the recorded turns."""
     rewards = [sample.outcome.reward for sample in samples if sample.outcome is not None]
     return Turns(
         turns=_quantiles([len(course.responses) for course in courses]),

@@ -1,4 +1,4 @@
-"""Costs from timed calls, on a machine that does other things too."""
+"""Fits costs to timed calls on a machine that has other load."""
 
 import math
 import time
@@ -13,16 +13,17 @@ Call = Callable[[], Awaitable[object]]
 
 
 async def timed(call: Call) -> float:
-    """Returns the seconds that one call takes."""
+    """Returns the seconds of one call."""
     start_s = time.perf_counter()
     await call()
     return time.perf_counter() - start_s
 
 
 async def medians(calls: Sequence[Call], *, rounds: int, budget_s: float) -> list[float]:
-    """Measures the median seconds of each call. Calls take turns, so that what else the machine does meets all alike.
+    """Measures the median seconds of each call. Calls alternate, so that other load on the machine affects all alike.
 
-    One round warms up and is not counted; after budget_s seconds no further round begins, but one is always counted.
+    The first round is a warm-up and is not counted. After budget_s seconds no further round starts, but at least one is
+    counted.
     """
     taken: list[list[float]] = [[] for _ in calls]
     start_s = time.perf_counter()
@@ -37,9 +38,9 @@ async def medians(calls: Sequence[Call], *, rounds: int, budget_s: float) -> lis
 
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> NDArray[np.float64]:
-    """Returns non-negative coefficients x that make rows @ x closest to the seconds, each error relative to its own.
+    """Returns non-negative coefficients x that minimize the relative error of rows @ x against the seconds.
 
-    Least squares with an active set: whatever comes out negative is none, and the rest is fitted again.
+    Least squares with an active set: a negative coefficient is set to 0, and the others are fitted again.
     """
     scale = np.asarray(seconds, np.float64)
     weighted = np.asarray(rows, np.float64) / scale[:, None]
@@ -47,7 +48,7 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> NDArray[np
     kept = list(range(weighted.shape[1]))
     found = np.zeros(weighted.shape[1])
     while kept:
-        # Columns differ by orders of magnitude (a call, a token): scaled, so that none is cut off as noise.
+        # Columns differ by orders of magnitude (a call, a token). Scaling keeps lstsq from dropping one as noise.
         norms = np.maximum(np.linalg.norm(weighted[:, kept], axis=0), 1e-30)
         solved = np.linalg.lstsq(weighted[:, kept] / norms, target, rcond=None)[0] / norms
         worst = int(np.argmin(solved * norms))
@@ -60,31 +61,31 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> NDArray[np
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogSpread:
-    """How the logarithm of a length varies."""
+    """Spread of the logarithm of a length."""
 
     between: float
-    """Standard deviation of prompts' means."""
+    """Standard deviation of the prompts' means."""
     within: float
-    """The same among responses to one prompt."""
+    """Standard deviation among responses to one prompt."""
 
 
 def log_spread(groups: Sequence[Sequence[float]]) -> LogSpread:
-    """Splits the variance of log(value) into that between groups and that within, unbiased (one-way, random effects).
+    """Splits the variance of log(value) into its parts between and within groups, unbiased (one-way, random effects).
 
-    groups: values above 0, one sequence a prompt.
+    groups: values above 0, one sequence per prompt.
     """
     between, within = _components([[math.log(value) for value in group] for group in groups])
     return LogSpread(between=math.sqrt(between), within=math.sqrt(within))
 
 
 def intraclass_correlation(groups: Sequence[Sequence[bool]]) -> float:
-    """How alike verdicts on one prompt are: variance between prompts over all, 0 ... 1 (intra-class correlation)."""
+    """Returns the intra-class correlation of verdicts: the variance between prompts divided by the total, 0 ... 1."""
     between, within = _components([[float(value) for value in group] for group in groups])
     return between / (between + within) if between else 0.0
 
 
 def _components(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """(between, within) variance of a one-way random-effects model, by the method of moments; never negative."""
+    """Returns (between, within) variance of a one-way random-effects model by the method of moments; never negative."""
     groups = [group for group in groups if group]
     total, num = sum(map(len, groups)), len(groups)
     if num == 0:

@@ -1,7 +1,7 @@
-"""A profile from a run's own records, while it goes on or afterwards: no worker is measured for it.
+"""Builds a profile from the records of a run, during the run or later, without measuring a worker.
 
-Engines' calls, training and publication are in the trace, tokens in metrics and samples. What one call of each kind
-costs is fitted to these, and all of them then to the run's steps, as a measured profile's are.
+The trace contains the calls of engines, training and publication; metrics and samples contain the tokens. The costs of
+each kind of call are fitted to these, and then all costs to the times of the run's steps, as in a measured profile.
 """
 
 from collections.abc import Sequence
@@ -36,13 +36,13 @@ from interlace.run.recipe.load import load_recipe
 from interlace.workers.rollout import MIN_CALL_S
 
 OPTIMIZER_BYTES = 16
-"""Bytes of a trained parameter in float32: itself, its gradient and two moments."""
+"""Bytes per trained parameter in float32: the parameter, its gradient and two moments."""
 
 
 def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
-    """Returns the run's recipe and what its workers cost on this machine, which the run has to be of.
+    """Returns the run's recipe, and the costs of its workers. The run must have been made on this machine.
 
-    Raises UserError where the run has too few steps or samples of several turns, whose tools no record has.
+    Raises UserError if the run has too few steps, or samples of several turns: records contain no times of tools.
     """
     recipe, run = load_recipe(str(folder.config)), RunData.read(folder)
     if not recipe.episode.is_single_turn:
@@ -88,11 +88,11 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
 
 
 def _rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
-    """Fits calls of the engines: prompts, cached tokens read and decode steps by batch."""
+    """Fits the costs of the engine: prefill, reads of cached tokens, and decode steps by batch."""
     calls = [each for each in trace.of("rollout", "serve", after_step=1) if each.args.get("new_tokens")]
     if not calls:
         raise UserError("the run's trace does not say what its engines computed: it is of an older version. Measure.")
-    # A call ends soon after a sequence does, so most of its steps have the batch that it began with.
+    # A call ends soon after one of its sequences, so most of its steps have the initial batch size.
     largest = max(each.args["batch"] for each in calls)
     batches = [2**power for power in range(largest.bit_length()) if 2**power < largest] + [largest]
     steps = np.asarray([each.args["new_tokens"] / each.args["batch"] for each in calls])
@@ -120,7 +120,7 @@ def _rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
 
 
 def _prompt_tokens(call: Slice) -> float:
-    """Returns the prompt tokens that an engine computed: once for the samples of a prompt that came together."""
+    """Returns the prompt tokens that an engine computed: once for samples of one prompt that arrived together."""
     names = call.args.get("samples", ())
     return float(call.args["prompt_tokens"]) * (len(names) / _num_samples(call) if names else 1.0)
 
@@ -151,13 +151,13 @@ def _reference(trace: ReadTrace, run: RunData, weight_bytes: int) -> InferenceCo
 
 
 def _num_devices(calls: Sequence[Slice]) -> int:
-    """Returns the devices of an instance, all of its ranks'."""
+    """Returns the devices of an instance, summed over its ranks."""
     ranks = {each.span.rank: len(each.span.devices) for each in calls}
     return max(1, sum(ranks.values()))
 
 
 def _token_s(calls: Sequence[Slice], run: RunData) -> float:
-    """Returns seconds a token of a step's calls, whose tokens are those that the step trained on."""
+    """Returns the seconds per token of the calls of a step. The tokens are those that the step trained on."""
     tokens, seconds = dict(run.curve("perf/num_tokens")), dict.fromkeys((each.span.step for each in calls), 0.0)
     for each in calls:
         if each.span.rank == 0:
@@ -189,7 +189,7 @@ def _lengths(run: RunData) -> Lengths:
     groups = [[float(each.num_tokens) for each in group] for group in _groups(run)]
     tokens, trained = run.values("perf/num_tokens"), run.values("samples/trained")
     prompts = sum(tokens) / max(1.0, sum(trained)) - fmean(run.values("response_length/mean"))
-    # Only runs that dispatch by length report the quality of their predictions.
+    # Only runs with dispatch by length report the rank correlation of their predictions.
     ranks = run.values("rollout/length_rank")
     return lengths_of(
         groups, prompt_tokens=max(1, round(prompts)), rank_correlation=max(0.0, ranks[-1]) if ranks else 0.0
@@ -206,7 +206,7 @@ def _groups(run: RunData) -> list[list[Transcript]]:
 
 
 def _moves(trace: ReadTrace, role: str) -> dict[str, float]:
-    """Returns seconds in which a role's state leaves the devices and comes back, over one device's link."""
+    """Returns the seconds to move a role's state off the devices and back, over one device's link."""
     found = {}
     for name in ("onload", "offload"):
         calls = trace.of(role, name, after_step=-1)

@@ -1,5 +1,7 @@
-"""Whole steps where roles share devices, and where training goes on beside generation: what a second device is worth to
-training, and what one worker costs another, are found in steps as they are, not in calls one after another.
+"""Measures whole steps of layouts in which roles share devices, or training overlaps with generation.
+
+The gain of a second device for training and the interference between workers are fitted to whole steps, not to
+isolated calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +17,22 @@ from interlace.schedule.roles import ROLES
 from interlace.schedule.schedule import Schedule
 
 SLOWEST = 8.0
-"""Slowdown of work beside other work, at most."""
+"""Largest slowdown of work that overlaps with other work."""
 HALVINGS, ROUNDS = 8, 2
 Refine: TypeAlias = Callable[[Profile, StepTimes, Recipe, int], Profile]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredLayout:
-    """A way of placing roles, and what its steps say of a profile."""
+    """Placement to measure, and the profile fields that its steps determine."""
 
     name: str
     schedule: Callable[[int], Schedule]
-    """Makes the schedule for a number of devices, 2 or more."""
+    """Builds the schedule for a number of devices, 2 or more."""
     refined: Refine
-    """Makes costs with which a simulation of the layout takes as long as its real steps, of which this many devices."""
+    """Returns the profile with costs that make a simulation of the layout, on this many devices, as long as its real
+    steps.
+    """
 
 
 def _placed(rollout: str, others: str, **fields: int) -> Schedule:
@@ -37,9 +41,10 @@ def _placed(rollout: str, others: str, **fields: int) -> Schedule:
 
 
 def spread_placement(devices: Sequence[Device]) -> Schedule:
-    """Engines on every device, whatever else there is on the last: any two roles that may work at once can do so here.
+    """Returns a schedule with engines on every device and all other roles on the last.
 
-    The recipe's own schedule decides who shares what, but not what an instance costs.
+    Any two roles that may overlap in a run can do so here. The recipe's schedule determines the sharing of devices, but
+    not the costs of an instance.
     """
     return _placed("all", str(len(devices) - 1))
 
@@ -55,7 +60,7 @@ def _apart(num_devices: int) -> Schedule:
 
 
 def _efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
-    """Finds the speed that training keeps with each doubling of its devices."""
+    """Fits the efficiency of each doubling of the training devices."""
 
     def tried(kept: float) -> Profile:
         critic = profile.critic and profile.critic.model_copy(update={"efficiency": kept})
@@ -70,7 +75,7 @@ def _efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: 
 
 
 def _interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
-    """Finds what generation costs training that goes on meanwhile, and then training generation."""
+    """Fits the slowdown of training by concurrent generation, then of generation by concurrent training."""
 
     def refined(so_far: Profile, role: str, beside: str, part: Callable[[StepTimes], Sequence[float]]) -> Profile:
         others = [pair for pair in so_far.interference if (pair.role, pair.beside) != (role, beside)]
@@ -82,17 +87,17 @@ def _interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices
         def is_too_fast(slowdown: float) -> bool:
             return ratio(real, part(real), part(simulated(tried(slowdown), recipe, num_devices, real))) > 1
 
-        # Where they hardly meet nothing is learned of what they cost each other.
+        # If the two hardly overlap, their steps do not determine the slowdown.
         return so_far if is_too_fast(SLOWEST) else tried(_searched(1.0, SLOWEST, is_too_fast))
 
-    for _ in range(ROUNDS):  # how long either takes decides how long they meet
+    for _ in range(ROUNDS):  # the duration of either part determines the overlap
         profile = refined(profile, "actor", "rollout", lambda times: times.trains_s)
         profile = refined(profile, "rollout", "actor", lambda times: times.rollouts_s)
     return profile
 
 
 def _searched(fast: float, slow: float, is_too_fast: Callable[[float], bool]) -> float:
-    """Finds the value between which a simulation is too fast and too slow."""
+    """Returns the value at which a simulation changes from too fast to too slow."""
     return fmean(halved(fast, slow, is_too_fast, times=HALVINGS))
 
 

@@ -1,4 +1,4 @@
-"""Costs of work beside work: threads of one process share its lock, processes share cores and memory."""
+"""Measures the slowdown of overlapping work: threads share their process's lock, processes share cores and memory."""
 
 import asyncio
 import math
@@ -23,23 +23,23 @@ ROUNDS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BusyWorker:
-    """An instance and what it does over and over."""
+    """An instance and the call that it repeats."""
 
     role: str
     group: TypedGroup
     call: Call
 
     def may_work_beside(self, other: "BusyWorker") -> bool:
-        """Returns whether both workers share no device."""
+        """Returns whether the two workers share no device."""
         return not set(self.group.device_indices) & set(other.group.device_indices)
 
 
 async def measure_interference(
     groups: RoleGroups, samples: Sequence[Sample], sampling: SamplingParams, recipe: Recipe, *, budget_s: float
 ) -> tuple[Interference, ...]:
-    """Slowdowns of each role beside each other that can work at the same time on the cluster's devices.
+    """Measures the slowdown of each role by each other role that can work concurrently on the cluster's devices.
 
-    samples: of a step. Where a role has many instances all of them work, and each is charged its share.
+    samples: samples of a step. If a role has many instances, all of them work, and each accounts for its share.
     """
     workers = list(_workers(groups, samples, sampling, recipe))
     pairs = [
@@ -58,9 +58,9 @@ async def measure_interference(
 
 
 async def slowdown(call: Call, others: Sequence[Call], *, budget_s: float) -> float:
-    """How many times as long a call takes while the others are made over and over; measured in turns with it alone."""
+    """Returns the relative time of a call while the other calls repeat. Alternates with the call alone."""
     for each in (call, *others):
-        await each()  # the first time is slower
+        await each()  # the first call is slower
     alone: list[float] = []
     beside: list[float] = []
     start_s = time.perf_counter()
@@ -82,7 +82,7 @@ async def _over_and_over(calls: Sequence[Call]) -> AsyncIterator[None]:
             await call()
 
     loops = [asyncio.ensure_future(repeat(call)) for call in calls]
-    await asyncio.sleep(0)  # they begin
+    await asyncio.sleep(0)  # let the loops start
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ def _workers(
 
 
 def _generate(engine: RolloutGroup, samples: Sequence[Sample], sampling: SamplingParams) -> Call:
-    """Makes the call of an engine's share of a step, sampled as in the step."""
+    """Returns a call that serves an engine's share of a step, with the sampling of the step."""
     requests = [
         Request(
             uid=sample.prompt.uid,

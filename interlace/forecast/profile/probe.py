@@ -1,4 +1,4 @@
-"""Plans that are really run for some steps: what decides among the best predictions."""
+"""Runs the best predicted plans for some steps, to choose between them by measurement."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,32 +24,32 @@ NUM_PROBED = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probed:
-    """A plan and how it really ran."""
+    """A plan and its measured speed."""
 
     plan: Planned
     step_s: float
     tokens_per_s: float
-    """Trained tokens, of all devices."""
+    """Trained tokens per second of all devices."""
 
     @property
     def error(self) -> float:
-        """Predicted against measured seconds of a step, less 1."""
+        """Predicted divided by measured seconds of a step, minus 1."""
         return self.plan.score.step_s / self.step_s - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probes:
-    """Plans that were run; the fastest was chosen."""
+    """Measured plans, of which the fastest is chosen."""
 
     probed: Sequence[Probed]
 
     @property
     def chosen(self) -> Planned:
-        """The plan that trained most tokens a second."""
+        """The plan that trained the most tokens per second."""
         return max(self.probed, key=lambda each: each.tokens_per_s).plan
 
     def json(self) -> list[JSON]:
-        """Returns a row a plan."""
+        """Returns one row per plan."""
         return [
             {"from": each.plan.name, "step_s": each.step_s, "predicted_s": each.plan.score.step_s,
              "error": each.error, "trained_tokens_per_s": each.tokens_per_s}
@@ -57,7 +57,7 @@ class Probes:
         ]  # fmt: skip
 
     def text(self) -> str:
-        """Returns the measurements as lines, for people."""
+        """Returns the measurements as lines of text."""
         lines = [
             f"{place + 1}. {each.plan.name}: measured {each.step_s:.3g} s a step, predicted "
             f"{each.plan.score.step_s:.3g} ({each.error:+.0%}), {each.tokens_per_s:,.0f} trained tokens/s"
@@ -67,7 +67,7 @@ class Probes:
 
 
 def probe(recipe: Recipe, plans: Sequence[Planned], *, num_steps: int, progress: ProgressView) -> Probes:
-    """Runs the best few plans of a checked recipe, each for `num_steps` steps behind those that fill its pipeline."""
+    """Runs the best plans of a checked recipe, each for `num_steps` steps after its pipeline is full."""
     found = []
     for plan in plans[:NUM_PROBED]:
         progress.say(f"running {plan.name} for {num_steps} steps")
@@ -77,7 +77,7 @@ def probe(recipe: Recipe, plans: Sequence[Planned], *, num_steps: int, progress:
 
 
 def measure(recipe: Recipe, schedule: Schedule, *, num_steps: int) -> tuple[float, float]:
-    """Runs a recipe under a schedule. Returns seconds of a step and trained tokens a second, the pipeline full."""
+    """Runs a recipe under a schedule. Returns seconds per step and trained tokens per second with a full pipeline."""
     first = warm_up_steps(schedule) + 1
     settings = set_schedule(recipe, schedule).model_copy(
         update={
@@ -97,7 +97,7 @@ def measure(recipe: Recipe, schedule: Schedule, *, num_steps: int) -> tuple[floa
 
 @contextmanager
 def trained(recipe: Recipe) -> Iterator[RunFolder]:
-    """Trains a recipe in a folder that is there meanwhile."""
+    """Trains a recipe in a temporary run folder, which is deleted at the end of the context."""
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder.create(Path(root), "probe")
         folder.write_config(recipe)

@@ -1,4 +1,4 @@
-"""A recipe's workers, measured on this machine through the same workers and calls that train them."""
+"""Measures a recipe's workers on this machine through the worker classes and calls of training."""
 
 import asyncio
 import platform
@@ -43,20 +43,20 @@ from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
 PARTS = ("samples", "simulators", "rollout", "reward", "reference", "critic", "actor", "side by side", "whole steps")
-"""Parts of the first cluster, in the order in which they are measured."""
+"""Parts that are measured on the first cluster, in order."""
 NO_STEP = 1e-12
-"""Learning rate."""
+"""Learning rate that leaves the weights unchanged."""
 SHARES = {"samples": 0.1, "rollout": 0.2, "reward": 0.05, "whole steps": 0.15}
-"""Share of the budget for each part; the others get a tenth. Parts that an algorithm does not need are not measured.
-"Whole steps" are run on three clusters, where there are several devices.
+"""Share of the budget for each part; the others get a tenth. Parts that an algorithm does not need are skipped. "Whole
+steps" run on three clusters if there are several devices.
 """
 
 
 def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", budget_s: float) -> Profile:
-    """Measures on the recipe's cluster. The recipe was checked before.
+    """Measures a recipe, which must have been checked, on its cluster.
 
-    source: what the profile names as its origin. budget_s: seconds of measuring, about: rounds that were begun are
-    finished, and one of each is always made.
+    source: origin that the profile states. budget_s: approximate seconds; rounds that have started are finished, and
+    each part is measured at least once.
     """
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     prompts, spread = recipe_prompts(recipe), with_zero_lr(recipe, spread_placement(devices))
@@ -72,7 +72,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
         return profile
     profile = fitted(profile, steps, spread, len(devices))
     if len({device.pool for device in devices}) > 1 or len(devices) == 1:
-        return profile  # nothing to share work with
+        return profile  # no device to share
     refusal_of = AcceptsHere(recipe, devices, len(prompts.longest.token_ids))
     for layout in LAYOUTS:
         schedule = layout.schedule(len(devices))
@@ -99,7 +99,7 @@ async def _launched(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progre
 def _whole_steps(
     profile: Profile, recipe: Recipe, prompts: PromptSet, progress: ProgressView, *, budget_s: float
 ) -> StepTimes | None:
-    """Runs steps of a recipe under its schedule on a cluster of their own."""
+    """Runs steps of a recipe under its schedule on a separate cluster."""
 
     async def measure(cluster: Cluster) -> StepTimes | None:
         groups = await _launched(cluster, recipe, prompts, progress)
@@ -110,7 +110,7 @@ def _whole_steps(
 
 
 def with_zero_lr(recipe: Recipe, schedule: Schedule) -> Recipe:
-    """Returns the recipe under a schedule, its models trained at full cost to no effect: they stay as they are."""
+    """Returns the recipe under a schedule, with a learning rate at which training at full cost changes no weight."""
     still = {"lr": NO_STEP, "schedule": "constant"}
     return recipe.model_copy(
         update={
@@ -169,7 +169,7 @@ class _Measurement:
     async def _draw(
         self, engine: RolloutGroup, prompts: Sequence[Prompt], budget_s: float
     ) -> tuple[Sequence[Sample], Sequence[Sample], Turns | None]:
-        """Draws samples. Returns each response as one too, and the turns where a sample has several."""
+        """Draws samples. Returns them, each response as a sample, and the turns if samples have several."""
         recipe, sampling = self._recipe, self._sampling
         if recipe.episode.is_single_turn:
             drawn = await draw_samples(engine, prompts, sampling, recipe, budget_s=budget_s)
@@ -223,13 +223,13 @@ class _Measurement:
         return await measure_interference(self._groups, samples, self._sampling, self._recipe, budget_s=budget_s)
 
     def _begin(self, part: str) -> float:
-        """Says what comes. Returns its seconds."""
+        """Reports the next part as progress. Returns its share of the budget, in seconds."""
         self._progress.stage("profile", PARTS.index(part), len(PARTS), part)
         return SHARES.get(part, 0.1) * self._budget_s
 
 
 def device_name(device: Device) -> str:
-    """Returns the kind of device, as people call it: `cpu, one core of AMD EPYC 7B13`."""
+    """Returns the name of the kind of device: `cpu, one core of AMD EPYC 7B13`."""
     if device.pool == "cpu":
         return f"cpu, one core of {_processor()}"
     import torch
@@ -238,7 +238,7 @@ def device_name(device: Device) -> str:
 
 
 def _processor() -> str:
-    """Its model's name on Linux, elsewhere its kind."""
+    """Returns the model name of the processor on Linux, its architecture elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Costs of a rollout engine: calls of one instance, as the runtime makes them, and a model fitted to their times."""
+"""Measures calls of one rollout engine instance, as the runtime makes them, and fits a cost model to their times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from interlace.workers.rollout import MIN_CALL_S
 
 ROUNDS = 5
 FEW, MANY = 2, 24
-"""Decode steps of a short and of a long call: the two separate the cost of a call from the cost of a step."""
+"""Decode steps of a short and of a long call, which separate the cost of a call from the cost of a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """Requests that are served together: one for each number of steps, with prompts of `prompt_tokens` tokens."""
+    """Requests that are served together: one for each entry of `steps`, with prompts of `prompt_tokens` tokens."""
 
     prompt_tokens: int
     steps: tuple[int, ...]
@@ -42,13 +42,13 @@ class Cell:
 
     @property
     def num_prompts(self) -> int:
-        """Different ones."""
+        """Number of different prompts."""
         return -(-self.batch // self.per_prompt)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Time that serving a cell took."""
+    """Measured time of a cell."""
 
     cell: Cell
     num_calls: int
@@ -57,9 +57,9 @@ class Measured:
 
 
 class Requests:
-    """New requests without end, each with a name of its own and a prompt of given length.
+    """Endless source of new requests, each with a separate name and a prompt of a given length.
 
-    Prompts are drawn from real ones' tokens at random: an engine that knows a prompt does not compute it again.
+    Prompts are drawn at random from the tokens of real prompts, because an engine would not recompute a cached prompt.
     """
 
     def __init__(self, prompts: Sequence[Prompt], temperature: float) -> None:
@@ -69,7 +69,7 @@ class Requests:
         self._num_prompts = 0
 
     def draw(self, cell: Cell) -> list[Request]:
-        """Draws the requests of a cell. They end nowhere but at their number of steps."""
+        """Draws the requests of a cell. They end only after their number of steps."""
         found = []
         params = {steps: self._ending_at(steps) for steps in set(cell.steps)}
         for place, steps in enumerate(cell.steps):
@@ -87,7 +87,9 @@ class Requests:
 
 
 async def serve_all(engine: RolloutGroup, requests: Sequence[Request]) -> tuple[list[Response], int]:
-    """Serves requests to their ends, as the runtime does: call after call. Returns the number of calls too."""
+    """Serves requests to their ends, call after call, as the runtime does. Returns the responses and the number of
+    calls.
+    """
     done: list[Response] = []
     num_calls = 1
     async with engine.hold("profile"):
@@ -103,13 +105,15 @@ async def serve_all(engine: RolloutGroup, requests: Sequence[Request]) -> tuple[
 async def measure_rollout(
     engine: RolloutGroup, actor: ActorGroup, recipe: Recipe, samples: Sequence[Sample], *, budget_s: float
 ) -> RolloutCosts:
-    """Costs of one instance. samples: of the policy. budget_s: seconds for decoding; the rest is few calls more."""
+    """Measures the costs of one instance. samples: samples of the policy. budget_s: seconds for decoding; the other
+    measurements are a few further calls.
+    """
     requests = Requests([sample.prompt for sample in samples], recipe.sampling.temperature)
     cells = grid(recipe, samples)
     num_calls = dict.fromkeys(cells, 0)
 
     def call(cell: Cell) -> Call:
-        drawn = iter([requests.draw(cell) for _ in range(ROUNDS + 1)])  # making them is none of the engine's costs
+        drawn = iter([requests.draw(cell) for _ in range(ROUNDS + 1)])  # building requests is no cost of the engine
 
         async def serve() -> None:
             _, num_calls[cell] = await serve_all(engine, next(drawn))
@@ -127,8 +131,8 @@ async def measure_rollout(
 
 
 def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
-    """Batches up to what runs at once: few steps and many, prompts apart and shared, contexts as long as the recipe's
-    reach, and responses that end as the policy's own, one after another.
+    """Returns cells of batches up to the engine's limit: few and many steps, separate and shared prompts, contexts up
+    to the recipe's longest, and responses with the policy's lengths.
     """
     prompt = max(len(sample.prompt.token_ids) for sample in samples)
     reach = prompt + recipe.sampling.max_new_tokens
@@ -156,7 +160,7 @@ def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
 
 
 def fit_rollout(measured: Sequence[Measured], *, kv_tokens: int, max_running: int) -> RolloutCosts:
-    """Returns the costs that explain the times best.
+    """Returns the costs that best explain the times.
 
     Serving b requests with m prompts of p tokens takes `intake_s + b sequence_s + m p prefill_token_s`, `call_s` for
     each call, and for each decode step `step_s(running) + context_token_s (cached tokens)`.
@@ -178,7 +182,7 @@ def fit_rollout(measured: Sequence[Measured], *, kv_tokens: int, max_running: in
 
 
 def rising(batches: Sequence[int], steps_s: Sequence[float]) -> tuple[tuple[int, float], ...]:
-    """Returns (batch, seconds of a decode step), never falling: where a larger batch seems faster, that is noise."""
+    """Returns (batch, seconds of a decode step), non-decreasing: a larger batch that seems faster is noise."""
     return tuple(zip(batches, accumulate([max(1e-9, float(step_s)) for step_s in steps_s], max), strict=True))
 
 
@@ -193,7 +197,7 @@ def _row(measured: Measured, batches: Sequence[int]) -> list[float]:
 
 
 async def _state(engine: RolloutGroup, recipe: Recipe) -> dict[str, float]:
-    """Memory, and what it takes to leave the device and come back."""
+    """Measures the memory of the instance, and the time to move its state off the device and back."""
     async with engine.hold("profile"):
         num_bytes = engine.loaded_bytes()
         offload_s, onload_s = await medians([engine.unload, engine.load], rounds=3, budget_s=5.0)

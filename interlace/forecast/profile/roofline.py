@@ -1,4 +1,4 @@
-"""The roofline profile of a recipe: its model's shape on a device's data sheet."""
+"""Builds the roofline profile of a recipe from its model's shape and a device's data sheet."""
 
 from interlace.forecast.costs.roofline import ModelShape, roofline_profile
 from interlace.forecast.profile.types import Profile, RunSizes
@@ -10,7 +10,10 @@ BF16_BYTES = 2
 
 
 def roofline_of(recipe: Recipe, device: str) -> Profile:
-    """Returns what a recipe's workers would cost on a device that is not here. Raises UserError for an unknown one."""
+    """Returns the estimated costs of a recipe's workers on a device kind that need not be present.
+
+    Raises UserError for an unknown kind.
+    """
     model = empty_model(recipe.model)
     size, text = model_size(model), model.config.get_text_config()
     heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)

@@ -1,4 +1,4 @@
-"""Samples of a recipe's policy and their rewards: lengths, latencies, the share of right answers."""
+"""Draws samples of a recipe's policy and measures their rewards: lengths, latencies, share of right answers."""
 
 import asyncio
 import time
@@ -19,16 +19,18 @@ from interlace.schedule.lengths import LengthRanker, rank_correlation
 
 Value = TypeVar("Value")
 ENOUGH_SAMPLES = 512
-"""Samples of the policy; more are not drawn."""
+"""Largest number of samples to draw."""
 NUM_QUANTILES = 33
 TIMED_ONE_BY_ONE = 48
-"""Samples that are scored each in a call of its own."""
+"""Samples that are scored in separate calls."""
 
 
 async def draw_samples(
     engine: RolloutGroup, prompts: Sequence[Prompt], sampling: SamplingParams, recipe: Recipe, *, budget_s: float
 ) -> list[Sample]:
-    """Draws samples of whole steps, each of new prompts, until there are enough or time is up; one step at least."""
+    """Draws the samples of whole steps, each with new prompts, until there are enough or the time is over; at least one
+    step.
+    """
     found: list[Sample] = []
     start_s, per_step = time.perf_counter(), recipe.prompts_per_step
     for first in range(0, max(1, len(prompts) - per_step + 1), per_step):
@@ -63,7 +65,7 @@ async def _draw_step(
 
 
 def measure_lengths(samples: Sequence[Sample], *, wave: int) -> Lengths:
-    """Returns the quantiles of response lengths, and the quality of predictions of them.
+    """Returns the quantiles of response lengths, and the rank correlation of length predictions.
 
     wave: samples that a step dispatches together.
     """
@@ -75,7 +77,8 @@ def measure_lengths(samples: Sequence[Sample], *, wave: int) -> Lengths:
 def measure_ranker(samples: Sequence[Sample], *, wave: int) -> float:
     """Returns the rank correlation between true lengths and the predictions of the ranker that runs use.
 
-    The ranker predicts each wave from the waves before, as in a run. 0 with fewer than two waves. wave: samples.
+    The ranker predicts each wave from the previous waves, as in a run. Returns 0 for fewer than two waves.
+    wave: number of samples.
     """
     ranker, pairs = LengthRanker(1.0, learns=True), list[tuple[float, float]]()
     for start in range(0, len(samples), wave):
@@ -90,7 +93,7 @@ def measure_ranker(samples: Sequence[Sample], *, wave: int) -> float:
         ]
         predicted = [ranker.expect(request) for request in requests]
         lengths = [each.num_tokens for each in samples[start : start + wave]]
-        if start:  # nothing is known of the first wave
+        if start:  # the ranker has no data for the first wave
             pairs += zip(predicted, map(float, lengths), strict=True)
         for request, length in zip(requests, lengths, strict=True):
             ranker.observe(request, length)
@@ -100,7 +103,7 @@ def measure_ranker(samples: Sequence[Sample], *, wave: int) -> float:
 
 
 def lengths_of(groups: Sequence[Sequence[float]], *, prompt_tokens: int, rank_correlation: float = 0.0) -> Lengths:
-    """Returns the distribution of response lengths. groups: the lengths of each prompt. prompt_tokens: mean."""
+    """Returns the distribution of response lengths. groups: lengths per prompt. prompt_tokens: mean prompt length."""
     lengths = [length for group in groups for length in group]
     spread = log_spread([[max(1.0, length) for length in group] for group in groups])
     quantiles = np.quantile(lengths, np.linspace(0, 1, NUM_QUANTILES))
@@ -117,7 +120,7 @@ def lengths_of(groups: Sequence[Sequence[float]], *, prompt_tokens: int, rank_co
 async def measure_reward(
     group: RewardGroup, samples: Sequence[Sample], reward: RewardConfig, *, budget_s: float
 ) -> RewardCosts:
-    """Latencies of scoring and what comes with a call; how many answers are right, and how that differs by prompt."""
+    """Measures the latency and call overhead of scoring, the share of right answers, and its spread over prompts."""
     results = await group.score(samples)
     alone = [await timed(_score(group, samples[place : place + 1])) for place in _spread_out(len(samples))]
     some, count = samples[: max(1, len(samples) // 4)], len(samples)
@@ -130,7 +133,7 @@ async def measure_reward(
     logs = np.log(np.maximum(alone, 1e-9))
     return RewardCosts(
         median_s=float(answer_s) * min(workers, len(samples)),
-        # Of single calls: a scorer that is quick hides in the call, and so does its spread.
+        # Spread of single calls. If scoring is faster than the call overhead, its spread cannot be measured.
         sigma=float(np.std(logs)) if answer_s > call_s else 0.0,
         call_s=float(call_s),
         max_s=reward.timeout_s,
@@ -142,7 +145,7 @@ async def measure_reward(
 
 
 def by_prompt(samples: Sequence[Sample], values: Sequence[Value]) -> list[list[Value]]:
-    """Sorts one value a sample into one list a prompt."""
+    """Groups one value per sample into one list per prompt."""
     found: dict[int, list[Value]] = {}
     for sample, value in zip(samples, values, strict=True):
         found.setdefault(sample.key.gid, []).append(value)
@@ -150,7 +153,7 @@ def by_prompt(samples: Sequence[Sample], values: Sequence[Value]) -> list[list[V
 
 
 async def _score_each(group: RewardGroup, samples: Sequence[Sample]) -> None:
-    """In calls that are under way at once, as a run makes them: what each takes of the way, not how long the way is."""
+    """Scores each sample in a separate concurrent call, as a run does. This measures throughput, not latency."""
     await asyncio.gather(*(group.score([sample]) for sample in samples))
 
 

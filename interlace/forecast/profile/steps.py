@@ -1,9 +1,9 @@
-"""Whole steps beside what the costs of their parts say of them: what no single call shows is found here.
+"""Compares whole steps with the predicted costs of their parts, to find costs that no single call shows.
 
-Calls are measured one by one, at sizes of a grid. In a step they come as they come, with the controller between them.
-So the flow itself is run for some steps on the profile's own cluster, and the costs are scaled until a simulation of
-the same schedule spends as long generating, training and in all. The simulation's responses are as long as the real
-ones were: the longest of a step decides how long it takes, and of few steps no two draws of lengths say the same.
+Calls are measured one by one, on a grid of sizes. In a step their sizes vary, and the controller works between them.
+So the flow runs for some steps on the profile's cluster, and the costs are scaled until a simulation of the same
+schedule takes as long for generation, training and the whole step. The simulation uses the real response lengths,
+because the longest response determines the time of a step, and a few drawn steps would differ too much.
 """
 
 import asyncio
@@ -22,34 +22,35 @@ from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import KeepAll, Span, StepRecord, busy_seconds
 
 FEWEST, MOST = 5, 16
-"""Steps: with fewer the costs stay as they are."""
+"""Minimum and maximum number of steps; with fewer, the costs are not fitted."""
 FILLING = 2
-"""Number of first steps, which are slower and left out."""
+"""First steps, which are slower and not counted."""
 BISECTIONS = 12
 MOST_CALLS = 2
-"""Calls of the reward that a sample takes of the controller's time, at most: it is a few such turns of its loop."""
+"""Largest controller time per sample, in calls of the reward: a sample takes a few iterations of the controller's loop.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """Seconds of steps behind the first few, and of the parts of each in which engines and trainer work."""
+    """Seconds of the steps after the first FILLING, and of their generation and training."""
 
     steps_s: Sequence[float]
     rollouts_s: Sequence[float]
     trains_s: Sequence[float]
     waiting_s: float = 0.0
-    """In which engines and trainer wait for the controller, a step: see `waiting_s`."""
+    """Seconds per step in which engines and trainer wait for the controller; see `waiting_s`."""
     lengths: Mapping[SampleKey, int] = field(default_factory=dict)
-    """Tokens of the samples' responses; empty: not known."""
+    """Response tokens of the samples. If empty, unknown."""
 
     @property
     def step_s(self) -> float:
-        """Returns the median of the steps."""
+        """Median seconds of the steps."""
         return median(self.steps_s)
 
     @property
     def rest_s(self) -> float:
-        """Returns the median of what a step takes beside generation and training."""
+        """Median seconds of a step outside generation and training."""
         return median(
             step_s - rollout_s - train_s
             for step_s, rollout_s, train_s in zip(self.steps_s, self.rollouts_s, self.trains_s, strict=True)
@@ -62,16 +63,16 @@ class StepTimes:
         waiting: Sequence[float] = (),
         lengths: Mapping[SampleKey, int] | None = None,
     ) -> "StepTimes":
-        """values: of a metric, step after step. waiting: seconds of each. lengths: see StepTimes."""
+        """values: returns a metric's values, step after step. waiting: seconds per step. lengths: see StepTimes."""
         steps, rollouts, trains = (values(f"timing_s/{name}")[FILLING:] for name in ("step", "rollout", "train"))
         waiting_s = median(waiting[FILLING:] or [0.0])
         return cls(steps_s=steps, rollouts_s=rollouts, trains_s=trains, waiting_s=waiting_s, lengths=lengths or {})
 
 
 def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
-    """Seconds of a step in which nothing runs though no schedule says so: until the first request is served, and
-    between the calls of training and publication. What lies between generation and training is not among them, since
-    samples pass there while others are generated.
+    """Returns the seconds of a step in which no worker runs although no schedule demands it: before the first request,
+    and between the calls of training and publication. The gap between generation and training is excluded, because
+    samples move there while others are generated.
     """
     mine = [span for span in spans if span.devices and step.start_s <= span.start_s < step.end_s]
     serving = [span for span in mine if span.bin == "generate"]
@@ -87,9 +88,10 @@ def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
 async def measure_steps(
     profile: Profile, cluster: Cluster, recipe: Recipe, groups: RoleGroups, prompts: PromptStream, *, budget_s: float
 ) -> StepTimes | None:
-    """Measures steps of the flow under the cluster's schedule, which is the recipe's; the last work of this cluster.
+    """Measures steps of the flow under the recipe's schedule, which must be the cluster's. The cluster is not usable
+    afterwards.
 
-    None where budget_s seconds are not enough for some steps, by what the profile says of them.
+    Returns None if `budget_s` is too short for FEWEST steps, by the profile's prediction.
     """
     with cluster.waits.operation(who="profile", what="a forecast"):
         forecast = await asyncio.to_thread(simulated, profile, recipe, len(cluster.devices))
@@ -121,7 +123,7 @@ class _Collector:
 def simulated(profile: Profile, recipe: Recipe, num_devices: int, like: StepTimes | None = None) -> StepTimes:
     """Returns the times that a profile predicts for a recipe's steps.
 
-    like: steps that were run; where their responses' lengths are known, as many steps of just these.
+    like: measured steps; if their response lengths are known, the simulation uses these lengths and as many steps.
     """
     lengths = like.lengths if like else {}
     num_steps = FILLING + len(like.steps_s) if like and lengths else MOST
@@ -131,10 +133,9 @@ def simulated(profile: Profile, recipe: Recipe, num_devices: int, like: StepTime
 
 
 def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
-    """Costs with which a simulation generates and trains as long as the real steps did, and is as long in all.
+    """Fits a profile's costs, so that its simulation matches the real times of generation, training and the whole step.
 
-    What is left of a step beside engines and trainer is the controller's work: what they waited for it, once a step,
-    and of the rest a share for each sample.
+    The remaining time of a step is the controller's: the measured wait once per step, and a share for each sample.
     """
     said = simulated(profile, recipe, num_devices, real)
     scaled = profile.model_copy(
@@ -149,17 +150,17 @@ def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) 
         tried = scaled.model_copy(update={"controller_sample_s": sample_s})
         return real.rest_s - simulated(tried, recipe, num_devices, real).rest_s
 
-    # The controller's share hides behind generation where that takes longer, so it is searched for.
+    # A bisection, because the controller's share overlaps with a longer generation.
     most = real.step_s / (recipe.prompts_per_step * recipe.samples_per_prompt)
     most = min(most, MOST_CALLS * profile.reward.call_s or most)
     sample_s, _ = halved(0.0, most, lambda tried_s: missing_s(tried_s) > 0, times=BISECTIONS)
-    # Few samples come last in a long tail: what these do not explain comes once a step.
+    # Few samples finish last in a long tail; time that these do not explain counts once per step.
     step_s = real.waiting_s + max(0.0, missing_s(sample_s))
     return scaled.model_copy(update={"controller_sample_s": sample_s, "controller_step_s": step_s})
 
 
 def halved(fast: float, slow: float, is_too_fast: Callable[[float], bool], *, times: int) -> tuple[float, float]:
-    """Halves the span between a value with which a simulation is too fast and one with which it is too slow."""
+    """Bisects the interval between a value that makes a simulation too fast and one that makes it too slow."""
     for _ in range(times):
         middle = (fast + slow) / 2
         fast, slow = (middle, slow) if is_too_fast(middle) else (fast, middle)
@@ -167,7 +168,9 @@ def halved(fast: float, slow: float, is_too_fast: Callable[[float], bool], *, ti
 
 
 def ratio(real: StepTimes, measured_s: Sequence[float], said_s: Sequence[float]) -> float:
-    """Returns how many times as long a part takes as was said: step by step where they are the same steps."""
+    """Returns measured divided by predicted seconds of a part: per step if both have the same steps, else of the
+    medians.
+    """
     if real.lengths:
         return median(each_s / its_s for each_s, its_s in zip(measured_s, said_s, strict=True) if its_s)
     return median(measured_s) / median(said_s)

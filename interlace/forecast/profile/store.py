@@ -1,4 +1,4 @@
-"""Profiles that are kept: by machine, model and workload, so that a recipe is measured once."""
+"""Storage of profiles by machine, model and workload, so that each recipe is measured once."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ BUDGET_S = 45.0
 
 
 def profile_file(recipe: Recipe) -> Path:
-    """Returns the file of a recipe's profile on this machine, whether it is there or not."""
+    """Returns the path of a recipe's profile on this machine; the file need not exist."""
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     task = {"model", "task", "episode", "reward", "algorithm", "warmup", "sampling"}
     measured = {*task, "rollout", "actor", "critic", "reference"}
@@ -29,7 +29,7 @@ def profile_file(recipe: Recipe) -> Path:
 
 
 def profile_of(recipe: Recipe, progress: ProgressView) -> Profile:
-    """Returns the recipe's profile on this machine: the one that is kept, or measured now and kept."""
+    """Returns the recipe's profile on this machine. If none is stored, measures and stores one."""
     path = profile_file(recipe)
     if path.exists():
         return Profile.parse(json.loads(path.read_text(encoding="utf-8")), where=str(path))
@@ -40,7 +40,7 @@ def profile_of(recipe: Recipe, progress: ProgressView) -> Profile:
 
 
 def keep_profile(recipe: Recipe, profile: Profile) -> Path:
-    """Keeps a recipe's profile on this machine, in place of the one that was. Returns its file."""
+    """Stores a recipe's profile on this machine, replacing an older one. Returns its path."""
     path = profile_file(recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, profile.model_dump_json(indent=1) + "\n")
@@ -48,7 +48,7 @@ def keep_profile(recipe: Recipe, profile: Profile) -> Path:
 
 
 def check_profile(profile: Profile, recipe: Recipe) -> None:
-    """Raises UserError where a profile is of another machine or model than the recipe's run here."""
+    """Raises UserError if a profile is for another machine or model than the recipe's run on this machine."""
     here = device_name(back_end(recipe.cluster).find_devices(recipe.cluster)[0])
     if profile.basis != "measured" or profile.device != here:
         raise UserError(

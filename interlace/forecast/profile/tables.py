@@ -1,4 +1,4 @@
-"""A profile as people read it."""
+"""Tables that show a profile."""
 
 from collections.abc import Iterator
 from statistics import fmean
@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 def profile_tables(profile: Profile) -> Iterator[Table]:
-    """Makes tables of what each role costs, of decode steps by batch, and of what work beside work costs."""
+    """Yields tables of the costs of each role, of decode steps by batch, and of interference."""
     yield _roles(profile)
     yield _decode(profile.rollout)
     if profile.interference:

@@ -1,4 +1,4 @@
-"""Operations of a run, read back from its timeline.json, which may still be written."""
+"""Reader of a run's operations from its timeline.json, which may still be incomplete."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,27 +16,27 @@ class Slice:
     """One operation of one rank."""
 
     span: Span
-    """Its devices are counted, not named."""
+    """Time span of the operation. Its devices are only counted: their numbers are placeholders."""
     args: Mapping[str, Any]
-    """The rest of what the trace says of the operation."""
+    """Other arguments of the operation in the trace."""
 
     @property
     def seconds(self) -> float:
-        """Returns how long the operation took."""
+        """Duration of the operation."""
         return self.span.end_s - self.span.start_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadTrace:
-    """A trace's operations and steps, in order of time."""
+    """Operations and steps of a trace, in order of time."""
 
     slices: Sequence[Slice]
     steps: Sequence[StepRecord]
     note: str = ""
-    """Note on lines that were damaged; empty where none was."""
+    """Note on damaged lines, or empty."""
 
     def of(self, role: str, *operations: str, after_step: int = 0) -> list[Slice]:
-        """Returns a role's operations of these names, in training steps behind `after_step`."""
+        """Returns a role's operations of these names, in training steps after `after_step`."""
         return [
             each
             for each in self.slices
@@ -45,7 +45,7 @@ class ReadTrace:
 
 
 def read_trace(path: Path) -> ReadTrace:
-    """Reads a trace. Raises UserError where there is none; see TraceEvents."""
+    """Reads a trace. Raises UserError if the file does not exist; see TraceEvents."""
     if not path.is_file():
         raise UserError(f"there is no {path}: the run was made with logging.timeline=false. Measure with a recipe.")
     read = TraceEvents.read(path)
@@ -53,7 +53,7 @@ def read_trace(path: Path) -> ReadTrace:
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
     work = [event for event in events if event["ph"] in ("X", "b")]
-    # A device's slice does not name the rank that it is of: those of alike ranks that began at once are shared out.
+    # A device's slice does not name its rank, so devices are divided among equal operations that started together.
     devices = Counter((event["name"], event["ts"]) for event in work if event["pid"] == DEVICE_PROCESS)
     ranks = Counter((event["name"], event["ts"]) for event in work if event["pid"] == WORKER_PROCESS)
     slices = [

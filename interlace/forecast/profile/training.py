@@ -1,4 +1,4 @@
-"""Costs of training and inference, on samples of the recipe."""
+"""Measures training and inference on samples of the recipe."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +17,11 @@ from interlace.stages.map import Compute, G
 
 Trained = TypeVar("Trained", bound=TrainedGroup)
 SHARES = (0.25, 0.5, 1.0)
-"""Shares of a minibatch that are timed: they separate the cost of a call from the cost of a token."""
+"""Shares of a minibatch that are timed; they separate the cost of a call from the cost of a token."""
 
 
 def trainable(samples: Sequence[Sample]) -> list[Sample]:
-    """Returns samples with every column that some loss reads, filled with numbers of the usual size."""
+    """Returns samples with all columns that any loss reads, filled with numbers of typical size."""
     random = np.random.default_rng(0)
 
     def filled(sample: Sample) -> Sample:
@@ -41,7 +41,7 @@ def trainable(samples: Sequence[Sample]) -> list[Sample]:
 async def measure_inference(
     group: G, operation: Compute[G, FloatArray], samples: Sequence[Sample], *, budget_s: float
 ) -> InferenceCosts:
-    """Measures an operation of a group that stays as it is. samples: of a step."""
+    """Measures an operation of a group that is not trained. samples: samples of a step."""
     call_s, token_s = await _by_tokens(group, operation, samples, budget_s)
     onload_s, offload_s = await _switch(group)
     return InferenceCosts(
@@ -57,7 +57,7 @@ async def measure_training(
     *,
     budget_s: float,
 ) -> TrainCosts:
-    """Measures training, and an operation of inference. samples: of a step; a minibatch of them is trained on."""
+    """Measures training and one inference operation. samples: samples of a step; one minibatch is trained on."""
     ready = trainable(samples)
     minibatch = ready[: max(1, len(ready) // recipe.minibatches)]
     inference_call_s, inference_token_s = await _by_tokens(group, operation, ready, budget_s / 4)
@@ -75,20 +75,20 @@ async def measure_training(
         offload_s=offload_s,
         call_s=float(call_s),
         token_s=float(token_s),
-        # The two kinds of call share one overhead in a profile: what inference has more or less goes into its tokens.
+        # A profile has one call overhead for both: the difference of inference is added to its cost per token.
         inference_token_s=max(0.0, inference_token_s + (inference_call_s - float(call_s)) / _num_tokens(ready)),
         optimizer_s=optimizer_s,
     )
 
 
 async def measure_export(group: ActorGroup) -> float:
-    """Measures the seconds in which an actor gives all its weights."""
+    """Measures the seconds that an actor needs to export all its weights."""
     [export_s] = await medians([lambda: group.export_weights(0, copy=True)], rounds=5, budget_s=5.0)
     return export_s
 
 
 def train_call(group: TrainedGroup, samples: Sequence[Sample], recipe: Recipe) -> Call:
-    """Returns one minibatch, as a step of the recipe trains it."""
+    """Returns a call that trains one minibatch as a step of the recipe does."""
     ready = trainable(samples)
     return _train(group, ready[: max(1, len(ready) // recipe.minibatches)])
 
@@ -103,7 +103,7 @@ def _train(group: TrainedGroup, samples: Sequence[Sample]) -> Call:
 
 
 async def _optimizer_s(group: TrainedGroup, minibatch: Sequence[Sample]) -> float:
-    """Measures the update alone, on a gradient that is there."""
+    """Measures the optimizer step alone, with an existing gradient."""
     one = minibatch[:1]
     async with group.hold("profile"):
         calls: list[Call] = [lambda: group.accumulate(one), group.optimizer_step]
@@ -114,7 +114,7 @@ async def _optimizer_s(group: TrainedGroup, minibatch: Sequence[Sample]) -> floa
 async def _by_tokens(
     group: G, operation: Compute[G, FloatArray], samples: Sequence[Sample], budget_s: float
 ) -> tuple[float, float]:
-    """(seconds a call, seconds a token) of an operation on samples."""
+    """Returns (seconds per call, seconds per token) of an operation on samples."""
     parts = _parts(samples)
 
     def call(part: Sequence[Sample]) -> Call:

@@ -1,7 +1,7 @@
-"""Costs of each worker on one machine: measured by `interlace profile`, read by the simulator.
+"""Costs of each worker on one kind of device: measured by `interlace profile`, read by the simulator.
 
-Costs are those of an instance on one device. On n devices work takes `1 / speed(n)` of the time, and state is sharded
-over them.
+Costs are for an instance on one device. On n devices work takes `1 / speed(n)` of the time, and the state is sharded
+over the devices.
 """
 
 import math
@@ -17,13 +17,16 @@ from interlace.forecast.links import Links
 
 
 def speed_up(num_devices: int, efficiency: float) -> float:
-    """How many times faster `num_devices` are than one, where each doubling keeps `efficiency` of what it promises."""
+    """Returns the speed of `num_devices` relative to one, if each doubling keeps the share `efficiency` of its ideal
+    gain.
+    """
     return float((2 * efficiency) ** math.log2(num_devices)) if num_devices > 1 else 1.0
 
 
 Scaling: TypeAlias = tuple[tuple[int, float], ...]
-"""(devices, times as fast as on one), measured or stated, by rising number of devices; linear in their logarithm in
-between, no faster beyond the last."""
+"""(devices, speed relative to one device), measured or stated, by increasing number of devices. Interpolated linearly
+in the logarithm of the number, constant after the last point.
+"""
 
 
 def _check_scaling(name: str, scaling: Scaling) -> None:
@@ -40,24 +43,24 @@ def _read_scaling(scaling: Scaling, num_devices: int) -> float:
 
 
 class StateCosts(Config):
-    """Memory that a worker's state takes, and the time that moving the state takes."""
+    """Memory of a worker's state, and the time to move the state."""
 
     state_bytes: int = Field(default=0, ge=0)
     """Bytes of one instance's state, sharded over its devices."""
     device_bytes: int = Field(default=0, ge=0)
-    """On each of its devices beside that: KV cache, buffers."""
+    """Further bytes on each of its devices: KV cache, buffers."""
     moment_bytes: int = Field(default=0, ge=0)
-    """Part of `state_bytes` that is the optimizer's moments: an update alone needs them on the devices."""
+    """Part of `state_bytes` for the optimizer's moments, which only an optimizer step needs on the devices."""
     working_bytes: int = Field(default=0, ge=0)
-    """On each of its devices while it computes: activations, logits, gathered layers of one micro-batch."""
+    """Bytes on each of its devices during computation: activations, logits, gathered layers of one micro-batch."""
     onload_s: float = Field(default=0.0, ge=0)
-    """Host to device, all of the state over one device's link."""
+    """Seconds to move the whole state from the host to the device, over one device's link."""
     offload_s: float = Field(default=0.0, ge=0)
     efficiency: float = Field(default=0.9, ge=0.5, le=1)
-    """Share of speed that is kept at each doubling of devices; 0.5 is an instance that is no faster on several."""
+    """Share of the speed that is kept at each doubling of devices; at 0.5 an instance is no faster on several."""
 
     scaling: Scaling = ()
-    """Speed of n devices against one's, measured or stated. Given, it replaces `efficiency`."""
+    """Speed of n devices relative to one, measured or stated. If set, it replaces `efficiency`."""
 
     @model_validator(mode="after")
     def _grows(self) -> Self:
@@ -67,52 +70,55 @@ class StateCosts(Config):
         return self
 
     def speed(self, num_devices: int) -> float:
-        """Returns how many times as fast as on one device an instance works on `num_devices`."""
+        """Returns the speed of an instance on `num_devices` relative to one device."""
         if not self.scaling or num_devices <= 1:
             return speed_up(num_devices, self.efficiency)
         return _read_scaling(self.scaling, num_devices)
 
     @property
     def slowness(self) -> float:
-        """Seconds by which kinds of devices are compared."""
+        """Measure of seconds that orders kinds of devices by their slowness."""
         return self.onload_s
 
     def memory_bytes(self, num_devices: int) -> int:
-        """Needed on each device."""
+        """Returns the bytes needed on each device."""
         return self.state_bytes // num_devices + self.device_bytes
 
     def peak_bytes(self, num_devices: int) -> int:
-        """Returns the bytes that each device must have at least."""
+        """Returns the minimum memory of each device, in bytes."""
         return peak_bytes(self.memory_bytes(num_devices), self.moment_bytes // num_devices, self.working_bytes)
 
 
 class RolloutCosts(StateCosts):
-    """A rollout engine. A decode step of b sequences that hold c tokens takes `step_s(b) + c * context_token_s`."""
+    """Costs of a rollout engine. A decode step of b sequences with c cached tokens takes `step_s(b) + c *
+    context_token_s`.
+    """
 
     steps: tuple[tuple[int, float], ...]
-    """(sequences, seconds of a decode step without context), by rising number of sequences; linear in between."""
+    """(sequences, seconds of a decode step without context), by increasing number of sequences; linear in between."""
     context_token_s: float = Field(default=0.0, ge=0)
-    """Seconds a step for each cached token that attention reads."""
+    """Seconds per decode step for each cached token that attention reads."""
     context_scaling: Scaling = ()
-    """The same of n devices for reading cached tokens, whose key-value heads are divided among them; empty: as all
-    else."""
+    """Speed of n devices for reading cached tokens, whose key-value heads are divided among the devices. If empty, the
+    same as for other work.
+    """
     call_s: float = Field(default=0.0, ge=0)
-    """Seconds of a serve call beside its decode steps."""
+    """Seconds of a serve call in addition to its decode steps."""
     min_call_s: float = Field(default=0.0, ge=0)
-    """A serve call returns when a sequence ends; one that began less than this ago goes on."""
+    """Minimum seconds of a serve call: it returns at the end of a sequence, but not earlier than this."""
     intake_s: float = Field(default=0.0, ge=0)
-    """Seconds more of a serve call that takes requests in, however few and short."""
+    """Additional seconds of a serve call that accepts requests, independent of their number and length."""
     sequence_s: float = Field(default=0.0, ge=0)
-    """Seconds of a serve call for each request that it takes in, its response on the way back included."""
+    """Seconds of a serve call for each request that it accepts, including the return of its response."""
     prefill_token_s: float = Field(default=0.0, ge=0)
     kv_tokens: int = Field(ge=1)
-    """Tokens that the KV cache of one device holds."""
+    """Capacity of one device's KV cache, in tokens."""
     kv_token_s: float = Field(default=0.0, ge=0)
-    """Seconds to move one cached token to the host or back, where a device changes hands in the middle."""
+    """Seconds to move one cached token to the host or back, when a device switches roles during generation."""
     max_running: int = Field(default=4096, ge=1)
-    """Sequences that decode at once."""
+    """Largest number of sequences that decode concurrently."""
     update_s: float = Field(default=0.0, ge=0)
-    """To swap all weights."""
+    """Seconds to replace all weights."""
 
     @property
     def slowness(self) -> float:
@@ -129,21 +135,21 @@ class RolloutCosts(StateCosts):
         return self
 
     def context_speed(self, num_devices: int) -> float:
-        """Returns how many times as fast as on one device cached tokens are read on `num_devices`."""
+        """Returns the speed of reading cached tokens on `num_devices` relative to one device."""
         if not self.context_scaling or num_devices <= 1:
             return self.speed(num_devices)
         return _read_scaling(self.context_scaling, num_devices)
 
     def step_s(self, batch: int) -> float:
-        """Predicts a decode step of `batch` sequences without context; beyond the last point the last slope goes on."""
+        """Predicts a decode step of `batch` sequences without context; extrapolates linearly beyond the last point."""
         return read_curve(self.steps, batch)
 
 
 class InferenceCosts(StateCosts):
-    """Log-probs or values without gradient."""
+    """Costs of log-probs or values without gradient."""
 
     token_s: float = Field(ge=0)
-    """Prompt and response tokens alike."""
+    """Seconds per prompt or response token."""
     call_s: float = Field(default=0.0, ge=0)
 
     @property
@@ -152,16 +158,16 @@ class InferenceCosts(StateCosts):
 
 
 class TrainCosts(InferenceCosts):
-    """A trained model. `token_s` is of forward and backward, `inference_token_s` of log-probs or values alone."""
+    """Costs of a trained model. `token_s`: forward and backward. `inference_token_s`: log-probs or values only."""
 
     inference_token_s: float = Field(default=0.0, ge=0)
     optimizer_s: float = Field(default=0.0, ge=0)
     export_s: float = Field(default=0.0, ge=0)
-    """To hand all weights to the engines."""
+    """Seconds to export all weights to the engines."""
 
     @property
     def inference(self) -> InferenceCosts:
-        """Returns the costs of the same model in inference: a quarter of its state, and no gradient of the logits."""
+        """Costs of the same model in inference: a quarter of its state, and no gradient of the logits."""
         return InferenceCosts(
             state_bytes=self.state_bytes // 4,
             device_bytes=self.device_bytes,
@@ -176,61 +182,68 @@ class TrainCosts(InferenceCosts):
 
 
 class RewardCosts(Config):
-    """Scoring on the host: log-normal latencies, and how often an answer is right."""
+    """Costs of scoring on the host: log-normal latencies, and the share of right answers."""
 
     median_s: float = Field(default=0.0, ge=0)
     sigma: float = Field(default=0.0, ge=0)
     """Standard deviation of the latency's logarithm."""
     call_s: float = Field(default=0.0, ge=0)
-    """Seconds of a call beside scoring: the controller's, which makes one call after another."""
+    """Seconds of a call in addition to scoring. The controller spends them, one call after another."""
     max_s: float = Field(default=60.0, gt=0)
-    """Time limit."""
+    """Time limit of scoring, in seconds."""
     workers: int = Field(default=64, ge=1)
-    """Answers scored at once."""
+    """Answers that are scored concurrently."""
     solve_rate: float = Field(default=0.5, ge=0, le=1)
-    """Mean share of answers that are right."""
+    """Mean share of right answers."""
     solve_spread: float = Field(default=0.3, ge=0, le=1)
-    """How unlike prompts are: 0, all are solved at the mean rate; 1, each always or never."""
+    """Spread of the solve rate over prompts. At 0, all prompts have the mean rate; at 1, each is always or never
+    solved.
+    """
     fail_share: float = Field(default=0.0, ge=0, le=1)
     """Share of answers whose scoring fails."""
 
 
 class Lengths(Config):
-    """How long prompts and responses are: log-normal by prompt and by response, or measured quantiles."""
+    """Lengths of prompts and responses: log-normal by prompt and by response, or measured quantiles."""
 
     prompt_tokens: int = Field(default=64, ge=1)
-    """Mean."""
+    """Mean prompt length, in tokens."""
     median: float = Field(default=256.0, ge=1)
-    """Response tokens."""
+    """Median response length, in tokens."""
     prompt_sigma: float = Field(default=0.5, ge=0)
     """Standard deviation, between prompts, of the logarithm of response length."""
     response_sigma: float = Field(default=0.7, ge=0)
-    """The same between responses to one prompt."""
+    """Standard deviation of the same logarithm between responses to one prompt."""
     cap_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of responses that run to max_new_tokens whatever else (they repeat themselves)."""
+    """Share of responses that always reach max_new_tokens, because they repeat themselves."""
     quantiles: tuple[float, ...] = ()
-    """Response lengths at evenly spaced probabilities from 0 to 1. Given, they replace median and cap_share, and the
-    two sigmas only say how much of a length is the prompt's."""
+    """Response lengths at evenly spaced probabilities from 0 to 1. If set, they replace `median` and `cap_share`, and
+    the two sigmas only determine the prompt's share of the variance.
+    """
     rank_correlation: float = Field(default=0.0, ge=0, le=1)
-    """Spearman's rank correlation of predicted and true response lengths. With 0, dispatch by length has no
-    prediction to act on; with 1, it has the true lengths."""
+    """Spearman's rank correlation of predicted and true response lengths. At 0, dispatch by length has no useful
+    prediction; at 1, it has the true lengths.
+    """
 
 
 class EnvCosts(StateCosts):
-    """Simulators, rendering included. On a device the environments of a chunk move together; on the host each moves in
-    a process."""
+    """Costs of simulators, rendering included. On a device the environments of a chunk step together; on the host each
+    steps in a separate process.
+    """
 
     bound: Literal["device", "host"] = "device"
-    """Resource that limits them: simulators that are bound by processor cores cannot be placed on devices."""
+    """Resource that limits the simulators. Simulators that are bound by processor cores cannot be placed on devices."""
 
     chunks: tuple[tuple[int, float], ...] = Field(min_length=1)
-    """(environments, seconds of a chunk in all of them), by rising number of environments; linear in between."""
+    """(environments, seconds of a chunk in all of them), by increasing number of environments; linear in between."""
     reset_s: float = Field(default=0.0, ge=0)
     """Seconds of a reset; on a device, of all environments that are reset together."""
     host_processes: int = Field(default=1, ge=1)
-    """Processes that simulate at the same time on the host."""
+    """Parallel simulator processes on the host."""
     processes_per_device: int = Field(default=0, ge=0)
-    """Such processes for each device of the cluster, if the host grows with it; 0: `host_processes` on any cluster."""
+    """Parallel simulator processes per device, if the host grows with the cluster. If 0, `host_processes` on any
+    cluster.
+    """
 
     @model_validator(mode="after")
     def _rising_numbers(self) -> Self:
@@ -240,108 +253,113 @@ class EnvCosts(StateCosts):
         return self
 
     def num_processes(self, num_devices: int) -> int:
-        """Returns the number of processes on the host of a cluster."""
+        """Returns the number of simulator processes on the host of a cluster."""
         return self.processes_per_device * num_devices or self.host_processes
 
     def chunk_s(self, num_envs: int) -> float:
-        """Predicts a chunk in `num_envs` environments together; beyond the last point the last slope goes on."""
+        """Predicts a chunk in `num_envs` environments together; extrapolates linearly beyond the last point."""
         return read_curve(self.chunks, num_envs)
 
 
 class Turns(Config):
-    """Course of an episode of several turns. How long each answer is, `lengths` says. Quantiles are at evenly spaced
-    probabilities from 0 to 1."""
+    """Model of an episode with several turns. `lengths` gives the length of each answer. Quantiles are at evenly spaced
+    probabilities from 0 to 1.
+    """
 
     turns: tuple[float, ...] = Field(min_length=1)
-    """Quantiles of the turns of an episode."""
+    """Quantiles of the number of turns per episode."""
     given_tokens: tuple[float, ...] = Field(min_length=1)
-    """Quantiles of the tokens that a later turn is given behind the one before: a tool's answer, a user's words."""
+    """Quantiles of the tokens added before a later turn: a tool's result, a user's message."""
     tool_s: tuple[float, ...] = Field(min_length=1)
-    """Quantiles of the seconds between two turns: the episode's own code and its tools."""
+    """Quantiles of the seconds between two turns: the episode's code and its tools."""
     reward: float = Field(default=0.5, ge=0, le=1)
-    """Share of episodes that are right, where the episode brings the reward."""
+    """Share of right episodes, if the episode provides the reward."""
 
 
 class Interference(Config):
-    """Cost of one worker's work to another that computes at the same time on another device: cores, memory, the GIL."""
+    """Slowdown of one worker by another on a different device, through shared cores, memory or the GIL."""
 
     role: str
-    """Role whose work takes longer."""
+    """Role that is slowed down."""
     beside: str
-    """While an instance of this role works."""
+    """Role whose instance works at the same time."""
     slowdown: float = Field(ge=1)
-    """How many times as long."""
+    """Relative duration of the work."""
 
 
 class RunSizes(Config):
-    """Sizes of the run that a profile's lengths are of."""
+    """Sizes of the run that a profile's lengths belong to."""
 
     prompts_per_step: int = Field(ge=1)
     samples_per_prompt: int = Field(ge=1)
     max_new_tokens: int = Field(ge=1)
     num_envs: int = Field(default=0, ge=0)
-    """Environments of the simulators; 0 for a run without."""
+    """Environments of the simulators; 0 for a run without simulators."""
 
 
 class Profile(Config):
-    """The costs of a recipe's workers on one kind of device."""
+    """Costs of a recipe's workers on one kind of device."""
 
     device: str
-    """Kind of device, for people: `cpu, one core of ...`."""
+    """Name of the kind of device: `cpu, one core of ...`."""
     basis: Literal["measured", "roofline"] = "measured"
-    """Origin of the costs: workers that ran, or data sheets."""
+    """Origin of the costs: measured workers, or data sheets."""
     kind: str = Field(default="sim", pattern="[a-z][a-z0-9]*")
-    """The same as the pool of a virtual cluster that placements name."""
+    """Pool of a virtual cluster, as placements name it."""
     kinds: Mapping[str, "Profile"] = {}
-    """Costs on the further kinds of devices of a mixed cluster, by pool; lengths, rewards and controller are the
-    cluster's own."""
+    """Costs on the other kinds of devices of a mixed cluster, by pool. Lengths, rewards and controller costs of the
+    first profile apply to the whole cluster.
+    """
     model: str = ""
-    """Model of the workers, as a recipe names it; empty where that was not noted."""
+    """Model of the workers, as a recipe names it; empty if unknown."""
     sizes: RunSizes | None = None
-    """Sizes of the run whose responses were measured, or that was assumed."""
+    """Sizes of the run that was measured or assumed."""
     device_hour_cost: float = Field(default=0.0, ge=0)
-    """Price of one device for an hour, in any currency; 0 where none is stated."""
+    """Price of one device for an hour, in any currency; 0 if unknown."""
     source: str = ""
-    """Source of the figures: the command, or papers."""
+    """Source of the figures: a command, or papers."""
     device_memory_bytes: int = Field(ge=1)
     links: Links | None = None
-    """None: moving weights and samples takes no longer than `export_s` and `update_s` say; of a mixed cluster, those of
-    its first profile count."""
+    """Links of the cluster. If None, moving weights and samples takes only `export_s` and `update_s`. In a mixed
+    cluster, the first profile's links apply.
+    """
     rollout: RolloutCosts
     actor: TrainCosts
     reference: InferenceCosts | None = None
-    """None where it was not measured: the actor's inference serves."""
+    """Costs of the reference. If None, the actor's inference costs apply."""
     critic: TrainCosts | None = None
-    """None where it was not measured: the actor's costs serve."""
+    """Costs of the critic. If None, the actor's costs apply."""
     reward: RewardCosts = RewardCosts()
     lengths: Lengths = Lengths()
-    """Lengths of responses; with `turns`, of each turn's."""
+    """Lengths of responses; with `turns`, of each turn's response."""
     env: EnvCosts | None = None
-    """None of a recipe whose episodes have no simulators."""
+    """Costs of simulators; None if the recipe's episodes have none."""
     turns: Turns | None = None
-    """None of a recipe whose samples are one response each."""
+    """Model of turns; None if each sample is a single response."""
     controller_sample_s: float = Field(default=0.0, ge=0)
-    """Seconds of the controller for each sample, one after another: its way through channels, groups and batches."""
+    """Controller seconds per sample, spent sequentially: channels, groups and batches."""
     controller_step_s: float = Field(default=0.0, ge=0)
-    """Seconds of the controller for each step, in which the trainer waits: admission, the way from call to call."""
+    """Controller seconds per step during which the trainer waits: admission, and the time between calls."""
     interference: tuple[Interference, ...] = ()
-    """Costs are those of a worker that works alone; pairs that are not named here leave each other alone."""
+    """Slowdowns of overlapping roles. All other costs are for a worker that works alone; pairs not listed do not
+    interfere.
+    """
 
     @property
     def label(self) -> str:
-        """Kind of device as it is shown: a roofline is called one wherever it is."""
+        """Name of the kind of device for display; a roofline is marked as one."""
         return f"{self.device} (roofline, not measured)" if self.basis == "roofline" else self.device
 
     def on(self, role: str, pools: Iterable[str]) -> StateCosts:
-        """Returns a role's costs on devices of these pools; on several kinds at once, those of the slowest.
+        """Returns a role's costs on devices of these pools; for several kinds, the costs of the slowest.
 
-        Costs of another role serve where one was not measured.
+        If the role was not measured, the costs of another role apply.
         """
         profiles = [self.kinds.get(pool, self) for pool in dict.fromkeys(pools)] or [self]
         return max([profile.costs_of(role) for profile in profiles], key=lambda costs: costs.slowness)
 
     def costs_of(self, role: str) -> StateCosts:
-        """Returns the costs of a role on this kind of device; those of another serve where it was not measured."""
+        """Returns a role's costs on this kind of device; if it was not measured, the costs of another role."""
         if role == "rollout":
             return self.rollout
         if role == "env" and self.env:
@@ -351,6 +369,8 @@ class Profile(Config):
         return (self.critic or self.actor) if role == "critic" else self.actor
 
     def slowdown(self, role: str, beside: Iterable[str]) -> float:
-        """Returns how many times as long a role's work takes while others work, one entry an instance. Costs add up."""
+        """Returns the relative duration of a role's work while others work. beside: one role per instance; slowdowns
+        add up.
+        """
         pairs = {(pair.role, pair.beside): pair.slowdown - 1 for pair in self.interference}
         return 1 + sum(pairs.get((role, other), 0.0) for other in beside)

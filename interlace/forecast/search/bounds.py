@@ -1,4 +1,4 @@
-"""Bounds of a schedule, of time and of memory: cheap enough to be computed for every candidate."""
+"""Analytic bounds on a schedule's time and memory, cheap enough for every candidate."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from interlace.schedule.tail import Oversample, TailBatching
 
 _NORMAL = NormalDist()
 POINTS = 400
-"""Points at which a distribution of lengths is read."""
+"""Points at which a distribution of lengths is sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """A run, as far as a schedule's speed depends on it."""
+    """Sizes of a run that affect a schedule's speed."""
 
     num_devices: int
     prompts_per_step: int
@@ -32,22 +32,22 @@ class Workload:
     pools: Pools = ()
     """(kind, number) of a mixed cluster's devices, in their order."""
     num_envs: int = 0
-    """Environments of the simulators; 0 for a recipe without."""
+    """Environments of the simulators; 0 for a recipe without simulators."""
     turns: float = 1.0
     """Mean number of turns of an episode."""
 
     def on_model(self, scale: int) -> tuple[int, Pools]:
-        """Returns the devices of a model of the cluster, and their kinds."""
+        """Returns the number of devices of a scaled-down cluster, and their kinds."""
         return self.num_devices // scale, tuple((pool, count // scale) for pool, count in self.pools)
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of a step."""
+        """Samples per step."""
         return self.prompts_per_step * self.samples_per_prompt
 
     @property
     def requests_per_step(self) -> int:
-        """Requests to engines in a step: what simulating it costs."""
+        """Engine requests per step: the cost of simulating the step."""
         return round(self.samples_per_step * self.turns)
 
 
@@ -57,7 +57,7 @@ HELPS: Mapping[str, str] = {
     "cache": "a smaller rollout.max_tokens",
     "working": "fewer tokens_per_microbatch",
 }
-"""Part of a role's memory -> settings that make it smaller."""
+"""Part of a role's memory -> settings that reduce it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class RoleMemory:
     parts: Mapping[str, int]
     """Bytes by part: state (weights, gradients), moments, cache (key-value cache, buffers), working (activations)."""
     device_bytes: int
-    """Bytes of the smallest of its devices."""
+    """Memory of the smallest of its devices, in bytes."""
     num_devices: int
 
     @property
@@ -86,12 +86,12 @@ class Misfit:
 
     @property
     def over_bytes(self) -> int:
-        """Bytes that each device lacks."""
+        """Bytes that each device is short of."""
         return self.needed_bytes - self.memory.device_bytes
 
     @property
     def sentence(self) -> str:
-        """Returns the part that is largest, how much is missing, and the settings that help."""
+        """Sentence with the largest part, the missing memory and the settings that help."""
         memory, count = self.memory, self.memory.num_devices
         part = memory.largest
         where = f"{count} device{'s' if count > 1 else ''}"
@@ -105,7 +105,7 @@ class Misfit:
 def memory_by_part(
     schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
 ) -> list[RoleMemory]:
-    """Returns the memory of one instance of each role, and of each kind of devices, computing alone."""
+    """Returns the memory of one instance of each role on each kind of devices, when it computes alone."""
     found = []
     for role in workload.roles:
         for instance in _one_a_kind(schedule.instances(role, devices)):
@@ -124,9 +124,9 @@ def memory_by_part(
 
 
 def misfit(schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]) -> Misfit | None:
-    """Returns the role that is most too large for its devices, computing alone; None if every role fits.
+    """Returns the role that exceeds its devices' memory most, when it computes alone; None if every role fits.
 
-    Roles that share a device take turns on it: the role that computes may have all of it.
+    Roles that share a device take turns on it: the role that computes may use all of its memory.
     """
     found = []
     for memory in memory_by_part(schedule, profile, workload, devices):
@@ -139,7 +139,7 @@ def misfit(schedule: Schedule, profile: Profile, workload: Workload, devices: tu
 
 @lru_cache(maxsize=64)
 def response_lengths(lengths: Lengths, max_new_tokens: int) -> tuple[float, ...]:
-    """Returns response lengths at evenly spaced probabilities, rising, cut at `max_new_tokens`."""
+    """Returns response lengths at evenly spaced probabilities, ascending, cut at `max_new_tokens`."""
     places = [(place + 0.5) / POINTS for place in range(POINTS)]
     if lengths.quantiles:
         last = len(lengths.quantiles) - 1
@@ -153,10 +153,10 @@ def response_lengths(lengths: Lengths, max_new_tokens: int) -> tuple[float, ...]
 
 
 def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]) -> float:
-    """Returns seconds that a step takes at least, however well all is overlapped: an expectation, not a proof.
+    """Returns a lower estimate of a step's seconds with perfect overlap: an expectation, not a proven bound.
 
-    Each device's work is counted at the best rate that its role reaches, and a synchronous step's longest response
-    alone on its engine.
+    It adds up each device's work at the best rate of its role. A synchronous step also takes at least as long as its
+    longest response alone on an engine.
     """
     lengths = response_lengths(profile.lengths, workload.max_new_tokens)
     num_tokens = workload.samples_per_step * (fmean(lengths) + profile.lengths.prompt_tokens)
@@ -187,7 +187,7 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
 def _add_simulators(
     busy: list[float], schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
 ) -> None:
-    """Adds the chunks of a step's episodes, at the best rate of the environments that move together."""
+    """Adds the simulation of a step's episodes, at the best rate of the environments that move together."""
     instances = [instance for instance in schedule.instances("env", devices) if instance]
     if not instances or profile.env is None or profile.turns is None:
         return
@@ -225,23 +225,23 @@ def _one_a_kind(instances: Sequence[tuple[Device, ...]]) -> list[tuple[Device, .
 
 
 def _alone_s(profile: Profile, instance: Sequence[Device]) -> float:
-    """Returns seconds of a decode step of one sequence."""
+    """Returns the seconds of a decode step for one sequence."""
     costs = profile.on("rollout", _pools(instance))
     return costs.steps[0][1] / costs.speed(len(instance)) if isinstance(costs, RolloutCosts) else 0.0
 
 
 def _best_token_s(costs: RolloutCosts, most: int) -> float:
-    """Returns seconds a token at the best batch of at most `most` sequences."""
+    """Returns the seconds per token at the best batch of at most `most` sequences."""
     batches = [min(batch, most) for batch, _ in costs.steps] + [most]
     return min(costs.step_s(batch) / batch for batch in batches)
 
 
 def prefill_cost(profile: Profile) -> float:
-    """Returns the time to compute a token of a context again, as a share of decoding one in the best batch."""
+    """Returns the time to recompute a token of a context, as a share of decoding one in the best batch."""
     costs = profile.rollout
     return round(costs.prefill_token_s / _best_token_s(costs, costs.max_running), 3)
 
 
 def _expected_longest(lengths: Sequence[float], count: int) -> float:
-    """Returns about the length that the longest of `count` responses has."""
+    """Returns the expected length of the longest of `count` responses."""
     return lengths[min(len(lengths) - 1, math.floor((1 - 1 / (count + 1)) * len(lengths)))]

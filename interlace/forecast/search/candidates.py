@@ -1,4 +1,4 @@
-"""Candidates of the planner: where the roles are, as shares of any number of devices, and the other fields beside."""
+"""Candidates of the planner: placements as shares of the devices, and the other fields of a schedule."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,35 +16,36 @@ WHOLE = Fraction(1)
 SHARES = tuple(Fraction(eighths, 8) for eighths in range(1, 8))
 """Shares of the devices that are tried for a role."""
 HYBRIDS = ((WHOLE, Fraction(1, 2)), (WHOLE, Fraction(1, 4)), (Fraction(3, 4), Fraction(1, 2)))
-"""(share that generates, share that trains) where some devices do both."""
+"""(share that generates, share that trains) of layouts in which some devices do both."""
 _MEASURE = tuple(Device(index=n, pool="any", pool_index=n, memory_bytes=0) for n in range(840))
-"""Devices on which a schedule's shares are counted: 840 divides by all small numbers."""
+"""Devices for measuring a schedule's shares; 840 is divisible by all numbers up to 8."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Places of the roles."""
+    """Placement of the roles."""
 
     rollout: Fraction = WHOLE
-    """Share of the devices that generates, from the first one on."""
+    """Share of the devices that generates, from the first device on."""
     training: Fraction = WHOLE
-    """Share that trains, the last ones; more than the rest where some devices do both."""
+    """Share of the devices that trains, up to the last device. Some devices do both if the two shares exceed 1."""
     inference: Literal["training", "rollout", "apart"] = "training"
     """Devices of the reference: those that train, those that generate, or the first quarter of those that train, which
-    then trains on the other three."""
+    then trains on the remaining three quarters.
+    """
     span: int = 1
-    """Devices of an instance of the rollout engine."""
+    """Devices per instance of the rollout engine."""
 
     env: Fraction | Literal["host", "rollout"] = "host"
-    """Devices of simulators: the next share after the devices that generate, the same devices, or none (the host)."""
+    """Devices of the simulators: the share after the generating devices, the generating devices, or the host."""
 
     turned: bool = False
-    """True if generation is on the last devices and training on the first: of a mixed cluster, on the other kind."""
+    """True if the last devices generate and the first train. In a mixed cluster this swaps the kinds."""
 
     def placement(self, num_devices: int, pools: Pools = ()) -> Mapping[str, object] | None:
-        """Returns a schedule's placement on a number of devices; None where a part would be empty or cannot be cut.
+        """Returns the placement on `num_devices`; None if a part would be empty or cannot be divided.
 
-        pools: of a mixed cluster; no engine is of several kinds of devices.
+        pools: kinds of a mixed cluster; an engine never spans several kinds.
         """
         generating = _count(self.rollout, num_devices, self.span)
         simulating = _count(self.env, num_devices, 1) if isinstance(self.env, Fraction) else 0
@@ -83,7 +84,7 @@ class Layout:
 
     @property
     def is_split(self) -> bool:
-        """True if no device both generates and trains, and none is left over."""
+        """True if no device both generates and trains, and no device is idle."""
         return self.rollout + self.training + (self.env if isinstance(self.env, Fraction) else 0) == 1
 
     @property
@@ -94,29 +95,29 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A schedule for any number of devices."""
+    """Schedule for any number of devices."""
 
     layout: Layout
     rest: Schedule
-    """All fields but the placement."""
+    """All fields except the placement."""
     name: str = ""
-    """Preset that it is, or from which it comes."""
+    """Preset from which the candidate comes."""
 
     def on(self, num_devices: int, pools: Pools = ()) -> Schedule | None:
-        """Returns the schedule for a cluster; None where the cluster is too small or cannot be cut so."""
+        """Returns the schedule for a cluster; None if the cluster is too small or cannot be divided."""
         placement = self.layout.placement(num_devices, pools)
         if placement is None:
             return None
         return Schedule.parse({**self.rest.model_dump(), "placement": placement})
 
     def changed(self, fields: Mapping[str, object]) -> "Candidate | None":
-        """Returns the candidate with other fields; None where the fields contradict each other."""
+        """Returns the candidate with other fields; None if the fields contradict each other."""
         rest = _parsed(self.rest, tuple(sorted(fields.items(), key=lambda pair: pair[0])))
         return replace(self, rest=rest) if rest else None
 
     @classmethod
     def of(cls, schedule: Schedule, name: str = "", devices: tuple[Device, ...] = ()) -> "Candidate":
-        """Makes a candidate of a schedule, its placement read as shares. devices: those that it names by number."""
+        """Builds a candidate from a schedule, with its placement as shares. devices: those that it names by number."""
         devices = devices or _MEASURE
         counted = {role: _indices(schedule, role, devices) for role in ("rollout", "reference", "actor")}
         inference: Literal["training", "rollout", "apart"] = "training"
@@ -162,7 +163,7 @@ def _range(first: int, end: int) -> str:
 
 
 def _parts(devices: tuple[int, int], pools: Pools) -> Iterator[tuple[str, int, int]]:
-    """Yields (kind, first device within it, number) of the kinds that a range of a cluster's devices has a part in."""
+    """Yields (kind, first device within the kind, number) for each kind in a range of the cluster's devices."""
     start = 0
     for pool, count in pools:
         low, high = max(devices[0] - start, 0), min(devices[1] - start, count)
@@ -178,28 +179,28 @@ def _named(devices: tuple[int, int], pools: Pools) -> str:
 
 
 def selects_by_speed(schedule: Schedule) -> bool:
-    """Says whether what is trained on depends on how soon it is finished: whether lengths may be biased.
+    """Returns whether completion time affects the selection of training samples, which may bias lengths.
 
-    Groups that overtake others are trained on earlier, though none is left out: a batch may be shorter, and a run's
-    end is.
+    If groups can overtake others, fast groups are trained on earlier although none is dropped, because the last batch
+    and the end of a run cut off the slow ones.
     """
     overtakes = not schedule.batches_are_fixed and schedule.overtake != 0
     return leaves_out(schedule) or overtakes
 
 
 def leaves_out(schedule: Schedule) -> bool:
-    """Says whether slow groups are left out of training, for good or to come again."""
+    """Returns whether slow groups are left out of training, permanently or until a retry."""
     return schedule.tail.kind in ("oversample", "tail_batching") or schedule.on_straggler != "hold"
 
 
 def warm_up_steps(schedule: Schedule) -> int:
-    """Returns the steps until a pipeline that starts empty has settled."""
+    """Returns the steps until an initially empty pipeline is in steady state."""
     ahead = schedule.steps_ahead
     return math.ceil(1.5 * ahead) + 1 if ahead else 0
 
 
 def period_steps(schedule: Schedule) -> int:
-    """Returns the steps after which what is done repeats itself: a version, or short rounds and their long one."""
+    """Returns the period of the schedule in steps: a version, or the short rounds and their long round."""
     surplus = getattr(schedule.tail, "prompts", 1.0) - 1 if schedule.tail.kind == "tail_batching" else 0
     return max(schedule.sync_every, math.ceil(1 / surplus - 1e-9) + 1 if surplus > 0 else 1)
 
@@ -215,9 +216,9 @@ _AHEAD = (
     (1, None, 2),
     (0.5, None, 4),
 )
-"""(K, depth, S)."""
+"""(max_staleness, pipeline_depth, sync_every)."""
 _SURPLUSES = ((1.25, 1.0), (1.25, 1.25), (1.25, 1.5), (1.5, 1.0), (1.5, 1.25), (1.5, 1.5), (2.0, 1.25), (2.0, 1.5))
-"""(prompts, responses) launched for each one needed."""
+"""(prompts, responses) launched per one needed."""
 _TAILS: tuple[object, ...] = (
     "none", {"kind": "migrate"}, {"kind": "migrate", "remaining_share": 0.5, "batch": "100%", "kv_share": 0.5},
     *({"kind": kind, "prompts": prompts, "responses": responses}
@@ -225,13 +226,13 @@ _TAILS: tuple[object, ...] = (
       for prompts, responses in _SURPLUSES),
 )  # fmt: skip
 _LOANS = (None, 0.3, 0.6, 0.8, 0.9)
-"""Shares of a batch that end a loan."""
+"""Shares of a batch that end a loan of devices."""
 
 
 def neighbours(
     candidate: Candidate, *, spans: Iterable[int], has_reference: bool, has_env: bool = False, pools: Pools = ()
 ) -> Iterator[Candidate]:
-    """Yields the candidates that differ from one in one decision."""
+    """Yields the candidates that differ in one decision."""
     yield from _moved(candidate, tuple(spans), has_reference)
     if has_env:
         yield from _with_simulators(candidate)
@@ -250,7 +251,7 @@ def _moved(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) ->
     places = [(WHOLE, WHOLE), *((share, 1 - share) for share in SHARES), *HYBRIDS]
     layouts = [replace(here, rollout=rollout, training=training) for rollout, training in places]
     layouts += [replace(here, span=span) for span in spans]
-    if here.is_split:  # a finer step than the grid's
+    if here.is_split:  # smaller changes than between SHARES
         layouts += [
             replace(here, rollout=here.rollout + by, training=here.training - by)
             for by in (Fraction(1, 16), Fraction(-1, 16))
@@ -262,7 +263,7 @@ def _moved(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) ->
 
 
 def _with_simulators(candidate: Candidate) -> Iterator[Candidate]:
-    """Yields the candidate with its simulators elsewhere, and with other numbers of environments that move together."""
+    """Yields the candidate with other placements of the simulators and other numbers of environments per move."""
     here, quarter, half = candidate.layout, Fraction(1, 4), Fraction(1, 2)
     places: list[tuple[Fraction, Fraction | Literal["host", "rollout"], Fraction]] = [
         (WHOLE, "rollout", WHOLE),
@@ -284,7 +285,7 @@ def _with_simulators(candidate: Candidate) -> Iterator[Candidate]:
 
 
 def by_kind(candidate: Candidate, pools: Pools) -> Iterator[Candidate]:
-    """Yields the candidate with one kind of devices generating and the others training; nothing where all are alike."""
+    """Yields the candidate with one kind of devices generating and the others training; none if all are of one kind."""
     total = sum(count for _, count in pools)
     for first in range(1, len(pools)):
         share = Fraction(sum(count for _, count in pools[:first]), total)
@@ -295,7 +296,7 @@ def by_kind(candidate: Candidate, pools: Pools) -> Iterator[Candidate]:
 
 
 def _decisions(rest: Schedule, has_reference: bool) -> Iterator[Mapping[str, object]]:
-    """Yields the fields of each decision but the place."""
+    """Yields the fields of each decision except the placement."""
     waits = {
         "max_staleness": 0, "pipeline_depth": None, "sync_every": 1, "batching": "step", "on_straggler": "hold",
         "overtake": None,
@@ -326,7 +327,7 @@ def _decisions(rest: Schedule, has_reference: bool) -> Iterator[Mapping[str, obj
 
 @lru_cache(maxsize=1)
 def plain() -> tuple[Candidate, ...]:
-    """Returns what a search starts from beside the presets: synchronous and four versions ahead, shared and split."""
+    """Returns the initial candidates besides the presets: synchronous and asynchronous, shared and split devices."""
     ahead = {
         "max_staleness": 4, "pipeline_depth": 2, "batching": "arrival", "on_update": "keep", "dispatch": "least_tokens",
     }  # fmt: skip

@@ -1,9 +1,9 @@
-"""The planner: searches schedules for a workload, scored by what is handed in, within limits that the user sets.
+"""The planner: searches schedules for a workload, scored by a given function, within limits that the user sets.
 
-Analytic bounds and memory prune candidates before any is simulated; a beam search at coarse fidelity finds what to
-look at, and successive halving spends more simulated steps on fewer of them. The effort that is left decides how many
-candidates are simulated, and how closely. Once it is spent, the search returns the best plan so far. The search has no
-clock: with a SampleEffort, the same arguments give the same plan.
+Analytic bounds and memory prune candidates before any is simulated. A beam search at coarse fidelity finds promising
+candidates, and successive halving spends more simulated steps on fewer of them. The remaining effort determines how
+many candidates are simulated, and how closely. Once it is spent, the search returns the best plan so far. The search
+has no clock: with a SampleEffort, the same arguments give the same plan.
 """
 
 import math
@@ -34,20 +34,20 @@ from interlace.schedule.schedule import Schedule
 
 BASELINE = "verl-colocated"
 CURRENT = "current"
-"""Name of the plan that a run follows now."""
+"""Name of the plan that a run uses now."""
 SURE, LAST = 2, 6
-"""Best plans that are looked at on the whole cluster in any case, and at most."""
+"""Minimum and maximum number of best plans that are simulated on the whole cluster."""
 SEARCH_LEAVES = 0.5
-"""Share of the effort that the search leaves for a closer prediction of the best."""
+"""Share of the effort that is reserved for a closer prediction of the best plans."""
 FRONT = 5
-"""Plans that are looked at closely for being less stale or less biased than faster ones."""
+"""Plans of the Pareto front that are simulated closely although faster plans exist."""
 BEAM = 3
-"""Candidates whose neighbours are tried in a round of the search."""
+"""Candidates whose neighbours are tried in one round of the search."""
 SMALLEST = 8
-"""Devices of the smallest model of a cluster that is simulated in its place."""
+"""Devices of the smallest model of a cluster."""
 ROUNDS_WITHOUT_GAIN = 2
 ALIKE = 0.005
-"""Share of speed by which plans of the same length bias differ where they are taken for the same."""
+"""Relative difference in speed below which plans of equal length shift count as the same."""
 
 
 def search(
@@ -61,7 +61,7 @@ def search(
     accepts: Accepts = lambda _schedule: None,
     current: Schedule | None = None,
 ) -> SearchResult:
-    """Finds schedules. current: the schedule that a run follows; it is predicted as closely as the best.
+    """Searches for schedules. current: the schedule that a run uses; it is predicted as closely as the best.
 
     Raises UserError if nothing fits or the limits contradict each other.
     """
@@ -84,7 +84,7 @@ class _Search:
         self._score, self._accepts = score, accepts
         self._scales = coarser(workload)
         requests = workload.requests_per_step
-        # Half of the effort is for the search, a fifth for the middle, the rest for the end.
+        # The search takes half of the effort, the middle fidelity a fifth, and the final one the rest.
         self._coarse = Fidelity(scale=self._scales[0], steps=6 if requests < 512 else 4 if requests < 16_384 else 2)
         self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2)
         self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
@@ -92,13 +92,13 @@ class _Search:
         self._seen: dict[Candidate, Score | Refused] = {}
         self._schedules: dict[Candidate, Schedule] = {}
         self._simulated: dict[tuple[Schedule, Fidelity], Score | Refused] = {}
-        """Scores by what was simulated: several candidates may come to the same schedule."""
+        """Scores by simulated schedule; several candidates may result in the same schedule."""
         self._misfits: list[Misfit] = []
         self._reasons: list[str] = []
         self._num_pruned = self._num_scored = 0
 
     def run(self, current: Candidate | None) -> SearchResult:
-        """Searches coarsely, then halves."""
+        """Searches at coarse fidelity, then applies successive halving."""
         presets = {name: self._seed(Candidate.of(load_schedule(name), name)) for name in preset_names()}
         seeds = [self._seed(each) for each in plain()]
         mixed = [each for start in (*seeds, *presets.values()) for each in by_kind(start, self._workload.pools)]
@@ -110,7 +110,7 @@ class _Search:
         middle = {**self._of(chosen), **self._scored(self._affordable(chosen, self._middle, 0.7), self._middle)}
         inside = [candidate for candidate in _ranked(middle) if self._is_inside(candidate, middle[candidate])]
         front = pareto([self._plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
-        # The plans that are compared come first, then the front and the next best, as far as the effort allows.
+        # The plans to compare come first, then the front and the next best, as far as the effort allows.
         asked = [*inside[:SURE], *([current] if current else []), presets[BASELINE], *_unbiased(inside, middle)[:1]]
         asked += [*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]]
         self._fine = self._closest(asked[: SURE + 1])
@@ -142,12 +142,12 @@ class _Search:
         return {each: self._seen[each] for each in candidates}
 
     def _seen_plan(self, candidate: Candidate) -> Planned | None:
-        """Returns the plan of a candidate by its coarse score; None if it has none."""
+        """Returns the plan of a candidate by its coarse score; None without one."""
         score = self._seen.get(candidate)
         return self._plan(candidate, score) if isinstance(score, Score) else None
 
     def _closest(self, candidates: Sequence[Candidate]) -> Fidelity:
-        """Returns the fidelity for the end: the whole cluster, or a model as large as the effort allows."""
+        """Returns the final fidelity: the whole cluster, or the largest model of it that the effort allows."""
         for scale in self._scales[2:]:
             fidelity = replace(self._fine, scale=scale)
             if self._effort.affords(sum(self._cost(each, fidelity) for each in candidates)):
@@ -155,7 +155,7 @@ class _Search:
         return replace(self._fine, scale=self._scales[1])
 
     def _affordable(self, candidates: Iterable[Candidate], fidelity: Fidelity, share: float) -> list[Candidate]:
-        """Returns the first of the candidates, as many as a share of the effort that is left allows simulating."""
+        """Returns the first candidates, as many as a share of the remaining effort allows to simulate."""
         found, num_samples = list[Candidate](), 0
         for each in dict.fromkeys(candidates):
             num_samples += self._cost(each, fidelity)
@@ -165,14 +165,14 @@ class _Search:
         return found
 
     def _promising(self) -> list[Candidate]:
-        """Returns the fastest candidates, and those of the coarse front that are less stale or less biased."""
+        """Returns the fastest candidates, and candidates of the coarse front that are less stale or less biased."""
         inside = {each: score for each, score in self._seen.items() if self._is_inside(each, score)}
         plans = [self._plan(each, score) for each, score in inside.items() if isinstance(score, Score)]
         fastest, front = _unlike(inside), (plan.candidate for plan in pareto(plans)[:8])
         return list(dict.fromkeys([*fastest[:8], *front, *_unbiased(fastest, inside)[:2]]))
 
     def _climb(self) -> None:
-        """Tries the neighbours of the best until nothing better comes, or half of the effort is used."""
+        """Tries the neighbours of the best until the best stops improving or half of the effort is used."""
         best, idle, expanded = 0.0, 0, set[Candidate]()
         while idle < ROUNDS_WITHOUT_GAIN and self._effort.share_left > SEARCH_LEAVES:
             beam = [each for each in self._best(4 * BEAM) if each not in expanded][:BEAM]
@@ -197,7 +197,7 @@ class _Search:
             idle, best = (0, now) if now > best * 1.005 else (idle + 1, max(now, best))
 
     def _respanned(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Returns candidates with engines of several devices."""
+        """Returns the candidates with each number of devices per engine."""
         return [
             replace(each, layout=replace(each.layout, span=span))
             for each in candidates
@@ -205,7 +205,7 @@ class _Search:
         ]
 
     def _try(self, candidates: Iterable[Candidate]) -> None:
-        """Simulates coarsely the candidates that may be better than the best so far; the most promising first."""
+        """Simulates at coarse fidelity the candidates that may beat the best so far, the most promising first."""
         fresh = []
         for each in dict.fromkeys(candidates):
             if each in self._seen:
@@ -217,9 +217,9 @@ class _Search:
         fresh.sort(key=lambda pair: pair[0])
         best = self._best(1)
         top = self._seen[best[0]] if best else None
-        # Of a step that trains on all that is generated, whatever the best leaves out.
+        # Seconds of a step that trains on all generated samples: the best may leave some out.
         limit = top.step_s / (1 + min(0.0, top.length_shift)) if isinstance(top, Score) else math.inf
-        # A sixth more than the bound: it is an expectation.
+        # Allow a sixth more than the bound, because the bound is an expectation.
         promising = [each for least_s, each in fresh if least_s <= 1.17 * limit]
         self._num_pruned += len(fresh) - len(promising)
         for start in range(0, len(promising), 16):
@@ -229,7 +229,7 @@ class _Search:
             self._report()
 
     def _report(self) -> None:
-        """Shows the best schedule so far."""
+        """Reports the best schedule so far."""
         best = self._best(1)
         score = self._seen[best[0]] if best else None
         found = f", best so far {score.step_s:.4g} s per step" if isinstance(score, Score) else ""
@@ -249,12 +249,12 @@ class _Search:
         return {each: self._simulated[task] for each, task in ready.items() if task in self._simulated}
 
     def _cost(self, candidate: Candidate, fidelity: Fidelity) -> int:
-        """Returns the samples that are simulated."""
+        """Returns the number of samples to simulate."""
         steps = fidelity.num_steps(candidate.rest)
         return steps * self._workload.requests_per_step // fidelity.scale
 
     def _fitting(self, candidate: Candidate) -> Schedule | None:
-        """Returns the candidate's schedule where it fits the cluster, its memory and whatever else is asked."""
+        """Returns the candidate's schedule if it fits the cluster and its memory and `accepts` allows it, else None."""
         if candidate in self._schedules:
             return self._schedules[candidate]
         schedule = candidate.on(len(self._devices), self._workload.pools)
@@ -300,7 +300,7 @@ class _Search:
         )
 
     def _why_not(self, presets: Mapping[str, Candidate], best: Planned) -> list[WhyNot]:
-        """Tells of each preset what it loses to the best, both looked at coarsely; of those out of bounds too."""
+        """Returns the losses of each preset against the best, at coarse fidelity; includes presets out of bounds."""
         told = []
         outside = [each for each in (*presets.values(), best.candidate) if each not in self._seen]
         shorter = replace(self._coarse, steps=2)
@@ -317,7 +317,7 @@ class _Search:
                 told.append(WhyNot(preset=name, ratio=None, reason=reason))
                 continue
             ratio = score.tokens_per_s / top.tokens_per_s
-            # Device-seconds a trained token, in those that the best plan spends on one.
+            # Device-seconds per trained token, relative to the best plan's.
             more = {bin: share / ratio - top.bins.get(bin, 0.0) for bin, share in score.bins.items()}
             loses = sorted(((bin, by) for bin, by in more.items() if by > 0.02), key=lambda pair: -pair[1])[:3]
             reason = self._limits.refusal(self._schedules[candidate]) or ""
@@ -325,7 +325,7 @@ class _Search:
         return told
 
     def _refuse(self) -> None:
-        """Raises UserError: why there is no plan."""
+        """Raises UserError with the reason why no plan exists."""
         if any(self._is_inside(each, score) for each, score in self._seen.items()):
             return
         limits = self._limits
@@ -358,12 +358,12 @@ def _ranked(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
 
 
 def _unbiased(candidates: Iterable[Candidate], scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
-    """Returns those of the candidates that train on responses as long as were generated."""
+    """Returns the candidates whose trained responses are as long as the generated ones."""
     return [each for each in candidates if isinstance(score := scores[each], Score) and score.is_unbiased]
 
 
 def _unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
-    """Returns the fastest first, one of those that do the same: a change without effect is no step forward."""
+    """Returns the candidates, the fastest first, without those that are the same as a faster one."""
     found: list[Candidate] = []
     last: Score | None = None
     for each in _ranked(scores):
@@ -381,9 +381,9 @@ def _unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
 
 
 def coarser(workload: Workload) -> tuple[int, ...]:
-    """Returns the scales of the coarse and the middle fidelity, then those of the end, the closest first.
+    """Returns the scales of the coarse and the middle fidelity, then the scales for the final one, the closest first.
 
-    Scales are common divisors of devices and prompts.
+    Scales are common divisors of the numbers of devices and prompts.
     """
     kinds = [count for _, count in workload.pools] or [workload.num_devices]
     common = math.gcd(workload.prompts_per_step, workload.num_envs, *kinds)

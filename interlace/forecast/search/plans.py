@@ -1,4 +1,4 @@
-"""Questions and answers of the planner: limits, fidelity, predictions, plans."""
+"""Data types of the planner: limits, fidelity, predictions, plans."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,24 +12,24 @@ from interlace.forecast.search.candidates import Candidate, period_steps, warm_u
 from interlace.schedule.schedule import Schedule
 
 SAME_LENGTH = 1e-3
-"""Length shift that is none."""
+"""Length shift below which a plan counts as unbiased."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanLimits:
-    """Bounds that the user sets."""
+    """Limits that the user sets."""
 
     max_staleness: int = 0
-    """Versions by which any sample may be stale; 0 is on-policy."""
+    """Largest staleness of a sample, in versions; 0 is on-policy."""
     max_sync_every: int = 1
-    """Steps per version at most: with more, several steps train on samples of the same weights."""
+    """Largest number of steps per version: above 1, several steps train on samples of the same weights."""
     max_length_shift: float = 1.0
-    """Share by which what is trained on may be shorter than what was generated."""
+    """Largest share by which trained responses may be shorter than the generated ones."""
     max_step_s: float = math.inf
-    """Seconds of a step at most."""
+    """Largest seconds of a step."""
 
     def refusal(self, schedule: Schedule) -> str | None:
-        """Returns why a schedule is out of bounds before it is tried; None where it is not."""
+        """Returns the reason why a schedule exceeds the limits; None if it does not. Needs no simulation."""
         if schedule.staleness_bound > self.max_staleness:
             allowed = self.max_staleness
             return f"samples may be {schedule.staleness_bound} versions stale, more than the {allowed} allowed"
@@ -39,14 +39,14 @@ class PlanLimits:
 
 
 class PlanBounds(Config):
-    """Bounds of a plan as settings."""
+    """Limits of a plan as settings."""
 
     max_staleness: int = Field(default=0, ge=0)
-    """Versions by which any sample may be stale; 0 is on-policy."""
+    """Largest staleness of a sample, in versions; 0 is on-policy."""
     max_sync_every: int = Field(default=1, ge=1)
-    """Steps per version at most."""
+    """Largest number of steps per version."""
     max_length_shift: float = Field(default=1.0, ge=0, le=1)
-    """Share by which trained responses may be shorter than generated ones."""
+    """Largest share by which trained responses may be shorter than generated ones."""
 
     @property
     def bounds(self) -> str:
@@ -56,7 +56,7 @@ class PlanBounds(Config):
         return stale + shift
 
     def limits(self, max_step_s: float) -> PlanLimits:
-        """Returns the limits of a search. max_step_s: seconds of a step at most."""
+        """Returns the limits of a search. max_step_s: largest seconds of a step."""
         return PlanLimits(
             max_staleness=self.max_staleness,
             max_sync_every=self.max_sync_every,
@@ -67,20 +67,20 @@ class PlanBounds(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fidelity:
-    """How closely a candidate is looked at."""
+    """Accuracy of a candidate's simulation."""
 
     scale: int = 1
-    """Devices and prompts are divided by this."""
+    """Divisor of the numbers of devices and prompts."""
     steps: int = 4
-    """Steps that are counted, at least."""
+    """Minimum number of counted steps."""
 
     def counted_steps(self, schedule: Schedule) -> int:
-        """Returns the steps counted: whole periods of what the schedule repeats."""
+        """Returns the number of counted steps: whole periods of the schedule."""
         period = period_steps(schedule)
         return math.ceil(self.steps / period) * period
 
     def num_steps(self, schedule: Schedule) -> int:
-        """Returns the steps simulated: those that fill the pipeline come on top."""
+        """Returns the number of simulated steps, including those that fill the pipeline."""
         return warm_up_steps(schedule) + self.counted_steps(schedule)
 
 
@@ -89,36 +89,36 @@ class Score:
     """Prediction for a schedule."""
 
     step_s: float
-    """Mean over the counted steps."""
+    """Mean seconds of the counted steps."""
     error_s: float
-    """Standard error of that mean, over the steps. It says nothing of the profile's own errors."""
+    """Standard error of that mean over the steps, without the profile's own errors."""
     tokens_per_s: float
-    """Trained prompt and response tokens, of all devices together."""
+    """Trained prompt and response tokens per second, of all devices together."""
     goodput: float
-    """Share of device time that is useful work."""
+    """Share of device time spent on useful work."""
     staleness_mean: float
-    """Versions."""
+    """Mean staleness, in versions."""
     staleness_max: float
     length_shift: float
-    """Mean length trained on against generated, less 1."""
+    """Mean trained length divided by the mean generated length, minus 1."""
     bins: Mapping[str, float] = field(default_factory=dict)
-    """Share of device time of each bin of the goodput ledger."""
+    """Share of device time in each bin of the goodput ledger."""
 
     @property
     def is_unbiased(self) -> bool:
-        """True if what is trained on is as long as what was generated."""
+        """True if trained responses are as long as the generated ones."""
         return abs(self.length_shift) < SAME_LENGTH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """A candidate that cannot run."""
+    """Candidate that cannot run."""
 
     reason: str
 
 
 Scorer = Callable[[Sequence[tuple[Schedule, Fidelity]]], Sequence[Score | Refused | None]]
-"""Predicts schedules, each for the cluster divided by its scale; None for a schedule that the time did not allow."""
+"""Predicts schedules, each for the cluster divided by its scale; None for a schedule that was not simulated in time."""
 
 
 class Effort(Protocol):
@@ -126,78 +126,78 @@ class Effort(Protocol):
 
     @property
     def share_left(self) -> float:
-        """Share of the effort that is left, 0 ... 1."""
+        """Remaining share of the effort, 0 ... 1."""
         ...
 
     def spend(self, num_samples: int) -> None:
-        """Notes that samples were simulated."""
+        """Records simulated samples."""
         ...
 
     def affords(self, num_samples: int) -> bool:
-        """Returns whether simulating this number of samples is within what is left."""
+        """Returns whether the remaining effort allows to simulate `num_samples`."""
         ...
 
     def report(self, text: str) -> None:
-        """Shows the state of the search."""
+        """Reports the state of the search."""
         ...
 
 
 class SampleEffort:
-    """Effort in simulated samples: the same search for the same arguments, regardless of the machine."""
+    """Effort in simulated samples: the same arguments give the same search on any machine."""
 
     def __init__(self, num_samples: int) -> None:
         self._total = self._left = num_samples
 
     @property
     def share_left(self) -> float:
-        """Share of the samples that is left."""
+        """Remaining share of the samples."""
         return max(0.0, self._left / self._total)
 
     def spend(self, num_samples: int) -> None:
-        """Notes that samples were simulated."""
+        """Records simulated samples."""
         self._left -= num_samples
 
     def affords(self, num_samples: int) -> bool:
-        """Returns whether this number of samples is left."""
+        """Returns whether `num_samples` remain."""
         return num_samples <= self._left
 
     def report(self, text: str) -> None:
-        """Shows nothing."""
+        """Reports nothing."""
 
 
 Accepts = Callable[[Schedule], str | None]
-"""Returns why a schedule cannot run here, beside what the profile says; None where it can."""
+"""Returns the reason why a schedule cannot run, in addition to the checks by the profile; None if it can."""
 
 
 def accept_all(schedule: Schedule) -> None:
-    """Accepts any schedule: an `Accepts` where the profile and the settings say all."""
+    """Accepts any schedule: the `Accepts` of a search without further checks."""
     del schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """A schedule for the whole cluster and its prediction."""
+    """Schedule for the whole cluster, with its prediction."""
 
     name: str
-    """Preset that it is, or the one from which the search came to it."""
+    """Preset that the plan is, or from which the search reached it."""
     schedule: Schedule
     score: Score
     staleness_bound: int
-    """Versions by which a sample may be stale, at most."""
+    """Largest staleness of a sample, in versions."""
     candidate: Candidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhyNot:
-    """Account of a preset that is not the best."""
+    """Comparison of a preset with the best plan."""
 
     preset: str
     ratio: float | None
-    """Trained tokens/s against the best plan's; None where the preset was not simulated."""
+    """Trained tokens/s divided by the best plan's; None if the preset was not simulated."""
     loses: Sequence[tuple[str, float]] = ()
-    """(bin, device-seconds more for each device-second of the best plan's) where more is spent on a trained token."""
+    """(bin, additional device-seconds per trained token, relative to the best plan's total) of the largest losses."""
     reason: str = ""
-    """Why it was not simulated, or is out of bounds."""
+    """Reason why the preset was not simulated, or exceeds the limits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,17 +205,17 @@ class SearchResult:
     """Outcome of a search."""
 
     ranked: Sequence[Planned]
-    """Plans, the best first: those that were looked at on the whole cluster, then those on a model of it."""
+    """Plans, the best first: plans that were simulated on the whole cluster, then plans on a model of it."""
     baseline: Planned | None
-    """`verl-colocated`; None where it cannot run."""
+    """Plan of `verl-colocated`; None if it cannot run."""
     current: Planned | None
-    """The schedule that is followed now; None where none was given or it cannot run."""
+    """Plan of the schedule in use; None if none was given or it cannot run."""
     front: Sequence[Planned]
-    """Plans that no other of them beats in speed, staleness and length bias at once."""
+    """Pareto front: plans that no other beats in speed, staleness and length bias at once."""
     why_not: Sequence[WhyNot]
     num_scored: int
     num_pruned: int
-    """Candidates that bounds or memory ruled out before they were simulated."""
+    """Candidates that bounds or memory excluded before simulation."""
 
     @property
     def best(self) -> Planned:
@@ -224,16 +224,16 @@ class SearchResult:
 
     @property
     def unbiased(self) -> Planned | None:
-        """The fastest plan that trains on responses as long as were generated; None where none was looked at."""
+        """The fastest plan whose trained responses are as long as the generated ones; None if none was simulated."""
         return next((plan for plan in self.ranked if plan.score.is_unbiased), None)
 
     def ratio(self, plan: Planned) -> float | None:
-        """Returns a plan's trained tokens/s against the baseline's."""
+        """Returns a plan's trained tokens/s divided by the baseline's."""
         return plan.score.tokens_per_s / self.baseline.score.tokens_per_s if self.baseline else None
 
 
 def pareto(plans: Sequence[Planned]) -> list[Planned]:
-    """Returns the plans that no other equals or beats in speed, staleness and length bias alike, the fastest first."""
+    """Returns the plans that no other matches or beats in speed, staleness and length bias, the fastest first."""
 
     def beats(one: Planned, two: Planned) -> bool:
         better = one.score.tokens_per_s >= two.score.tokens_per_s and one.staleness_bound <= two.staleness_bound
@@ -247,7 +247,7 @@ def pareto(plans: Sequence[Planned]) -> list[Planned]:
 
 
 def differing(schedule: Schedule) -> dict[str, object]:
-    """Returns the fields of a schedule that are not the defaults, as a schedule's file has them."""
+    """Returns the fields of a schedule that differ from the defaults, in the format of a schedule's file."""
     given, default = schedule.model_dump(mode="json"), Schedule().model_dump(mode="json")
     found: dict[str, object] = {name: value for name, value in given.items() if value != default[name]}
     if isinstance(placement := found.get("placement"), dict):

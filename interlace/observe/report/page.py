@@ -1,111 +1,202 @@
-"""The report as one HTML page, without scripts and network access."""
+"""The report: one HTML file with its charts, which needs no network."""
 
-from collections.abc import Sequence
-from html import escape
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from interlace.core.types import JSON
+from interlace.observe.answers import EvaluationAnswer, read_answers
 from interlace.observe.atomic_file import write_atomic
-from interlace.observe.report import sections
-from interlace.observe.report.films import films
-from interlace.observe.report.gantt import DeviceTimeline
-from interlace.observe.report.sections import RUN_COLOURS, Entry
+from interlace.observe.report.device_time import DeviceTimeline, StepView, ledger_view, step_bars, step_view
+from interlace.observe.report.distributions import distribution_panels, length_sentences
+from interlace.observe.report.films import film_views
+from interlace.observe.report.header import run_facts, summary_cards
+from interlace.observe.report.metric_table import metric_summaries
+from interlace.observe.report.panels import RUN_COLOURS, LearningPanels, Panel, build_panels
+from interlace.observe.report.samples import answer_pairs, failure_causes, sample_groups
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_sessions import RunSession, read_sessions
 
-STYLE = """
-:root { --ink: #1c2433; --soft: #667085; --line: #e6e9f0; --card: #ffffff; --back: #f6f7fa; --track: #eef0f5; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e7eaf1; --soft: #98a2b3; --line: #2c3444; --card: #171d29; --back: #0f141d; --track: #222a39; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", sans-serif; }
-main { max-width: 1160px; margin: 0 auto; padding: 32px 24px 64px; }
-h1 { font-size: 26px; margin: 0 0 4px; letter-spacing: -0.01em; }
-h2 { font-size: 19px; margin: 44px 0 4px; letter-spacing: -0.01em; }
-h3 { font-size: 15px; margin: 18px 0 6px; }
-h4 { font-size: 12px; margin: 10px 0 2px; color: var(--soft); font-weight: 500; }
-p.lead, p.note { color: var(--soft); margin: 0 0 14px; max-width: 100ch; }
-p.note { margin-top: 12px; font-size: 13.5px; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 16px; }
-.figure { margin: 0; padding: 14px 16px 10px; }
-.figure, .scroll, details { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-.figure.wide { margin-bottom: 14px; }
-figcaption { font-weight: 600; margin-bottom: 6px; }
-figcaption small { display: block; font-weight: 400; color: var(--soft); font-size: 12.5px; }
-svg { display: block; width: 100%; height: auto; }
-svg text { font-size: 11px; fill: var(--soft); font-family: inherit; }
-svg text.on-dark { fill: #fff; font-weight: 600; }
-svg text.on-light { fill: #1c2433; font-weight: 600; }
-line.rule { stroke: var(--line); stroke-width: 1; }
-line.axis { stroke: var(--soft); stroke-width: 1; opacity: 0.6; }
-.curve { fill: none; stroke-width: 1.9; stroke-linejoin: round; stroke-linecap: round; }
-.track { fill: var(--track); }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 8px 2px 10px; font-size: 12.5px; color: var(--soft); }
-.legend i, i.chip { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }
-th { text-align: right; font-weight: 500; color: var(--soft); font-size: 12.5px; padding: 10px 12px 6px; }
-td { text-align: right; padding: 7px 12px; border-top: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; font-weight: 600; }
-details { margin: 6px 0; padding: 8px 14px; }
-summary { cursor: pointer; font-size: 13.5px; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 4px 0; }
-pre { font: 12.5px/1.45 ui-monospace, Consolas, monospace; }
-@media print { body { background: #fff; } .figure { break-inside: avoid; } }
-"""
-LEADS = {
-    "Learning": "One curve a run. Hover over a point for its number.",
-    "Goodput ledger": "Every second of every device during the steps, in exactly one bin (docs/bubbles.md). "
-    "Blue is useful work, warm colours are work that trains nothing, greys are waiting.",
-    "Time of each step": "The same bins, step by step. A step far longer than the others is cut off and labelled.",
-    "One step on each device": "Every operation where it ran. Hover for its name and length.",
-    "Episodes": "The same starts at several times: one row an episode, from its first picture to its last.",
-    "Samples": "",
-    "Slowest samples": "The longest responses, which a step waits for, with their transcripts.",
-    "Configuration": "config.yaml of each run; `interlace train` runs it again.",
-}
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+STYLES = ("uplot.css", "page.css")
+SCRIPTS = ("uplot.js", "charts.js")
+LIVE_SCRIPTS = (*SCRIPTS, "live.js")
+SECTIONS = (
+    "header", "learning", "devices", "steps", "timeline", "episodes", "samples", "distributions", "metrics", "settings",
+)  # fmt: skip
+"""Sections of the page in order; each is a template sections/NAME.html."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One run of a page."""
+
+    run: RunData
+    timeline: DeviceTimeline | None
+    config: str
+    """config.yaml."""
+    sessions: Sequence[RunSession] = ()
+    answers: Mapping[int, Sequence[EvaluationAnswer]] | None = None
+    state: str = ""
+    """Word on a live page: running, finished or stopped; empty on a report."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageContent:
+    """A page without its frame."""
+
+    title: str
+    sections: Mapping[str, str]
+    """Name of a section -> its HTML; empty for a section without content."""
+    charts: Mapping[str, JSON]
+    """Id of a chart -> its data."""
 
 
 def write_report(folders: Sequence[RunFolder], path: Path, *, step: int | None = None) -> None:
-    """Writes the report of these runs. step: the step of the Gantt chart; None takes the middle one.
+    """Writes the report of these runs. step: the step of the device chart; None takes the middle one.
 
-    Raises UserError for a run that logged nothing.
+    Raises UserError for a run that logged no step.
     """
-    entries = [
-        Entry(
-            run=RunData.read(folder),
-            colour=RUN_COLOURS[place % len(RUN_COLOURS)],
-            timeline=DeviceTimeline.read(folder.timeline),
-            config=folder.config.read_text(encoding="utf-8"),
-        )
-        for place, folder in enumerate(folders)
-    ]
-    write_atomic(path, page(entries, step))
+    entries = [read_entry(RunData.read(folder), folder) for folder in folders]
+    write_atomic(path, render_report(entries, step))
 
 
-def page(entries: Sequence[Entry], step: int | None) -> str:
+def read_entry(run: RunData, folder: RunFolder, *, state: str = "") -> Entry:
+    """Reads the files of a run that the page needs in addition to its data."""
+    return Entry(
+        run=run,
+        timeline=DeviceTimeline.read(folder.timeline),
+        config=folder.config.read_text(encoding="utf-8"),
+        sessions=read_sessions(folder.path),
+        answers=read_answers(folder.path),
+        state=state,
+    )
+
+
+def render_report(entries: Sequence[Entry], step: int | None) -> str:
     """Renders the whole document."""
-    bodies = {
-        "Learning": sections.learning(entries),
-        "Goodput ledger": sections.ledgers(entries),
-        "Time of each step": sections.steps(entries),
-        "One step on each device": sections.gantts(entries, step),
-        "Episodes": films(entries),
-        "Samples": sections.histograms(entries),
-        "Slowest samples": sections.slowest(entries),
-        "Configuration": sections.configurations(entries),
+    content = render_content(entries, step)
+    script = "\n".join(asset(name) for name in SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _render(
+        "page.html",
+        {
+            "title": content.title,
+            "content": content,
+            "style": "\n".join(asset(name) for name in STYLES),
+            "script": script,
+            "policy": f"default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; "
+            f"script-src 'sha256-{digest}'",
+            "data": embeddable_json(content.charts),
+        },
+    )
+
+
+def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
+    """Renders the sections of a page, and the data of its charts."""
+    runs = [entry.run for entry in entries]
+    learning = build_panels(runs)
+    distributions = distribution_panels(runs)
+    bars = [panel for at, run in enumerate(runs) if (panel := step_bars(f"steps-{at}", run))]
+    context = {
+        **_head(entries),
+        **_learning(learning),
+        "ledgers": [ledger_view(run) for run in runs if run.rows],
+        "bars": bars,
+        "timelines": [_timeline(entry, step) for entry in entries],
+        "films": [film for run in runs for film in film_views(run)],
+        "sample_runs": [
+            {
+                "name": entry.run.name,
+                "groups": sample_groups(entry.run),
+                "causes": failure_causes(entry.run),
+                "answers": answer_pairs(entry.answers or {}),
+            }
+            for entry in entries
+        ],
+        "distributions": distributions,
+        "length_sentences": length_sentences(runs),
+        "summaries": [(run.name, metric_summaries(run)) for run in runs],
+        "configs": [(entry.run.name, entry.config) for entry in entries],
     }
-    title = ", ".join(entry.run.name for entry in entries)
-    blocks = "".join(
-        f"<section><h2>{escape(name)}</h2><p class='lead'>{escape(LEADS[name])}</p>{body}</section>"
-        for name, body in bodies.items()
-        if body or name != "Episodes"  # Text runs have no films.
-    )
-    icon = "<link rel='icon' href='data:,'>"  # Without it a browser requests an icon.
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>interlace: {escape(title)}</title>{icon}<style>{STYLE}</style></head><body><main>"
-        f"<h1>{escape(title)}</h1><p class='lead'>interlace report</p>{sections.summary(entries)}{blocks}"
-        "</main></body></html>"
-    )
+    sections = {name: _render(f"sections/{name}.html", context).strip() for name in SECTIONS}
+    panels = [*learning.shown, *bars, *distributions]
+    title = ", ".join(run.name for run in runs)
+    return PageContent(title=title, sections=sections, charts={panel.id: chart_data(panel) for panel in panels})
+
+
+def _head(entries: Sequence[Entry]) -> dict[str, object]:
+    runs = [
+        {
+            "name": entry.run.name,
+            "colour": RUN_COLOURS[place % len(RUN_COLOURS)],
+            "state": entry.state,
+            "facts": run_facts(entry.run, entry.config, entry.sessions),
+            "cards": summary_cards(entry.run, entry.config),
+        }
+        for place, entry in enumerate(entries)
+    ]
+    return {"runs": runs, "several": len(runs) > 1}
+
+
+def _learning(learning: LearningPanels) -> dict[str, object]:
+    return {"panels": learning.shown, "constants": learning.constants}
+
+
+def _timeline(entry: Entry, step: int | None) -> Mapping[str, str | StepView | None]:
+    view = step_view(entry.run.name, entry.timeline, step) if entry.timeline else None
+    asked = "a whole step" if step is None else f"step {step}"
+    note = f"timeline.json does not contain {asked}." if entry.timeline else "The run has no timeline.json."
+    return {"name": entry.run.name, "view": view, "note": note}
+
+
+def chart_data(panel: Panel) -> JSON:
+    """Returns the values of a panel as the script of the page reads them."""
+    found = asdict(panel)
+    curves = [{**curve, "values": list(curve["values"])} for curve in found["curves"]]
+    return {**found, "steps": list(panel.steps), "curves": curves}
+
+
+def embeddable_json(value: object) -> str:
+    """Returns JSON that no HTML parser takes for markup."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+@cache
+def asset(name: str) -> str:
+    """Reads a style or a script of the package."""
+    return (files("interlace.observe.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def render_live_frame(title: str, styles: Iterable[str], scripts: Iterable[str]) -> str:
+    """Renders the frame of a live page, whose script requests the content."""
+    return _render("live.html", {"title": title, "styles": list(styles), "scripts": list(scripts), "names": SECTIONS})
+
+
+def _render(template: str, context: Mapping[str, object]) -> str:
+    return _environment().get_template(template).render(context)
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("interlace.observe.report"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    found.filters["percent"] = lambda share, digits=1: f"{share:.{digits}%}"
+    found.filters["short_number"] = lambda value: "-" if value is None else f"{value:.5g}"
+    return found

@@ -1,1 +1,1 @@
-"""Environments: simulators with one vector interface, whose unit is a chunk of actions."""
+"""Environments: simulators with one vector interface, which executes chunks of actions."""

@@ -1,7 +1,7 @@
-"""The interface of environments: many of one family side by side, reset at will and stepped by chunks of actions.
+"""Interface of environments: many of one family in parallel, reset individually and stepped by chunks of actions.
 
-A family is a file of this folder with a subclass of `Simulator` (one environment at a time; `SimulatedEnvs` makes many
-of it) or of `VectorEnv` (a simulator that moves many at once). A user's own is `package.module:Name`, either one.
+A family is a file of this folder with a subclass of `Simulator` (one environment at a time; `SimulatedEnvs` makes a
+vector of it) or of `VectorEnv` (a simulator that steps many at once). A user's family is `package.module:Name`.
 """
 
 import importlib
@@ -20,14 +20,14 @@ from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, ChunkResult
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """Beginning of an episode."""
+    """Start of an episode."""
 
     task: int
     """Id of the task."""
     init_state: int
-    """Id of the state it begins in, a whole number from 0: the same id is the same state, in every process."""
+    """Id of the initial state, an integer from 0: the same id gives the same state in every process."""
     seed: int = 0
-    """Key of the noise after that, in simulators that have any."""
+    """Seed of the noise after the start, in simulators with noise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,25 +36,25 @@ class Step:
 
     reward: float = 0.0
     terminated: bool = False
-    """True if the task itself ended the episode, other than by success."""
+    """True if the task ended the episode, other than by success."""
     truncated: bool = False
-    """True if a limit inside the simulator ended it."""
+    """True if a limit inside the simulator ended the episode."""
     success: bool = False
 
 
 class Simulator(ABC):
-    """One environment at a time, of one task. An exception ends the episode in which it is raised."""
+    """One environment of one task at a time. An exception ends the episode in which it is raised."""
 
     Settings: ClassVar[type[EnvSettings]] = EnvSettings
     swaps: ClassVar[bool] = False
-    """True if load() is quick and exact: one simulator a task then serves all environments, by swapping states."""
+    """True if load() is fast and exact: one simulator per task then serves all environments by swapping states."""
     keeps_starts: ClassVar[bool] = True
-    """False if the same start may give another state later, so that states after a reset are not kept."""
+    """False if the same start may give another state later, so that states after a reset are not cached."""
     memory_bytes: ClassVar[int] = 0
-    """Host memory that one simulator takes, roughly; 0 if it is negligible."""
+    """Approximate host memory of one simulator; 0 if negligible."""
 
     def __init__(self, settings: Any, task: str) -> None:
-        """settings: of the class's type `Settings`. Raises UserError for an unknown task or a missing renderer."""
+        """settings: an instance of the class's `Settings`. Raises UserError for an unknown task or no renderer."""
         self.settings, self.task = settings, task
 
     @property
@@ -67,48 +67,48 @@ class Simulator(ABC):
 
     @property
     def instruction(self) -> str:
-        """Instruction of the task in words; empty if the family has none."""
+        """Instruction of the task; empty if the family has none."""
         return ""
 
     @abstractmethod
     def reset(self, init_state: int, seed: int) -> None:
-        """Begins an episode; see Start."""
+        """Starts an episode; see Start."""
 
     @abstractmethod
     def step(self, action: Array, *, is_read: bool) -> Step:
-        """Carries out an action, [A] within its bounds.
+        """Executes an action, [A] within its bounds.
 
-        is_read: False if nothing reads the state after this action, so that physics alone is enough.
+        is_read: False if the state after this action is not read, so that only the physics must be computed.
         """
 
     @abstractmethod
     def observe(self) -> Observation:
-        """Returns the present observation, in arrays that later steps do not change."""
+        """Returns the current observation, in arrays that later steps do not change."""
 
     @abstractmethod
     def save(self) -> object:
-        """Returns the whole present state as an object that can be pickled and that later steps do not change."""
+        """Returns the whole current state as an object that can be pickled and that later steps do not change."""
 
     @abstractmethod
     def load(self, state: object) -> None:
         """Restores a state, which may come from another process."""
 
     def render(self) -> NDArray[np.uint8]:
-        """Draws the present state, [H, W, 3]. Raises UserError without a renderer."""
+        """Draws the current state, [H, W, 3]. Raises UserError without a renderer."""
         raise UserError(f"environments of {type(self).__name__} cannot be drawn")
 
     def expert_action(self) -> Array:
-        """Returns a scripted expert's action for the present state, [A]. Raises UserError if the task has no expert."""
+        """Returns a scripted expert's action for the current state, [A]. Raises UserError if the task has no expert."""
         raise UserError(f"{type(self).__name__} has no scripted expert for task {self.task!r}")
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing that Python does not free
+    def close(self) -> None:  # noqa: B027 - most simulators hold nothing that Python does not free
         """Frees the simulator's resources."""
 
 
 class RetracedSimulator(Simulator):
-    """Simulator whose state is its start and all actions since, which load() repeats.
+    """Simulator whose state is its start and all later actions, which load() repeats.
 
-    This is exact if start and actions determine the state, and it takes as long as the steps themselves.
+    This is exact if start and actions determine the state. It takes as long as the steps themselves.
     """
 
     def __init__(self, settings: Any, task: str) -> None:
@@ -117,23 +117,23 @@ class RetracedSimulator(Simulator):
         self.start = (0, 0)
         """Initial state and seed of the episode."""
         self.actions: list[Array] = []
-        """Actions since."""
+        """Actions since the start."""
 
     @abstractmethod
     def begin(self, init_state: int, seed: int) -> None:
-        """Begins an episode; see Start."""
+        """Starts an episode; see Start."""
 
     @abstractmethod
     def act(self, action: Array) -> Step:
-        """Carries out an action, [A]."""
+        """Executes an action, [A]."""
 
     def reset(self, init_state: int, seed: int) -> None:
-        """Begins an episode, and forgets the actions."""
+        """Starts an episode and clears the recorded actions."""
         self.start, self.actions = (init_state, seed), []
         self.begin(init_state, seed)
 
     def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - nothing could be left out
-        """Carries out an action, and records it."""
+        """Executes an action and records it."""
         self.actions.append(np.array(action))
         return self.act(action)
 
@@ -153,7 +153,7 @@ class RetracedSimulator(Simulator):
 class VectorEnv(ABC):
     """Environments of one family, numbered 0 to num_envs - 1.
 
-    slots: which of them a call is about, in the order of its rows; None: all. No number comes twice.
+    slots: numbers of the environments of a call, in the order of its rows, without repetition. If None, all.
     """
 
     Settings: ClassVar[type[EnvSettings]] = EnvSettings
@@ -172,43 +172,43 @@ class VectorEnv(ABC):
         init_state_ids: Sequence[int],
         slots: Sequence[int] | None = None,
     ) -> Observation:
-        """Begins episodes, [n] each; see Start. Returns the first observations, [n, ...]. Raises SimulatorError."""
+        """Starts episodes, [n] each; see Start. Returns the first observations, [n, ...]. Raises SimulatorError."""
 
     @abstractmethod
     def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
-        """Carries out actions, [n, K, A]. An environment whose episode is over stays as it is."""
+        """Executes actions, [n, K, A]. An environment whose episode is over does not change."""
 
     @abstractmethod
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
-        """Returns the present observations, [n, ...]."""
+        """Returns the current observations, [n, ...]."""
 
     @abstractmethod
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
-        """Returns whole states, episode counters included, that set_state() takes in any process of the same family."""
+        """Returns whole states, including episode counters, for set_state() in any process of the same family."""
 
     @abstractmethod
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
-        """Restores states. They are unpickled, so give it results of get_state() alone."""
+        """Restores states. They are unpickled, so only results of get_state() are safe."""
 
     @abstractmethod
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
-        """Draws the present states, [H, W, 3] each. Raises UserError without a renderer."""
+        """Draws the current states, [H, W, 3] each. Raises UserError without a renderer."""
 
     @abstractmethod
     def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
-        """Returns a scripted expert's actions for the present states, [n, A]. UserError if a task has no expert."""
+        """Returns a scripted expert's actions for the current states, [n, A]. Raises UserError if it is missing."""
 
     @abstractmethod
     def offload(self) -> None:
-        """Frees the simulators and keeps the states, also in the middle of episodes."""
+        """Frees the simulators and keeps the states, even during episodes."""
 
     @abstractmethod
     def onload(self) -> None:
-        """Makes the simulators again and continues from the states."""
+        """Creates the simulators again and continues from the states."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees everything."""
+        """Frees all resources."""
 
 
 def required(module: str, *, family: str, extra: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""Pictures of an episode in a fleet, taken while it runs."""
+"""Recorder of pictures of an episode while it runs."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,14 +8,14 @@ from interlace.observe.films import Film
 
 
 class FilmRecorder:
-    """Collector of pictures: one after the reset, and one after each chunk. Given to EnvEpisode.film()."""
+    """Records a picture after the reset and after each chunk. Passed to EnvEpisode.film()."""
 
     def __init__(self, name: str) -> None:
-        """name: of the film: the task and the initial state."""
+        """name: name of the film: the task and the initial state."""
         self._name = name
         self._frames: list[NDArray[np.uint8]] = []
         self.problem = ""
-        """Reason why nothing can be drawn; empty if drawing works."""
+        """Reason why drawing failed; empty if it works."""
 
     def take(self, picture: NDArray[np.uint8]) -> None:
         """Adds a picture."""

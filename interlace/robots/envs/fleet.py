@@ -22,13 +22,13 @@ from interlace.robots.envs.process import JobKind, SlotChunk, SlotJob
 from interlace.robots.envs.spec import Array, EnvSpec, Observation
 
 Around = Callable[[], AbstractContextManager[object]]
-"""Makes the context that surrounds each wait for a simulator."""
+"""Returns the context manager around each wait for a simulator."""
 Ask = Callable[[JobKind, Array | None], Awaitable[object]]
-"""Gives an episode's environment a job; SlotAnswer describes the result."""
+"""Submits a job to an episode's environment; SlotAnswer describes the result."""
 
 
 class EnvEpisode:
-    """One episode in one environment, from its reset on. A call raises SimulatorError if the simulator broke."""
+    """One episode in one environment, after its reset. A call raises SimulatorError if the simulator fails."""
 
     def __init__(self, ask: Ask, spec: EnvSpec, observation: Observation, around: Around = nullcontext) -> None:
         self._ask, self._around = ask, around
@@ -36,32 +36,32 @@ class EnvEpisode:
         self.spec = spec
         """Shapes and tasks of the family's environments."""
         self.observation = observation
-        """Present observation; of an episode that ended, the final one."""
+        """Current observation; after the end of the episode, the final one."""
 
     async def chunk_step(self, actions: Array) -> SlotChunk:
-        """Carries out actions, [K, A]; stops at the one that ends the episode."""
+        """Executes actions, [K, A], up to the one that ends the episode."""
         chunk: SlotChunk = await self.do("chunk", np.asarray(actions))
         self.observation = chunk.observation
         await self._record()
         return chunk
 
     async def film(self, recorder: FilmRecorder) -> None:
-        """Takes pictures from now on, which changes nothing else; without a renderer the recorder holds the reason."""
+        """Records pictures from now on, without other effects. Without a renderer, the recorder stores the reason."""
         self._recorder = recorder
         await self._record()
 
     async def render(self) -> NDArray[np.uint8]:
-        """Draws the present state, [H, W, 3]. Raises UserError without a renderer."""
+        """Draws the current state, [H, W, 3]. Raises UserError without a renderer."""
         picture: NDArray[np.uint8] = await self.do("render")
         return picture
 
     async def expert_action(self) -> Array:
-        """Returns a scripted expert's action for the present state, [A]. Raises UserError if the task has no expert."""
+        """Returns a scripted expert's action for the current state, [A]. Raises UserError if the task has no expert."""
         action: Array = await self.do("expert")
         return action
 
     async def do(self, kind: JobKind, actions: Array | None = None) -> Any:
-        """Gives the environment a job."""
+        """Submits a job to the environment and returns its result."""
         with self._around():
             return await self._ask(kind, actions)
 
@@ -78,17 +78,17 @@ class EnvServer(Protocol):
 
     @property
     def num_envs(self) -> int:
-        """Environments; their slots are numbered from 0."""
+        """Number of environments; their slots are numbered from 0."""
         ...
 
     @property
     def num_processes(self) -> int:
-        """Processes that simulate; slot s lives in process s modulo this."""
+        """Number of simulating processes; slot s is in process s modulo this number."""
         ...
 
     @property
     def counts(self) -> EnvCounts:
-        """Counts since the start, as of now."""
+        """Current counts since the start."""
         ...
 
     async def spec(self) -> EnvSpec:
@@ -96,7 +96,7 @@ class EnvServer(Protocol):
         ...
 
     async def do(self, job: SlotJob) -> object:
-        """Does a job after the earlier jobs of its slot. Raises UserError and SimulatorError."""
+        """Runs a job after the earlier jobs of its slot. Raises UserError and SimulatorError."""
         ...
 
     def forget(self, slot: int) -> None:
@@ -104,22 +104,22 @@ class EnvServer(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the processes, together with their jobs."""
+        """Ends the processes and their jobs."""
         ...
 
 
 class OwnProcesses:
-    """Server that consists of child processes."""
+    """EnvServer made of child processes."""
 
     def __init__(self, config: EnvConfig) -> None:
-        """Starts them."""
+        """Starts the processes."""
         self._pool = EnvPool(config)
         self.num_envs, self.num_processes = config.num_envs, self._pool.num_processes
         self.forget, self.close = self._pool.forget, self._pool.close
 
     @property
     def counts(self) -> EnvCounts:
-        """Counts since the start, as of now."""
+        """Current counts since the start."""
         return replace(self._pool.counts)
 
     async def spec(self) -> EnvSpec:
@@ -127,43 +127,43 @@ class OwnProcesses:
         return await asyncio.shield(asyncio.wrap_future(self._pool.spec))
 
     async def do(self, job: SlotJob) -> object:
-        """Does a job; see EnvServer."""
+        """Runs a job; see EnvServer."""
         return await asyncio.wrap_future(self._pool.submit(job))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Home:
-    """Home of one environment."""
+    """Location of one environment."""
 
     server: EnvServer
     slot: int
     process: int
-    """Number of its process, over all servers."""
+    """Number of its process, counted over all servers."""
 
     async def ask(self, kind: JobKind, actions: Array | None) -> object:
-        """Gives the environment a job."""
+        """Submits a job to the environment."""
         return await self.server.do(SlotJob(slot=self.slot, kind=kind, actions=actions))
 
 
 class EnvFleet:
     """Environments of a run, leased to episodes one by one, in the order of their requests.
 
-    An episode's results depend on its start and its actions alone: not on its slot, the number of processes, or other
+    An episode's results depend only on its start and its actions: not on its slot, the number of processes, or other
     episodes. Used within one event loop.
     """
 
     def __init__(self, config: EnvConfig, servers: Sequence[EnvServer] = ()) -> None:
-        """servers: of all environments together. If there are none, start() starts child processes."""
+        """servers: owners of all environments together. If empty, start() starts child processes."""
         self.config = config
         self._servers = list(servers)
         self._free: list[list[_Home]] = []
-        """By process: environments that are free."""
+        """Free environments of each process."""
         self._queue: deque[asyncio.Future[_Home]] = deque()
         self._counted = EnvCounts()
-        """Counts at the last reading of metrics()."""
+        """Counts at the last call of metrics()."""
 
     async def start(self) -> EnvSpec:
-        """Makes the environments if they do not exist yet, and returns their shapes and tasks.
+        """Creates the environments if they do not exist yet, and returns their shapes and tasks.
 
         Raises UserError for a family, settings or a task that cannot work.
         """
@@ -180,7 +180,7 @@ class EnvFleet:
 
     @property
     def counts(self) -> EnvCounts:
-        """Counts since the start, as of now."""
+        """Current counts since the start."""
         return reduce(EnvCounts.plus, [server.counts for server in self._servers], EnvCounts())
 
     def metrics(self) -> Metrics:
@@ -201,9 +201,9 @@ class EnvFleet:
 
     @asynccontextmanager
     async def episode(self, start: Start, *, around: Around = nullcontext) -> AsyncIterator[EnvEpisode]:
-        """Waits for a free environment and resets it; it is free again at the end of the `async with`.
+        """Waits for a free environment and resets it; the end of the `async with` frees it.
 
-        Raises SimulatorError if the reset broke.
+        Raises SimulatorError if the reset fails.
         """
         with around():
             spec = await self.start()
@@ -217,13 +217,13 @@ class EnvFleet:
             self._give_back(home)
 
     def close(self) -> None:
-        """Ends the processes. Called twice, it does nothing the second time."""
+        """Ends the processes. Later calls have no effect."""
         servers, self._servers = self._servers, []
         for server in servers:
             server.close()
 
     async def _lease(self) -> "_Home":
-        most = max(self._free, key=len)  # the first of several: the process with the fewest episodes
+        most = max(self._free, key=len)  # the first maximum belongs to the process with the fewest episodes
         if most:
             return most.pop(0)
         turn: asyncio.Future[_Home] = asyncio.get_running_loop().create_future()
@@ -245,9 +245,9 @@ class EnvFleet:
 
 
 def read_spec(config: EnvConfig) -> EnvSpec:
-    """Returns shapes and tasks of a family's environments, from one that a short-lived process makes.
+    """Returns shapes and tasks of a family's environments, read from an environment in a short-lived process.
 
-    It can be called while an event loop runs. Raises UserError for a family, settings or a task that cannot work.
+    May be called while an event loop runs. Raises UserError for a family, settings or a task that cannot work.
     """
     return _spec_of(config.model_copy(update={"num_envs": 1, "workers": 1}).model_dump_json())
 

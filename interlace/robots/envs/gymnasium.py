@@ -1,9 +1,9 @@
 """Any environment that is registered with gymnasium, by its id (`pip install 'interlace[robots]'`).
 
 A task is an id such as `CartPole-v1` or `Pendulum-v1`; the form `my_module:Name-v0` imports a module of the current
-folder first. Actions are numbers between bounds (Box), or one of several choices (Discrete). A picture becomes the
-observation `image`, any other observation is flattened into `state`. An episode succeeds if the environment's info has
-a true `success` or `is_success`.
+folder first. Actions are bounded numbers (Box), or one of several choices (Discrete). A picture becomes the observation
+`image`, any other observation is flattened into `state`. An episode succeeds if the environment's info has a true
+`success` or `is_success`.
 """
 
 import pickle
@@ -21,14 +21,14 @@ from interlace.robots.envs.base import RetracedSimulator, Step, required
 from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
 
 _STATELESS_WRAPPERS = ("OrderEnforcing", "PassiveEnvChecker")
-"""Wrappers whose state no observation or reward depends on."""
+"""Wrappers whose state affects no observation or reward."""
 _OF_DRAWING = ("screen", "clock", "surf", "isopen", "last_u", "window", "viewer")
-"""Attributes of classic environments that only drawing uses, and that cannot be pickled."""
+"""Attributes of classic environments that only drawing uses and that cannot be pickled."""
 _PLAIN = (np.ndarray, np.generic, np.random.Generator, float, int, bool, str, tuple, list, dict, type(None))
 
 
 class GymnasiumSettings(EnvSettings):
-    """Settings of gymnasium's environments. `horizon` replaces the limit that an id is registered with."""
+    """Settings of gymnasium's environments. `horizon` replaces the registered limit of an id."""
 
     tasks: tuple[str, ...] = ("CartPole-v1",)
     arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
@@ -40,12 +40,12 @@ class GymnasiumEnv(RetracedSimulator):
 
     Its state is its attributes if they are plain data and no wrapper has a state, as in classic control. Otherwise its
     state is its start and its actions, which load() repeats; this includes the state of wrappers such as a frame stack
-    or a time limit. The first save checks on a second environment that repeating gives the same observation.
+    or a time limit. The first save checks with a second environment that repeating gives the same observation.
     """
 
     Settings = GymnasiumSettings
     settings: GymnasiumSettings
-    memory_bytes = 8 << 10  # of classic control; others take more
+    memory_bytes = 8 << 10  # classic control; other environments need more
 
     def __init__(self, settings: GymnasiumSettings, task: str) -> None:
         """Raises UserError for an id that cannot be made."""
@@ -58,11 +58,11 @@ class GymnasiumEnv(RetracedSimulator):
         self._env: Any = self._make()
         self._observed: Any = None
         self._is_repeatable = False
-        """Flag: the first save has checked that the same actions give the same observation."""
+        """True after the first save has checked that the same actions give the same observation."""
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """`image` or `state`."""
+        """Spec of `image` or `state`."""
         space = self._env.observation_space
         if _is_picture(space):
             return {"image": ArraySpec(shape=tuple(space.shape), dtype="uint8")}
@@ -70,7 +70,7 @@ class GymnasiumEnv(RetracedSimulator):
 
     @property
     def action_spec(self) -> ActionSpec:
-        """Bounds of a Box, or the choices of a Discrete. Raises UserError for any other space."""
+        """Bounds of a Box, or the number of choices of a Discrete. Raises UserError for any other space."""
         space = self._env.action_space
         if isinstance(space, self._spaces.Discrete):
             low = np.zeros(1, np.float32)
@@ -82,12 +82,12 @@ class GymnasiumEnv(RetracedSimulator):
         raise UserError(f"{self.task}: its actions are {space}; they must be a Box or a Discrete")
 
     def begin(self, init_state: int, seed: int) -> None:
-        """Begins in the state that gymnasium draws with the id as the seed."""
+        """Resets with the id as gymnasium's seed."""
         self._observed, _ = self._env.reset(seed=init_state)
         self._env.unwrapped.np_random = np.random.default_rng(stable_hash("env noise", init_state, seed))
 
     def act(self, action: Array) -> Step:
-        """Takes a step."""
+        """Executes one step."""
         space = self._env.action_space
         if isinstance(space, self._spaces.Discrete):
             given: Any = int(action[0]) + int(space.start)
@@ -124,7 +124,7 @@ class GymnasiumEnv(RetracedSimulator):
         self._observed, self.actions = observed, actions
 
     def render(self) -> NDArray[np.uint8]:
-        """Draws it. Raises UserError if its renderer cannot."""
+        """Draws the environment. Raises UserError if its renderer fails."""
         try:
             self._env.unwrapped.render_mode = "rgb_array"
             return np.array(self._env.unwrapped.render(), np.uint8)
@@ -132,7 +132,7 @@ class GymnasiumEnv(RetracedSimulator):
             raise UserError(f"gymnasium cannot draw {self.task!r} here: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the environment."""
         self._env.close()
 
     def _make(self) -> Any:
@@ -144,7 +144,7 @@ class GymnasiumEnv(RetracedSimulator):
             raise UserError(f"gymnasium cannot make {self.task!r}: {error}") from error
 
     def _has_wrappers(self) -> bool:
-        """Returns whether a wrapper may have a state, which the attributes of the inner environment do not contain."""
+        """Returns whether a wrapper may have a state, which the inner environment's attributes do not contain."""
         layer = self._env
         while layer is not self._env.unwrapped:
             if type(layer).__name__ not in _STATELESS_WRAPPERS:
@@ -153,7 +153,7 @@ class GymnasiumEnv(RetracedSimulator):
         return False
 
     def _check_repeatable(self) -> None:
-        """Raises UserError if a second environment comes to another observation by the same start and actions."""
+        """Raises UserError if the same start and actions give another observation in a second environment."""
         second = type(self)(self.settings, self.task)
         try:
             second.load((self.start, list(self.actions)))

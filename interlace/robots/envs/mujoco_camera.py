@@ -17,18 +17,18 @@ _INSTALL = (
 
 
 LEVEL = 0.1
-"""Vertical part of a camera's up axis below which the camera looks along the vertical, so no side is the upper one."""
+"""Vertical part of a camera's up axis below which the camera looks vertically, so that no side is the upper one."""
 
 
 class MujocoCamera:
-    """One camera. It is not safe for threads, and its drawing context belongs to the process that made it.
+    """One camera. It is not thread-safe, and its drawing context belongs to the process that created it.
 
-    A camera that is fixed to the world and hangs upside down, as in MetaWorld's corners, gives pictures that are
-    rotated by 180 degrees; they are rotated back, which keeps left and right.
+    A camera that is fixed to the world and hangs upside down, as in MetaWorld's corners, produces pictures rotated by
+    180 degrees; they are rotated back, which keeps left and right.
     """
 
     def __init__(self, model: Any, camera: str, side: int) -> None:
-        """side: of the square picture, in pixels. Raises UserError for an unknown camera, or without a renderer."""
+        """side: side of the square picture, in pixels. Raises UserError for an unknown camera or without a renderer."""
         mujoco = required("mujoco", family="metaworld", extra="robots")
         names = [model.camera(number).name for number in range(model.ncam)]
         if camera not in names:
@@ -47,7 +47,7 @@ class MujocoCamera:
         if sys.platform == "linux" and not os.environ.keys() & {"MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"}:
             raise UserError(f"nothing here can draw MuJoCo's pictures: there is no screen. {_INSTALL}")
         try:
-            # A renderer that could not be made is closed nevertheless, and reads these.
+            # The destructor of a renderer whose creation failed reads these attributes.
             kind = type("Renderer", (mujoco.Renderer,), {"_gl_context": None, "_mjr_context": None})
             self._renderer: Any = kind(model, side, side)
         except Exception as error:  # each missing driver raises another error

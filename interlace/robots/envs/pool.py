@@ -1,8 +1,8 @@
-"""Processes that simulate; one that dies or hangs is replaced, and its other episodes are restored.
+"""Simulating processes. A process that dies or hangs is replaced, and its other episodes are restored.
 
-A process does its jobs in the order in which they were sent, so the first job without an answer is the running one: if
-the process dies or hangs, the episode of that job ends. A new process continues the other episodes. It repeats their
-starts and chunks, and start and actions determine a simulator, so the episodes are in the same state again.
+A process runs its jobs in the order in which they were sent, so the first job without an answer is the running one: if
+the process dies or hangs, the episode of that job ends. A new process restores the other episodes by repeating their
+starts and chunks, which determine a simulator's state.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ class EnvCounts:
 
     num_resets: int = 0
     num_actions: int = 0
-    """Actions that were carried out; each may be several steps of the simulator."""
+    """Executed actions; each may be several steps of the simulator."""
     busy_s: float = 0.0
-    """Processor seconds in simulators."""
+    """Processor seconds spent in simulators."""
     num_broken: int = 0
-    """Episodes that ended because their simulator raised or gave NaN."""
+    """Episodes that ended because their simulator raised an error or returned NaN."""
     num_died: int = 0
     """Episodes that ended because their process died."""
     num_hung: int = 0
     """Episodes that ended because a chunk or a reset took longer than env.timeout_s."""
     num_brought_back: int = 0
-    """Episodes that a new process continued."""
+    """Episodes that a new process restored."""
 
     @property
     def num_failed(self) -> int:
@@ -45,27 +45,27 @@ class EnvCounts:
         return self.num_broken + self.num_died + self.num_hung
 
     def plus(self, other: "EnvCounts") -> "EnvCounts":
-        """Adds both."""
+        """Returns the sum of both counts."""
         return EnvCounts(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EnvBatch:
-    """Results of jobs that were done together."""
+    """Results of a batch of jobs."""
 
     answers: Sequence[SlotAnswer]
-    """One a job, in the jobs' order."""
+    """One answer per job, in the jobs' order."""
     counts: EnvCounts
-    """Counts of their processes since these started."""
+    """Counts of the processes since their start."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Job:
-    """Work of a request, or work that restores an episode."""
+    """Job of a request, or job that restores an episode."""
 
     work: SlotJob
     outcome: "Future[object] | None"
-    """None: it restores an episode."""
+    """Receiver of the result; None for a job that restores an episode."""
     number: int = 0
     deadline_s: float = 0.0
     tries: int = TRIES
@@ -73,7 +73,7 @@ class _Job:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Home:
-    """One process after another, and the environments that live there."""
+    """A process and its successors, with the environments that they simulate."""
 
     index: int
     child: Child | None = None
@@ -82,21 +82,21 @@ class _Home:
     sent: deque[_Job] = field(default_factory=deque)
     """Jobs without an answer, in order: the first one runs."""
     history: dict[int, list[SlotJob]] = field(default_factory=dict)
-    """By slot: jobs that restore its episode."""
+    """Slot -> jobs that restore its episode."""
     lost: dict[int, Exception] = field(default_factory=dict)
-    """By slot: why its episode could not be restored."""
+    """Slot -> reason why its episode could not be restored."""
 
 
 class EnvPool(Children):
-    """Processes of one family of environments. Slot s lives in process s modulo `config.workers`."""
+    """Processes for one family of environments. Slot s is in process s modulo `config.workers`."""
 
     def __init__(self, config: EnvConfig, devices: Sequence[str] = ()) -> None:
-        """devices: names of those that the simulators compute on, as `cuda:1`; empty: processor cores."""
+        """devices: names of the devices that the simulators use, such as `cuda:1`. If empty, processor cores."""
         super().__init__("environment", ("interlace.robots.envs.process",))
         self._config, self._devices = config, tuple(devices)
         self.counts = EnvCounts()
         self.spec: Future[EnvSpec] = Future()
-        """Shapes and tasks, once a process has made environments; or the UserError by which there are none."""
+        """Shapes and tasks, once a process has created environments; a UserError if that failed."""
         workers = min(config.workers, config.num_envs)
         self._homes = [_Home(index=index) for index in range(workers)]
         self._by_child: dict[Child, _Home] = {}
@@ -108,11 +108,11 @@ class EnvPool(Children):
 
     @property
     def num_processes(self) -> int:
-        """Processes that simulate."""
+        """Number of processes."""
         return len(self._homes)
 
     async def carry_out(self, jobs: Sequence[SlotJob]) -> EnvBatch:
-        """Does jobs, and waits for all. Raises InterlaceError if no process can be started."""
+        """Runs jobs and waits for all. Raises InterlaceError if no process can be started."""
         wave = [_Job(work=job, outcome=Future()) for job in jobs]
         self._submitted.extend(wave)
         self._wake()
@@ -129,14 +129,14 @@ class EnvPool(Children):
         return EnvBatch(answers=answers, counts=replace(self.counts))
 
     def submit(self, work: SlotJob) -> "Future[object]":
-        """Does a job after the jobs of its slot that were submitted before; SlotAnswer describes the result."""
+        """Runs a job after the earlier jobs of its slot; SlotAnswer describes the result."""
         outcome: Future[object] = Future()
         self._submitted.append(_Job(work=work, outcome=outcome))
         self._wake()
         return outcome
 
     def forget(self, slot: int) -> None:
-        """Ends the episode of a slot: it is not restored any more."""
+        """Ends the episode of a slot, so that it is no longer restored."""
         self._submitted.append(slot)
 
     def _home(self, slot: int) -> _Home:
@@ -168,12 +168,12 @@ class EnvPool(Children):
             if home.child:
                 self._by_child[home.child] = home
         elif home.child.is_ready and home.waiting:
-            # In one piece: a process that moves many environments at once finds all of them there.
+            # All frames are sent together, so that a process that steps many environments at once receives all of them.
             content = b"".join([self._frame(home, home.waiting.popleft()) for _ in range(len(home.waiting))])
             self._send(home.child, content)
 
     def _frame(self, home: _Home, job: _Job) -> bytes:
-        """Returns a job as it is sent; empty if it is settled without being sent."""
+        """Returns a job as bytes to send; empty if it is settled without being sent."""
         lost = home.lost.pop(job.work.slot, None)
         if lost and job.work.kind != "reset":
             _settle(job, lost)
@@ -249,7 +249,7 @@ class EnvPool(Children):
         job = home.sent[0] if home.sent else None
         if job:
             job.tries -= 1
-            # A stop may send SIGTERM to all processes of a run: the step that the run ends with needs its episodes.
+            # A stop may send SIGTERM to all processes of a run, but the run's last step still needs its episodes.
             if code != -signal.SIGTERM or not job.tries:
                 home.sent.popleft()
                 self.counts.num_died += 1
@@ -266,7 +266,7 @@ class EnvPool(Children):
         _settle(job, error)
 
     def _replace(self, home: _Home, child: Child) -> None:
-        """Ends a process; the next one restores its episodes, then does the jobs that it has not answered."""
+        """Ends a process; its successor restores the episodes, then runs the unanswered jobs."""
         unanswered = [job for job in home.sent if job.outcome]
         brought_back = [_Job(work=work, outcome=None) for jobs in home.history.values() for work in jobs]
         self.counts.num_brought_back += len(home.history)
@@ -298,7 +298,7 @@ class EnvPool(Children):
 
 
 def _may_settle(job: _Job) -> bool:
-    """Returns whether a job's result may still be wanted; from now on the job cannot be cancelled."""
+    """Returns whether a job's result may still be needed; afterwards the job cannot be cancelled."""
     return job.outcome is not None and (job.outcome.running() or job.outcome.set_running_or_notify_cancel())
 
 

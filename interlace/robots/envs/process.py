@@ -1,6 +1,6 @@
-"""The process that simulates: does jobs on its environments one after another, each answered by a pickle.
+"""Simulating process: runs jobs on its environments one after another, and answers each with a pickle.
 
-A user chose to run the simulators, and no model wrote them, so their pickles can be trusted.
+The simulators are chosen by the user and not written by a model, so their pickles can be trusted.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from interlace.robots.envs.spec import Array, Observation, SimulatorError
 from interlace.runtime.process.child import become_child, framed, receive
 
 NO_JOB = 0xFFFFFFFF
-"""Number of the message that a process begins with: an EnvSpec, or the UserError that there is none by."""
+"""Number of the first message of a process: an EnvSpec, or the UserError that prevented it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,17 +32,17 @@ class SlotChunk:
     """Result of one chunk in one environment."""
 
     observation: Observation
-    """Observation after the last action that counted: the final one if the episode ended."""
+    """Observation after the last valid action: the final one if the episode ended."""
     reward: NDArray[np.float32]
-    """[K], 0 for an action that did not count."""
+    """[K] rewards, 0 for an invalid action."""
     valid: NDArray[np.bool_]
-    """[K] True on actions that were carried out, which come first."""
+    """[K] True on executed actions, which come first."""
     terminated: bool
-    """True if the task itself ended the episode: no bootstrap."""
+    """True if the task ended the episode: no bootstrap."""
     truncated: bool
-    """True if the horizon ended it: bootstrap from `observation`."""
+    """True if the horizon ended the episode: bootstrap from `observation`."""
     success: bool
-    """True if the task was solved since the reset."""
+    """True if the task has been solved since the reset."""
 
     @property
     def ended(self) -> bool:
@@ -55,14 +55,14 @@ JobKind: TypeAlias = Literal["reset", "chunk", "render", "expert", "offload", "o
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SlotJob:
-    """Work on one environment; to offload and onload, on all of a process: `slot` is any of it."""
+    """Job of one environment. Offload and onload apply to a whole process; `slot` is any of its slots."""
 
     slot: int
     kind: JobKind
     start: Start | None = None
-    """Beginning of the episode, of a reset."""
+    """Start of the episode; set for a reset."""
     actions: Array | None = None
-    """[K, A], of a chunk."""
+    """[K, A] actions; set for a chunk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,11 +70,11 @@ class SlotAnswer:
     """Result of a job."""
 
     value: object = None
-    """Observation of a reset, SlotChunk, [H, W, 3] picture, or [A] action of the expert."""
+    """Observation after a reset, SlotChunk, [H, W, 3] picture, or [A] action of the expert."""
     error: Exception | None = None
-    """UserError, or SimulatorError if the simulator broke."""
+    """UserError, or SimulatorError if the simulator failed."""
     busy_s: float = 0.0
-    """Processor seconds that the job took."""
+    """Processor seconds of the job."""
 
 
 def serve_envs(
@@ -84,10 +84,10 @@ def serve_envs(
     num_envs: int,
     devices: Sequence[str] = (),
 ) -> None:
-    """Runs in the process until the run closes the connection or ends. devices: see EnvPool."""
+    """Serves jobs until the run closes the connection or ends. devices: see EnvPool."""
     become_child()
     _see_only(devices)
-    # One thread a process: simulators side by side share the cores by being several processes.
+    # One thread per process, because several simulating processes share the cores.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     if "DISPLAY" not in os.environ and _is_there("libOSMesa.so.8"):
@@ -101,7 +101,7 @@ def serve_envs(
         connection.sendall(framed(NO_JOB, envs.spec))
         while True:
             numbered = [receive(connection)]
-            # A family that moves many environments at once does all waiting jobs in one call.
+            # A family that steps many environments at once runs all waiting jobs in one call.
             while not isinstance(envs, SimulatedEnvs) and select.select([connection], [], [], 0)[0]:
                 numbered.append(receive(connection))
             answers = _answers(envs, [job for _, job in numbered])
@@ -110,7 +110,7 @@ def serve_envs(
 
 
 def _see_only(devices: Sequence[str]) -> None:
-    """Hides all GPUs from this process's CUDA but these, before anything asks for them."""
+    """Hides all other GPUs from this process's CUDA, before any library initializes it."""
     numbers = [int(name.removeprefix("cuda:")) for name in devices if name.startswith("cuda:")]
     if numbers:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -127,7 +127,7 @@ def _is_there(library: str) -> bool:
 
 
 def _answers(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
-    """Does jobs: chunks of one length together, then the others one by one."""
+    """Runs jobs: chunks of equal length together, then the others one by one."""
     found: dict[int, SlotAnswer] = {}
     together: dict[tuple[int, ...], list[int]] = {}
     for place, job in enumerate(jobs):
@@ -144,7 +144,7 @@ def _answers(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
 def _timed(
     work: Callable[[VectorEnv, Sequence[SlotJob]], Sequence[object]], envs: VectorEnv, jobs: Sequence[SlotJob]
 ) -> list[SlotAnswer]:
-    """Does some jobs together, and counts their processor seconds evenly."""
+    """Runs some jobs together and divides their processor seconds evenly."""
     began_s = time.process_time()
     values: Sequence[object]
     try:
@@ -163,7 +163,7 @@ def _timed(
 
 
 def _done(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
-    """Does one job that is not a chunk."""
+    """Runs one job that is not a chunk."""
     [job] = jobs
     slots = [job.slot]
     if job.start is not None:
@@ -177,7 +177,7 @@ def _done(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
 
 
 def _chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | SimulatorError]:
-    """Carries out a chunk in each of several environments."""
+    """Executes a chunk in each of several environments."""
     actions = np.stack([job.actions for job in jobs if job.actions is not None])
     result = envs.chunk_step(actions, [job.slot for job in jobs])
     return [

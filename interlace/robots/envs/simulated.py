@@ -1,4 +1,4 @@
-"""Many environments of one family, from a class that simulates one at a time."""
+"""Vector of environments of one family, from a class that simulates one at a time."""
 
 import pickle
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from interlace.robots.envs.base import Simulator, Start, VectorEnv
 from interlace.robots.envs.spec import Array, ChunkResult, EnvSettings, EnvSpec, Observation, SimulatorError, stacked
 
 _KEPT_STARTS = 512
-"""States after a reset that are kept if states are swapped: the samples of a group begin in the same one."""
+"""Number of cached states after a reset, if states are swapped: the samples of a group share an initial state."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,30 +24,30 @@ class _Slot:
     start: Start
     observation: Observation
     state: Any = None
-    """State of its simulator, as of the last time it was put away."""
+    """State of the environment when its simulator last switched to another one."""
     num_actions: int = 0
     is_over: bool = False
     success: bool = False
     broken: str = ""
-    """Reason why its simulator broke; empty while it works."""
+    """Reason why its simulator failed; empty while it works."""
 
 
 class SimulatedEnvs(VectorEnv):
     """Environments that take turns.
 
-    If the family swaps states, all environments share one simulator a task; otherwise each has a separate one, made
-    when it is first reset to its task.
+    If the family swaps states, all environments share one simulator per task. Otherwise each has a separate simulator,
+    created at the first reset to its task.
     """
 
     def __init__(self, kind: type[Simulator], settings: EnvSettings, num_envs: int) -> None:
-        """Raises UserError if a task cannot be made, and if two tasks differ in their arrays."""
+        """Raises UserError if a task cannot be created, or two tasks have different shapes."""
         super().__init__(settings, num_envs)
         self._kind, self._settings = kind, settings
         self._slots: dict[int, _Slot] = {}
         self._simulators: dict[tuple[int, int], Simulator] = {}
-        """By (task, slot); slot 0 if all share one."""
+        """Simulators by (task, slot); the slot is 0 if all share one."""
         self._present: dict[tuple[int, int], int] = {}
-        """Slot whose state a simulator is in."""
+        """(task, slot) of a simulator -> slot of the environment whose state it is in."""
         self._starts: OrderedDict[Start, tuple[Any, Observation]] = OrderedDict()
         self._is_offloaded = False
         self.spec = self._checked_spec()
@@ -60,7 +60,7 @@ class SimulatedEnvs(VectorEnv):
         init_state_ids: Sequence[int],
         slots: Sequence[int] | None = None,
     ) -> Observation:
-        """Begins episodes; see VectorEnv."""
+        """Starts episodes; see VectorEnv."""
         chosen = self._chosen(slots)
         found = []
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
@@ -68,7 +68,7 @@ class SimulatedEnvs(VectorEnv):
         return stacked(found)
 
     def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
-        """Carries out a chunk; see VectorEnv."""
+        """Executes a chunk; see VectorEnv."""
         chosen = self._chosen(slots)
         given = np.asarray(actions)
         size = self.spec.action.size
@@ -103,7 +103,7 @@ class SimulatedEnvs(VectorEnv):
         )
 
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
-        """Returns the present observations."""
+        """Returns the current observations."""
         return stacked([self._slots[slot].observation for slot in self._chosen(slots)])
 
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
@@ -122,7 +122,7 @@ class SimulatedEnvs(VectorEnv):
             self._forget(slot)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
-        """Draws the present states. Raises UserError for anything that a renderer raises: drawing is optional."""
+        """Draws the current states. Converts any error of a renderer to a UserError, because drawing is optional."""
         return [self._drawn(self._at(slot)) for slot in self._chosen(slots)]
 
     def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
@@ -137,11 +137,11 @@ class SimulatedEnvs(VectorEnv):
         self._is_offloaded = True
 
     def onload(self) -> None:
-        """Lets the simulators be made again, each when it is next needed."""
+        """Allows simulators to be created again, each when it is next needed."""
         self._is_offloaded = False
 
     def close(self) -> None:
-        """Frees everything."""
+        """Frees all resources."""
         self._close_simulators()
         self._slots.clear()
         self._starts.clear()
@@ -207,7 +207,9 @@ class SimulatedEnvs(VectorEnv):
         return observation
 
     def _chunk(self, slot: int, actions: Array, result: ChunkResult, row: int) -> str:
-        """Moves one environment and writes its row but for the observation. Returns why it broke, if it did."""
+        """Steps one environment and writes its row except the observation. Returns the failure's reason, or an empty
+        text.
+        """
         one = self._slots.get(slot)
         if one is None:
             raise UserError(f"environment {slot} was not reset before its first chunk")
@@ -216,7 +218,7 @@ class SimulatedEnvs(VectorEnv):
                 one.broken = self._move(one, self._at(slot), actions, result, row)
             except UserError:
                 raise
-            except Exception as error:  # noqa: BLE001 - any error of a simulator ends this episode alone
+            except Exception as error:  # noqa: BLE001 - any error of a simulator ends only this episode
                 one.broken = f"it raised {_described(error)}"
             if one.broken:
                 one.is_over = True
@@ -250,7 +252,7 @@ class SimulatedEnvs(VectorEnv):
         return ""
 
     def _at(self, slot: int) -> Simulator:
-        """Returns the simulator of an environment, in that environment's state."""
+        """Returns an environment's simulator, loaded with the environment's state."""
         one = self._slots[slot]
         place = self._place(one.start.task, slot)
         simulator = self._simulator(one.start.task, slot)
@@ -266,14 +268,14 @@ class SimulatedEnvs(VectorEnv):
             self._put_away(present)
 
     def _put_away(self, slot: int) -> None:
-        """Writes an environment's state down, if a simulator is in it."""
+        """Saves an environment's state if a simulator is in it."""
         one = self._slots[slot]
         place = self._place(one.start.task, slot)
         if self._present.get(place) == slot:
             one.state = self._simulators[place].save()
 
     def _forget(self, slot: int) -> None:
-        """Has a simulator that is in an environment's state load it again before its next use."""
+        """Makes the simulator reload this environment's state before its next use."""
         for place in [place for place, present in self._present.items() if present == slot]:
             del self._present[place]
 

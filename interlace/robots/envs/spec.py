@@ -1,7 +1,6 @@
-"""Shapes of an environment's inputs and outputs, and the settings that every family has. Runs without torch.
+"""Shapes of an environment's inputs and outputs, and the settings common to all families. Works without torch.
 
-Shapes: N = environments of one family side by side, n = environments of a call, K = actions of a chunk,
-A = numbers of one action.
+Shapes: N = environments of one family, n = environments of a call, K = actions of a chunk, A = numbers of one action.
 """
 
 from collections.abc import Mapping
@@ -18,11 +17,11 @@ from interlace.core.types import FloatArray
 
 Array: TypeAlias = NDArray[np.generic]
 Observation: TypeAlias = Mapping[str, Array]
-"""Named arrays: `state` is [D] float32, an image [H, W, 3] uint8, upright; [n, ...] for n environments."""
+"""Named arrays: `state` is [D] float32, an image is [H, W, 3] uint8 and upright; [n, ...] for n environments."""
 
 
 class SimulatorError(EpisodeLostError):
-    """A simulator failed in the middle of an episode: it raised, gave NaN, hung, or its process died."""
+    """A simulator failed during an episode: it raised an error, returned NaN, hung, or its process died."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +30,7 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: str
-    """numpy's name: `float32`, `uint8`."""
+    """Name of the numpy type: `float32`, `uint8`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,30 +38,30 @@ class ActionSpec:
     """Shape of an action: A numbers between bounds, or one choice among several."""
 
     low: FloatArray
-    """[A] smallest values; actions below are clipped."""
+    """[A] smallest values; smaller actions are clipped."""
     high: FloatArray
-    """[A]."""
+    """[A] largest values; larger actions are clipped."""
     num_choices: int | None = None
-    """Number of choices, of which an action is one as a whole number from 0, [1]; None: continuous."""
+    """Number of choices, if an action is one integer from 0, [1]; None for continuous actions."""
 
     @property
     def size(self) -> int:
-        """Returns A."""
+        """Size A of an action."""
         return len(self.low)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EnvSpec:
-    """Facts that a policy must know of a family's environments."""
+    """Properties of a family's environments that a policy must know."""
 
     observation: Mapping[str, ArraySpec]
     action: ActionSpec
     tasks: tuple[str, ...]
-    """Names; a task's id is its place."""
+    """Names of the tasks; a task's id is its index."""
     instructions: tuple[str, ...]
-    """One a task; empty if neither the family nor the settings give one."""
+    """One instruction per task; empty if neither the family nor the settings define one."""
     horizon: int
-    """Actions of an episode; an episode that has not ended is truncated with the last one."""
+    """Largest number of actions per episode; the episode is then truncated."""
 
     def check_chunk(self, num_actions: int) -> None:
         """Raises UserError if a chunk of `num_actions` is longer than an episode."""
@@ -74,18 +73,18 @@ class EnvSpec:
 
 
 class EnvSettings(Config):
-    """Settings that every family has; a family adds its own by a subclass."""
+    """Settings that all families have; a family adds its settings in a subclass."""
 
     tasks: tuple[str, ...] = Field(min_length=1)
-    """Names of the family's tasks; a task's id is its place here."""
+    """Names of the family's tasks; a task's id is its index in this list."""
     instructions: dict[str, str] = Field(default_factory=dict)
-    """By task: the instruction, in place of the family's."""
+    """Task -> instruction that replaces the family's."""
     horizon: int = Field(default=200, ge=1)
     """Actions of an episode, after which it is truncated."""
     action_repeat: int = Field(default=1, ge=1)
-    """Steps of the simulator that each action is held for."""
+    """Simulator steps for which each action is held."""
     end_on_success: bool = True
-    """A success terminates the episode. Otherwise the episode lasts to its horizon, and a success in it counts."""
+    """True if success terminates the episode. Otherwise it continues to its horizon, and any success counts."""
 
     @model_validator(mode="after")
     def _tasks_are_named_once(self) -> Self:
@@ -100,32 +99,34 @@ class EnvSettings(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChunkResult:
-    """Result of one chunk, a row for each of the n environments that it was about.
+    """Result of one chunk, with a row for each of the call's n environments.
 
-    An environment stops at the action that ends its episode and is not reset by itself.
+    An environment stops at the action that ends its episode, and must be reset explicitly.
     """
 
     observation: Observation
-    """[n, ...] after the last action that counted: the final observation if the episode ended."""
+    """[n, ...] after the last valid action: the final observation if the episode ended."""
     reward: FloatArray
-    """[n, K], 0 for an action that did not count."""
+    """[n, K] rewards, 0 for an invalid action."""
     terminated: NDArray[np.bool_]
-    """[n, K] True at the action with which the task itself ended the episode: no bootstrap."""
+    """[n, K] True at the action with which the task ended the episode: no bootstrap."""
     truncated: NDArray[np.bool_]
-    """[n, K] True at the action with which the horizon ended it: bootstrap from `observation`."""
+    """[n, K] True at the action with which the horizon ended the episode: bootstrap from `observation`."""
     valid: NDArray[np.bool_]
-    """[n, K] True on actions that were carried out, which all come first."""
+    """[n, K] True on executed actions, which come first."""
     success: NDArray[np.bool_]
-    """[n] whether the task was solved since the reset."""
+    """[n] True if the task has been solved since the reset."""
     failures: Mapping[int, str]
-    """By row: why a simulator broke. The other values of such a row have no meaning, and it waits for a reset."""
+    """Row -> reason why its simulator failed. Such a row's other values are undefined, and its environment needs a
+    reset.
+    """
 
     @property
     def ended(self) -> NDArray[np.bool_]:
-        """[n] whether the episode is over."""
+        """[n] True if the episode is over."""
         return np.asarray(np.any(self.terminated | self.truncated, axis=1))
 
 
 def stacked(observations: list[Observation]) -> Observation:
-    """Stacks observations of single environments, [n, ...]."""
+    """Stacks observations of single environments to [n, ...]."""
     return {name: np.stack([one[name] for one in observations]) for name in observations[0]} if observations else {}

@@ -1,6 +1,6 @@
-"""A robot's episode: an observation becomes a prompt, a chunk of action tokens answers, which the simulator runs.
+"""Robot episode: an observation becomes a prompt, and the simulator executes the answer, a chunk of action tokens.
 
-Each turn is the instruction and the present observation, without the turns before it.
+Each turn contains the instruction and the current observation, without earlier turns.
 """
 
 import math
@@ -28,7 +28,7 @@ from interlace.rollouts.base import FILMED, FinalContext, Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 
 TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
-"""Columns of a prompt that name the start of its episodes; parts of a reward that count successes."""
+"""Columns of a prompt that define the start of its episodes, and parts of a reward that count successes."""
 
 
 class RobotConfig(EpisodeConfig):
@@ -36,18 +36,19 @@ class RobotConfig(EpisodeConfig):
 
     name: str = "robot"
     env: EnvConfig
-    """Simulators that the episodes run in."""
+    """Simulators of the episodes."""
     features: tuple[Feature, ...] = ()
-    """Numbers that the policy sees of the simulator's state vector, in order; empty: the vector as it is."""
+    """Numbers of the simulator's state vector that the policy sees, in order. If empty, the whole vector."""
     reward: Literal["success", "return"] = "success"
-    """`success`: 1 if the task was solved, else 0. `return`: the simulator's rewards, each at its chunk."""
+    """`success`: 1 if the task was solved, else 0. `return`: the simulator's rewards, each credited to its chunk."""
     reward_scale: float = Field(default=1.0, gt=0)
     """Factor of the simulator's rewards."""
     bootstrap: bool = False
-    """True if the horizon is not part of the task: the critic then values the last observation of an episode that the
-    horizon cut off. False: the task is to succeed within the horizon."""
+    """True if the horizon is not part of the task: the critic then values the last observation of a truncated episode.
+    False if the task is to succeed within the horizon.
+    """
     imagined: ImaginationConfig | None = None
-    """Episodes that the run's world model plays; None: there are none."""
+    """Episodes in the run's world model; None for no such episodes."""
 
     def dreams(self, chunk: int) -> "RobotConfig":
         """Returns the settings of imagined episodes, whose states are the policy's inputs. chunk: K."""
@@ -58,17 +59,19 @@ class RobotConfig(EpisodeConfig):
 
 
 class RobotKind(EpisodeKind):
-    """Kind of the episodes that simulators run."""
+    """Kind of episodes that run in simulators."""
 
     Config = RobotConfig
     config: RobotConfig
 
     def check(self) -> None:
-        """Refuses an unknown family or setting."""
+        """Raises UserError for an unknown family or setting."""
         find_family(self.config.env.family, self.config.env.settings)
 
     def check_policy(self, actions: ActionTokens | None) -> None:
-        """Refuses a policy whose actions or inputs do not fit the simulator, and chunks longer than an episode."""
+        """Raises UserError if the policy's actions or inputs do not fit the simulator, or a chunk is longer than an
+        episode.
+        """
         check_memory(self.config.env)
         check_spaces(self.config, read_spec(self.config.env), policy_actions(actions))
 
@@ -78,7 +81,7 @@ class RobotKind(EpisodeKind):
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """Account of one episode so far."""
+    """Running totals of one episode."""
 
     context: list[int]
     """Tokens of each turn's prompt."""
@@ -86,24 +89,24 @@ class _Account:
     valid: dict[int, BoolArray] = field(default_factory=dict)
     returned: float = 0.0
     length: int = 0
-    """Actions that were carried out."""
+    """Number of executed actions."""
 
 
 class RobotEpisode:
     """Runs episodes in the run's simulators."""
 
     def __init__(self, config: RobotConfig, own: EnvFleet | None = None) -> None:
-        """own: environments in place of the run's, which imagine."""
+        """own: imagined environments that replace the run's."""
         self.config, self._own, self._prefix = config, own, "imagined" if own else "env"
         self._features = StateFeatures(config.features)
         self._dreamer: RobotEpisode | None = None
-        """Runs imagined episodes; None before the first."""
+        """Episode that runs in the world model; None before the first use."""
         self._is_checked = False
         self._films: list[Film] = []
         self._why_no_films = ""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Lets the policy act until the episode ends. UserError if policy and simulator do not fit together."""
+        """Lets the policy act until the episode ends. Raises UserError if policy and simulator do not fit together."""
         actions = policy_actions(session.actions)
         if self.config.imagined and self.config.imagined.plays(prompt):
             return await self._dreaming(actions.chunk).run(prompt, session)
@@ -122,7 +125,7 @@ class RobotEpisode:
         return outcome
 
     def close(self) -> None:
-        """Ends the environments that imagine."""
+        """Ends the imagined environments."""
         if self._own:
             self._own.close()
         if self._dreamer:
@@ -135,16 +138,16 @@ class RobotEpisode:
         return self._dreamer
 
     def films(self) -> list[Film]:
-        """Returns the films that were taken since the last call, by name."""
+        """Returns the films recorded since the last call, sorted by name."""
         found, self._films = sorted(self._films, key=lambda film: film.name), []
         return found
 
     def why_no_films(self) -> str:
-        """Returns why nothing can be drawn; empty if drawing works."""
+        """Returns the reason why drawing failed; empty if it works."""
         return self._why_no_films
 
     def _recorder(self, prompt: Prompt, start: Start, spec: EnvSpec) -> FilmRecorder | None:
-        """Returns the recorder of an episode's pictures, if its prompt requests them and they can be drawn."""
+        """Returns the recorder of an episode's pictures, if its prompt requests them and drawing works."""
         if not prompt.metadata.get(FILMED) or self._why_no_films:
             return None
         return FilmRecorder(f"{spec.tasks[start.task]}, start {start.init_state}")
@@ -154,7 +157,7 @@ class RobotEpisode:
         while True:
             inputs = self.inputs(env.observation, actions)
             turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
-            # The run's simulators register waits for them themselves.
+            # The run's simulators register waits for them.
             async with session.waiting("the world model") if self._own else nullcontext():
                 chunk = await env.chunk_step(actions.decode(turn.token_ids))
             gained = float(chunk.reward.sum()) * self.config.reward_scale
@@ -188,7 +191,7 @@ class RobotEpisode:
         return FinalContext(token_ids=context, inputs=inputs, query_ids=actions.query_ids[:1])
 
     def inputs(self, observation: Observation, actions: ActionTokens) -> Inputs:
-        """Returns the policy's arrays of an observation, [1, ...] each."""
+        """Returns the policy's input arrays for an observation, [1, ...] each."""
         found = dict(observation)
         if "state" in found:
             found["state"] = self._features.of(np.asarray(found["state"], np.float32))
@@ -196,7 +199,7 @@ class RobotEpisode:
 
 
 def policy_actions(actions: ActionTokens | None) -> ActionTokens:
-    """Returns a policy's action tokens. UserError if the model has none."""
+    """Returns a policy's action tokens. Raises UserError if the model has none."""
     if actions is None:
         raise UserError(
             "a robot's episode needs a policy that answers in action tokens, and the model's configuration has none. "
@@ -206,7 +209,7 @@ def policy_actions(actions: ActionTokens | None) -> ActionTokens:
 
 
 def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> None:
-    """Refuses (UserError) a policy whose actions or inputs do not fit the simulator."""
+    """Raises UserError if the policy's actions or inputs do not fit the simulator."""
     spec.check_chunk(actions.chunk)
     num_chunks = math.ceil(spec.horizon / actions.chunk)
     if config.max_turns < num_chunks:
@@ -252,7 +255,7 @@ def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> N
 
 
 def _missing_array(name: str, family: str, there: list[str]) -> str:
-    """Returns the message for an array that the policy reads and a simulator does not give."""
+    """Returns the message for an array that the policy reads and the simulator does not provide."""
     cameras = [other for other in there if other.endswith(IMAGE)]
     if not name.endswith(IMAGE):
         return f"the policy reads {name!r}, and environments of {family!r} give {there}."
@@ -277,7 +280,7 @@ def _whole(prompt: Prompt, column: str) -> int:
     value = prompt.metadata.get(column)
     if not isinstance(value, int):
         raise UserError(
-            f"prompt {prompt.uid} has no whole number in its column {column!r}, which says where a robot's episode "
+            f"prompt {prompt.uid} has no whole number in its column {column!r}, which defines where a robot's episode "
             "begins. Take task.starts, or add the column."
         )
     return value

@@ -1,4 +1,4 @@
-"""Action tokens: how the tokens of a robot's policy become actions, as its configuration defines. Imports no torch."""
+"""Action tokens: conversion between a policy's tokens and actions, as its configuration defines. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 EPSILON = 1e-8
-"""Addition to a range between quantiles, as in OpenVLA's code."""
+"""Constant added to a range between quantiles, as in OpenVLA's code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -26,70 +26,72 @@ class ActionTokens:
     """Tokens of one policy's actions. K = actions of a chunk, A = numbers of one action."""
 
     chunk: int
-    """K."""
+    """Number of actions per chunk, K."""
     low: FloatArray
-    """[A] lower ends of the ranges that are cut into bins."""
+    """[A] lower ends of the ranges that are divided into bins."""
     high: FloatArray
-    """[A] upper ends."""
+    """[A] upper ends of the ranges."""
     num_bins: int
     first_id: int = 0
-    """Token of the first bin."""
+    """Token id of the first bin."""
     step: int = 1
-    """Difference between the tokens of neighbouring bins: -1 if the first bin has the last token, as in OpenVLA."""
+    """Difference between the token ids of neighbouring bins: -1 if the first bin has the highest id, as in OpenVLA."""
     query_ids: tuple[int, ...] = ()
-    """Tokens that a chunk is drawn from at once, one for each answer. If empty, tokens are drawn one after another."""
+    """Placeholder tokens of a chunk that is decoded in parallel, one per token of the answer. If empty, decoding is
+    autoregressive.
+    """
     leads: int | None = None
-    """Tokens of a prompt before the observation's: OpenVLA's follows the first token. None: it is at the end."""
+    """Prompt tokens before the observation's tokens; 1 in OpenVLA. If None, the observation follows the prompt."""
     is_gaussian: bool = False
-    """True if a token is the bits of a number, -1 to 1 over the range and beyond."""
+    """True if a token contains the bits of a number; -1 to 1 covers the range."""
     flow: FlowSchedule | None = None
-    """Chain of numbers that ends in the actions; None if the policy has no flow-matching head."""
+    """Chain of numbers that ends in the actions; None without a flow-matching head."""
     embodiment: Embodiment | None = None
-    """Conversion to the simulator's actions; None if they are the policy's."""
+    """Conversion to the simulator's actions; None if the policy's actions need none."""
     reads: InputEmbedding
-    """Arrays that the policy reads."""
+    """Input arrays of the policy."""
 
     @property
     def size(self) -> int:
-        """Returns A."""
+        """Size A of the policy's action."""
         return len(self.low)
 
     @property
     def simulator_size(self) -> int:
-        """Returns the numbers of an action of the simulator."""
+        """Size of the simulator's action."""
         return self.size if self.embodiment is None else self.embodiment.size
 
     @property
     def num_tokens(self) -> int:
-        """Returns the tokens of an answer."""
+        """Number of tokens per answer."""
         return self.chunk * self.size if self.flow is None else self.flow.num_tokens
 
     @property
     def answers_in_numbers(self) -> bool:
-        """Returns whether tokens are the bits of numbers, and not places in a vocabulary."""
+        """True if tokens are the bits of numbers instead of vocabulary ids."""
         return self.is_gaussian or self.flow is not None
 
     @property
     def placeholders(self) -> list[int]:
-        """Returns the tokens that one observation takes the places of."""
+        """Placeholder tokens of one observation."""
         return [self.reads.placeholder] * self.reads.per_observation
 
     def context(self, prompt_ids: Sequence[int]) -> list[int]:
-        """Returns a prompt's tokens with the placeholders of one observation."""
+        """Returns a prompt's tokens with the placeholders of one observation inserted."""
         at = len(prompt_ids) if self.leads is None else self.leads
         return [*prompt_ids[:at], *self.placeholders, *prompt_ids[at:]]
 
     def trained(self, valid: BoolArray) -> BoolArray:
-        """Returns which tokens of an answer are trained. valid: [K] True on actions that were carried out.
+        """Returns the mask of an answer's tokens to train on. valid: [K] True on executed actions.
 
-        The numbers of a chain depend on each other, so a chain is trained whole.
+        The numbers of a chain depend on each other, so a chain is trained on as a whole.
         """
         return np.repeat(valid, self.size) if self.flow is None else np.ones(self.num_tokens, np.bool_)
 
     def encode(self, actions: NDArray[np.generic], draw: np.random.Generator | None = None) -> IntArray:
         """Returns the tokens of the simulator's actions [K, A], clipped to the ranges.
 
-        draw: randomness of the chain that leads to the actions, which a flow-matching head needs.
+        draw: random generator of the chain that leads to the actions; needed for a flow-matching head.
         """
         given = np.asarray(actions, np.float64)
         if self.embodiment is not None:
@@ -106,12 +108,12 @@ class ActionTokens:
         return (self.first_id + self.step * bins).reshape(-1).astype(np.int32)
 
     def decode(self, token_ids: Sequence[int] | IntArray) -> FloatArray:
-        """Returns the simulator's actions [K, A] of an answer: the middles of bins, or the numbers themselves."""
+        """Returns the simulator's actions [K, A] of an answer: the centres of bins, or the numbers themselves."""
         actions = (self.low + self._shares(token_ids) * (self.high - self.low)).astype(np.float32)
         return actions if self.embodiment is None else self.embodiment.to_simulator(actions).astype(np.float32)
 
     def _shares(self, token_ids: Sequence[int] | IntArray) -> NDArray[np.floating]:
-        """Returns [K, A] places within the ranges, 0 to 1."""
+        """Returns [K, A] relative positions within the ranges, 0 to 1."""
         if self.answers_in_numbers:
             numbers = np.asarray(token_ids, np.int32).view(np.float32)
             if self.flow is not None:
@@ -124,9 +126,9 @@ class ActionTokens:
 def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: InputEmbedding) -> ActionTokens:
     """Reads the action tokens of a configuration in OpenVLA's layout (arXiv 2406.09246).
 
-    They are the last tokens of the vocabulary, downwards. Their ranges are the quantiles 0.01 and 0.99 of a data set's
-    actions, or -1 to 1 for numbers that its mask leaves unscaled. dataset: key of `norm_stats`; None if it has one
-    alone. Raises UserError if the choice is ambiguous or the statistics are incomplete.
+    They are the last tokens of the vocabulary, in descending order. Their ranges are the quantiles 0.01 and 0.99 of a
+    data set's actions, or -1 to 1 for numbers that its mask leaves unscaled. dataset: key of `norm_stats`; may be None
+    if there is only one. Raises UserError if the choice is ambiguous or the statistics are incomplete.
     """
     dataset, actions = action_statistics(config, dataset)
     scaled = np.asarray(actions.get("mask", [True] * len(actions["q01"])), np.bool_)
@@ -138,7 +140,7 @@ def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: Inpu
         chunk=int(getattr(config, "num_actions_chunk", 1)),
         low=np.where(scaled, low, np.float32(-1)),
         high=np.where(scaled, high + np.float32(EPSILON), np.float32(1)),
-        num_bins=int(config.n_action_bins) - 1,  # its bins are between edges, one fewer than the edges
+        num_bins=int(config.n_action_bins) - 1,  # bins lie between edges, so there is one bin fewer
         first_id=vocabulary - 1,
         step=-1,
         query_ids=tuple(getattr(config, "query_token_ids", None) or ()),
@@ -152,7 +154,7 @@ def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: Inpu
 
 
 def action_statistics(config: "PretrainedConfig", dataset: str | None) -> tuple[str, Mapping[str, Sequence[float]]]:
-    """Returns the name of a policy's data set and its statistics of actions. Raises UserError as openvla_actions."""
+    """Returns the name of a policy's data set and its action statistics. Raises UserError as openvla_actions() does."""
     stats: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]] = getattr(config, "norm_stats", None) or {}
     if dataset is None and len(stats) == 1:
         [dataset] = stats
@@ -174,7 +176,7 @@ def action_statistics(config: "PretrainedConfig", dataset: str | None) -> tuple[
 
 
 def action_tokens(config: "PretrainedConfig") -> ActionTokens | None:
-    """Reads how a model's tokens become actions; None if it is not a robot's policy."""
+    """Reads the action tokens of a model; None if it is not a robot's policy."""
     reads, size = input_embedding(config), getattr(config, "action_size", None)
     if reads is not None and hasattr(config, "norm_stats"):
         return openvla_actions(config, getattr(config, "unnorm_key", None), reads)

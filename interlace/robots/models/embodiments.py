@@ -1,6 +1,6 @@
-"""Robots that published policies act on: how an action of a policy becomes an action of the simulator.
+"""Robots of published policies: conversion of a policy's action to the simulator's.
 
-A policy's action has the numbers and the gripper convention of its data set. Data sets in the Open X-Embodiment form
+A policy's action has the numbers and the gripper convention of its data set. Data sets in the Open X-Embodiment format
 have seven numbers, the last of which is the gripper, 0 closed and 1 open. Imports no torch.
 """
 
@@ -20,55 +20,55 @@ class Embodiment(ABC):
     """Conversion between a policy's actions and a simulator's."""
 
     size: int
-    """Numbers of a simulator's action."""
+    """Size of a simulator's action."""
     policy_size: int
-    """Numbers of a policy's action."""
+    """Size of a policy's action."""
 
     def __init__(self, scale: float = 1.0) -> None:
-        """scale: factor of the movement, of robots that have one (`action_scale` of RLinf)."""
+        """scale: factor of the movement, for robots that have one (`action_scale` of RLinf)."""
         self.scale = scale
 
     @abstractmethod
     def to_simulator(self, actions: FloatArray) -> FloatArray:
-        """Returns the simulator's actions [..., size] of a policy's [..., policy_size]."""
+        """Converts a policy's actions [..., policy_size] to the simulator's [..., size]."""
 
     @abstractmethod
     def to_policy(self, actions: FloatArray) -> FloatArray:
-        """Returns the policy's actions of a simulator's, such as a demonstration's."""
+        """Converts a simulator's actions, such as a demonstration's, to the policy's."""
 
 
 class LiberoArm(Embodiment):
-    """LIBERO's arm: the simulator closes the hand at +1 and opens it at -1, so the sign is turned."""
+    """LIBERO's arm. The simulator closes the hand at +1 and opens it at -1, so the sign is inverted."""
 
     size = policy_size = 7
 
     def to_simulator(self, actions: FloatArray) -> FloatArray:
-        """Turns the gripper value g into -sign(2 g - 1)."""
+        """Converts the gripper value g to -sign(2 g - 1)."""
         found = actions.copy()
         found[..., -1] = -np.sign(2 * actions[..., -1] - 1)
         return found
 
     def to_policy(self, actions: FloatArray) -> FloatArray:
-        """Turns a gripper command c into (1 - c) / 2."""
+        """Converts a gripper command c to (1 - c) / 2."""
         found = actions.copy()
         found[..., -1] = (1 - actions[..., -1]) / 2
         return found
 
 
 class WidowXArm(Embodiment):
-    """WidowX of the Bridge data set, in ManiSkill: the simulator opens the hand at +1, as the data do at 1."""
+    """WidowX of the Bridge data set, in ManiSkill. The simulator opens the hand at +1, the data set at 1."""
 
     size = policy_size = 7
 
     def to_simulator(self, actions: FloatArray) -> FloatArray:
-        """Scales the movement, and turns the gripper value into 1 above 0.5 and -1 otherwise."""
+        """Scales the movement, and converts the gripper value to 1 above 0.5 and -1 otherwise."""
         found = actions.copy()
         found[..., :-1] *= self.scale
         found[..., -1] = np.where(actions[..., -1] > OPEN_ABOVE, 1.0, -1.0)
         return found
 
     def to_policy(self, actions: FloatArray) -> FloatArray:
-        """Turns a gripper command c into (c + 1) / 2."""
+        """Scales the movement back, and converts a gripper command c to (c + 1) / 2."""
         found = actions.copy()
         found[..., :-1] /= self.scale
         found[..., -1] = (actions[..., -1] + 1) / 2
@@ -76,7 +76,7 @@ class WidowXArm(Embodiment):
 
 
 class PandaArm(Embodiment):
-    """Panda of ManiSkill: its data sets are recorded in the simulator, so their actions need no conversion."""
+    """Panda of ManiSkill. Its data sets are recorded in the simulator, so their actions need no conversion."""
 
     size = policy_size = 7
 
@@ -90,14 +90,16 @@ class PandaArm(Embodiment):
 
 
 class MetaWorldArm(Embodiment):
-    """Sawyer of MetaWorld: the hand's movement and the gripper's force, numbers 0 to 2 and 6 of seven."""
+    """Sawyer of MetaWorld. Its action is numbers 0 to 2 and 6 of the policy's seven: the hand's movement and the
+    gripper.
+    """
 
     size = 4
     policy_size = 7
     _PLACES = (0, 1, 2, 6)
 
     def to_simulator(self, actions: FloatArray) -> FloatArray:
-        """Leaves out the rotation."""
+        """Drops the rotation."""
         return actions[..., self._PLACES]
 
     def to_policy(self, actions: FloatArray) -> FloatArray:
@@ -114,14 +116,14 @@ DATA_SETS: Mapping[str, str] = {
     "libero": "libero", "bridge": "widowx", "widowx": "widowx", "panda": "panda", "maniskill": "panda",
     "metaworld": "metaworld",
 }  # fmt: skip
-"""By a word in the name of a data set: the robot that recorded it."""
+"""Word in the name of a data set -> robot that recorded it."""
 
 
 def find_embodiment(name: str | None, data_set: str, scale: float = 1.0) -> Embodiment | None:
     """Returns the embodiment of a policy; None if its actions are the simulator's.
 
-    name: `embodiment` of the folder's configuration; None finds it by the name of the data set. scale: see Embodiment.
-    Raises UserError for an unknown name.
+    name: `embodiment` of the folder's configuration; if None, the name of the data set determines it. scale: see
+    Embodiment. Raises UserError for an unknown name.
     """
     if name is None:
         found = next((robot for word, robot in DATA_SETS.items() if word in data_set.lower()), None)

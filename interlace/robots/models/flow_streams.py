@@ -1,4 +1,4 @@
-"""Two transformers side by side, as in SmolVLA and pi0: one reads pictures and text, a smaller one writes actions.
+"""Two coupled transformers, as in SmolVLA and pi0: one reads pictures and text, a smaller one writes actions.
 
 Layers of the same depth share attention: an action token attends to the prefix's keys and values of its layer. Layers
 are built from the shapes of a folder's weights. B = rows, P = tokens of the prefix, S = tokens of the suffix.
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 KeysValues: TypeAlias = tuple[Tensor, Tensor]
-"""[B, P, key/value heads, D] each, keys after the rotation by their positions."""
+"""[B, P, key/value heads, D] each; keys are already rotated by their positions."""
 WAVELENGTH = 10_000.0
-"""Longest wavelength of the rotary positions, in both families, regardless of the language model's configuration."""
+"""Longest wavelength of the rotary positions in both families, regardless of the language model's configuration."""
 NormKind = Literal["llama", "gemma", "adaptive"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamShape:
-    """Facts about a stream that shapes of weights do not give."""
+    """Properties of a stream that the shapes of its weights do not determine."""
 
     heads: int
     norm: NormKind
@@ -30,7 +30,7 @@ class StreamShape:
 
 
 class Norm(nn.Module):
-    """RMS norm. `gemma` multiplies by 1 + weight; `adaptive` takes scale, shift and gate from a condition."""
+    """RMS norm. `gemma` multiplies by 1 + weight; `adaptive` computes scale, shift and gate from a condition."""
 
     def __init__(self, shape: StreamShape, weights: Mapping[str, Tensor], name: str) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Norm(nn.Module):
             self.weight = nn.Parameter(torch.zeros(weights[f"{name}.weight"].shape))
 
     def forward(self, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Returns the normalised tokens, and the gate of the branch that follows (adaptive alone)."""
+        """Returns the normalised tokens, and the gate of the following branch (adaptive only)."""
         wide = x.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._epsilon)
         if self._kind == "adaptive":
@@ -54,7 +54,7 @@ class Norm(nn.Module):
 
 
 class StreamLayer(nn.Module):
-    """One layer of a stream, with the names of transformers' decoder layers."""
+    """Layer of a stream, with the parameter names of transformers' decoder layers."""
 
     def __init__(self, shape: StreamShape, weights: Mapping[str, Tensor], name: str) -> None:
         super().__init__()
@@ -66,16 +66,16 @@ class StreamLayer(nn.Module):
 
     @property
     def head_size(self) -> int:
-        """Returns D."""
+        """Size D of a head."""
         return cast("nn.Linear", self.self_attn["q_proj"]).out_features // self._shape.heads
 
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, KeysValues]:
-        """Returns queries and keys after rotation, and values, of normalised tokens [B, S, H]."""
+        """Returns rotated queries, and rotated keys with values, of normalised tokens [B, S, H]."""
         query, key, value = (self._heads(self.self_attn[part](x)) for part in ("q_proj", "k_proj", "v_proj"))
         return rotate(query, positions), (rotate(key, positions), value)
 
     def project_across(self, x: Tensor, positions: Tensor, prefix: KeysValues) -> tuple[Tensor, KeysValues]:
-        """Returns queries of the suffix, and keys and values that are made of the prefix's."""
+        """Returns queries of the suffix, and keys and values computed from the prefix's."""
         query = rotate(self._heads(self.self_attn["q_proj"](x)), positions)
         keys, values = (
             self.self_attn[part](of.flatten(2)) for part, of in zip(("k_proj", "v_proj"), prefix, strict=True)
@@ -98,10 +98,10 @@ class StreamLayer(nn.Module):
 
 
 class TokenStream(nn.Module):
-    """Layers and last norm of one transformer."""
+    """Layers and final norm of one transformer."""
 
     def __init__(self, shape: StreamShape, weights: Mapping[str, Tensor]) -> None:
-        """weights: of the whole folder, by the names of this stream: `layers.0.mlp.up_proj.weight`."""
+        """weights: all weights of the folder, by their names in this stream: `layers.0.mlp.up_proj.weight`."""
         super().__init__()
         count = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
         self.layers = nn.ModuleList([StreamLayer(shape, weights, f"layers.{number}") for number in range(count)])
@@ -127,10 +127,10 @@ class TokenStream(nn.Module):
         self_every: int = 1,
         condition: Tensor | None = None,
     ) -> Tensor:
-        """Runs the suffix [B, S, H]. mask: [B, S, P + S]. Returns [B, S, H] after the last norm.
+        """Runs the suffix [B, S, H]. mask: [B, S, P + S]. Returns [B, S, H] after the final norm.
 
-        self_every: layers whose number it divides attend to prefix and suffix; the other layers attend to the prefix
-        alone, by keys and values that they make of the prefix's, with positions from 0 (SmolVLA). condition: of
+        self_every: layers whose number is a multiple attend to prefix and suffix. The other layers attend only to the
+        prefix, with keys and values computed from the prefix's, and positions from 0 (SmolVLA). condition: input of
         adaptive norms.
         """
         length = prefix[0][0].shape[1]
@@ -153,7 +153,7 @@ class TokenStream(nn.Module):
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotates [B, S, heads, D] by positions [B, S] (RoPE, arXiv 2104.09864), halves as pairs."""
+    """Rotates [B, S, heads, D] by positions [B, S] (RoPE, arXiv 2104.09864); the two halves of D form the pairs."""
     half = x.shape[-1] // 2
     steps = torch.arange(half, dtype=torch.float32, device=x.device) / half
     angles = (positions[..., None].float() / WAVELENGTH**steps)[:, :, None]
@@ -173,7 +173,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
 
 
 def block_mask(is_real: Tensor, begins: Tensor) -> Tensor:
-    """Returns [B, S, S]: a token attends to the real tokens of its block and of the blocks before it.
+    """Returns [B, S, S]: a token attends to the real tokens of its block and of earlier blocks.
 
     is_real: [B, S] False on padding. begins: [B, S] 1 on the first token of a block.
     """

@@ -1,8 +1,8 @@
-"""SmolVLA (arXiv 2506.01844), pi0 (arXiv 2410.24164) and pi0.5 (arXiv 2504.16054) by LeRobot's published folders.
+"""SmolVLA (arXiv 2506.01844), pi0 (arXiv 2410.24164) and pi0.5 (arXiv 2504.16054), from LeRobot's published folders.
 
-A policy reads pictures, a prompt and a state once (`read`), then gives the velocity of noisy actions at a time
-(`velocity`). `sample` follows the velocity from noise to a chunk, without noise on the way; `draw` and `logprobs` are
-the stochastic sampler of interlace/models/flow.py and its densities, for RL. Only code of this package runs.
+A policy reads pictures, a prompt and a state once (`read`), then computes the velocity of noisy actions at a time
+(`velocity`). `sample` integrates the velocity from noise to a chunk, without further noise. `draw` and `logprobs` are
+the stochastic sampler of interlace/models/flow.py and its densities, for RL. Only code of this package is executed.
 """
 
 import math
@@ -36,42 +36,42 @@ PREFIXES = {
         "model.paligemma_with_expert.gemma_expert.model.",
     ),
 }
-"""By family: names of the weights of the reading model, of its text part, and of the expert."""
+"""Family -> name prefixes of the reading model's weights, of its text part, and of the expert."""
 GEMMA_HEADS, GEMMA_EPSILON = 8, 1e-6
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
-"""Periods of the features that a time is given by."""
+"""Shortest and longest period of a time's features."""
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sensed:
-    """Observations, ready for the network. B rows."""
+    """Observations in the network's input format. B rows."""
 
     pictures: Sequence[Tensor]
-    """[B, 3, side, side] of each camera, from -1 to 1."""
+    """[B, 3, side, side] picture of each camera, from -1 to 1."""
     token_ids: Tensor
-    """[B, T] prompt."""
+    """[B, T] tokens of the prompt."""
     is_real: Tensor
     """[B, T] False on padding."""
     state: Tensor
-    """[B, F] normalised and padded."""
+    """[B, F] state, normalised and padded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
-    """Keys and values of observations, which every denoising step reads."""
+    """Keys and values of observations, read by every denoising step."""
 
     layers: Sequence[KeysValues]
     is_real: Tensor
-    """[B, P]."""
+    """[B, P] False on padding."""
     state: Tensor
 
 
 class FlowVLA(nn.Module):
-    """A published flow-matching policy."""
+    """Published flow-matching policy."""
 
     def __init__(self, folder: LerobotFolder, weights: Mapping[str, Tensor], vlm: Path | None) -> None:
-        """weights: of the folder, by their names. vlm: folder of SmolVLA's language model configuration."""
+        """weights: the folder's weights, by name. vlm: folder with the configuration of SmolVLA's language model."""
         super().__init__()
         self.folder, self.schedule = folder, folder.schedule
         reading, text, expert = PREFIXES["smolvla" if folder.kind == "smolvla" else "pi0"]
@@ -81,7 +81,7 @@ class FlowVLA(nn.Module):
             shape = StreamShape(heads=sizes.heads, norm="llama", epsilon=sizes.epsilon, uses_gelu=False)
             self.encoder: PicturesEncoder = smolvlm_encoder(sizes)
             expert_shape = shape
-            # Layers of the language model above the expert's are not read.
+            # Layers of the language model above the expert's last layer are not used.
             count = 1 + max(int(name.split(".")[1]) for name in of_expert if name.startswith("layers."))
             of_text = {name: tensor for name, tensor in of_text.items() if _layer(name) < count}
         else:
@@ -96,7 +96,7 @@ class FlowVLA(nn.Module):
         self._load(weights, of_reading, of_text, of_expert, reading)
 
     def read(self, sensed: Sensed) -> Prefix:
-        """Reads an observation: keys and values of each layer."""
+        """Computes the keys and values of each layer for an observation."""
         words = self.embed_tokens(sensed.token_ids)
         words = words * math.sqrt(words.shape[-1])
         pictures = [self.encoder(picture) for picture in sensed.pictures]
@@ -115,7 +115,7 @@ class FlowVLA(nn.Module):
         return Prefix(layers=self.text.read(torch.cat(rows, 1), positions, mask), is_real=is_real, state=sensed.state)
 
     def velocity(self, prefix: Prefix, actions: Tensor, time: Tensor) -> Tensor:
-        """Computes noise - action [B, K, P] for noisy actions [B, K, P] at times [B], 1 for noise."""
+        """Computes noise - action [B, K, P] for noisy actions [B, K, P] at times [B]; at time 1 they are noise."""
         rows, condition = self._embed_actions(prefix, actions, time)
         begins = torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
         begins[:, : rows.shape[1] if self.folder.kind == "smolvla" else rows.shape[1] - actions.shape[1] + 1] = 1
@@ -134,7 +134,7 @@ class FlowVLA(nn.Module):
 
     @torch.no_grad()
     def sample(self, sensed: Sensed, noise: Tensor) -> Tensor:
-        """Returns chunks [B, K, P] by Euler's steps from noise [B, K, P]."""
+        """Returns chunks [B, K, P], by Euler steps from noise [B, K, P]."""
         prefix, x = self.read(sensed), noise
         for step in range(self.schedule.config.steps):
             x = self.schedule.deterministic(step, x, self._velocity_at(prefix, x, step))
@@ -142,9 +142,9 @@ class FlowVLA(nn.Module):
 
     @torch.no_grad()
     def draw(self, sensed: Sensed, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws chains [B, N + 1, K, P] by the stochastic sampler, and their log-probs, 0 on padding.
+        """Draws chains [B, N + 1, K, P] with the stochastic sampler, and their log-probs, 0 on padding.
 
-        noise: [B, N + 1, K, P] standard normal numbers, the first of which is the beginning of a chain.
+        noise: [B, N + 1, K, P] standard normal numbers, of which the first are the start of the chain.
         """
         prefix, states = self.read(sensed), [noise[:, 0]]
         for step in range(self.schedule.config.steps):
@@ -211,19 +211,20 @@ class FlowVLA(nn.Module):
 
 
 class FlowVLAPolicy:
-    """A policy that acts: observations of a simulator in, actions out, a chunk at a time."""
+    """Acting policy: converts observations of a simulator to actions, one chunk at a time."""
 
     def __init__(self, network: FlowVLA, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.network, self.folder, self._tokenizer = network.eval(), network.folder, tokenizer
         self._queue: list[FloatArray] = []
-        """Actions of the present chunk that were not carried out yet."""
+        """Remaining actions of the current chunk."""
 
     def reset(self) -> None:
-        """Begins an episode."""
+        """Starts an episode."""
         self._queue.clear()
 
     def sense(self, observation: Mapping[str, NDArray[np.generic]], task: str) -> Sensed:
-        """Prepares an observation: `state`, and a picture [H, W, 3] for each camera by its name in the folder.
+        """Converts an observation to inputs: `state`, and a picture [H, W, 3] for each camera by its name in the
+        folder.
 
         Raises UserError for a camera that the observation lacks.
         """
@@ -246,7 +247,7 @@ class FlowVLAPolicy:
         )
 
     def act(self, observation: Mapping[str, NDArray[np.generic]], task: str, draw: np.random.Generator) -> FloatArray:
-        """Returns the next action, [A]. The network runs if all actions of the chunk to carry out were carried out."""
+        """Returns the next action, [A]. Runs the network once the chunk's actions have been executed."""
         if not self._queue:
             schedule = self.network.schedule
             noise = draw.normal(size=(1, schedule.chunk, schedule.padded_size)).astype(np.float32)
@@ -255,12 +256,12 @@ class FlowVLAPolicy:
         return self._queue.pop(0)
 
     def restore(self, chunk: FloatArray) -> FloatArray:
-        """Returns the simulator's actions [K, A] of a chunk [K, P]."""
+        """Converts a chunk [K, P] to the simulator's actions [K, A]."""
         return self.folder.action.restore(chunk[:, : self.network.schedule.size])
 
 
 def load_flow_vla(path: Path, sampler: FlowConfig | None = None) -> FlowVLA:
-    """Loads a folder. sampler: see read_folder. Raises UserError if it is not a whole policy."""
+    """Loads a policy folder. sampler: see read_folder(). Raises UserError if the folder is not a complete policy."""
     folder = read_folder(path, sampler)
     file = path / WEIGHTS
     if not file.is_file():
@@ -303,7 +304,7 @@ def _layer(name: str) -> int:
 
 
 def _embedding(of_text: Mapping[str, Tensor], weights: Mapping[str, Tensor], reading: str) -> Tensor:
-    """Returns the table of embeddings, which files leave out if it is tied to the output layer."""
+    """Returns the embedding table, which files omit if it is tied to the output layer."""
     head = f"{reading.removesuffix('model.')}lm_head.weight"
     found = of_text.get("embed_tokens.weight", weights.get(head))
     if found is None:

@@ -1,7 +1,7 @@
 """Folders of LeRobot's flow-matching policies (SmolVLA, pi0, pi0.5): settings, statistics, prompt and pictures.
 
-A folder has `config.json`, `model.safetensors`, and `policy_preprocessor.json` with the file of its normalizer's
-statistics. Imports no torch.
+A folder contains `config.json`, `model.safetensors`, and `policy_preprocessor.json` with a reference to the file of the
+normalizer's statistics. Imports no torch.
 """
 
 import json
@@ -35,17 +35,17 @@ DEFAULTS: Mapping[Kind, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Normalizer:
-    """Statistics of one array, and how they scale it."""
+    """Normalisation of one array by its statistics."""
 
     mode: str
-    """LeRobot's name: MEAN_STD, MIN_MAX, QUANTILES (0.01 and 0.99) or IDENTITY."""
+    """LeRobot's name of the mode: MEAN_STD, MIN_MAX, QUANTILES (0.01 and 0.99) or IDENTITY."""
     first: FloatArray
-    """Mean, or the lower end."""
+    """Mean, or lower end of the range."""
     second: FloatArray
-    """Standard deviation, or the upper end."""
+    """Standard deviation, or upper end of the range."""
 
     def normalize(self, numbers: FloatArray) -> FloatArray:
-        """Returns the policy's numbers."""
+        """Converts a data set's numbers to the policy's."""
         if self.mode == "IDENTITY":
             return numbers
         if self.mode == "MEAN_STD":
@@ -53,7 +53,7 @@ class Normalizer:
         return (2 * (numbers - self.first) / self._range() - 1).astype(np.float32)
 
     def restore(self, numbers: FloatArray) -> FloatArray:
-        """Returns the data set's numbers."""
+        """Converts a policy's numbers to the data set's."""
         if self.mode == "IDENTITY":
             return numbers
         if self.mode == "MEAN_STD":
@@ -67,26 +67,26 @@ class Normalizer:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LerobotFolder:
-    """Content of a folder, except for its weights."""
+    """Contents of a folder, except the weights."""
 
     path: Path
     kind: Kind
     settings: Mapping[str, Any]
-    """Content of config.json."""
+    """Contents of config.json."""
     cameras: tuple[str, ...]
-    """Names of the pictures, without `observation.images.`, in the order of the policy."""
+    """Names of the pictures without `observation.images.`, in the policy's order."""
     state: Normalizer
     action: Normalizer
     schedule: FlowSchedule
     """Chain of a chunk: steps, direction and padding."""
     executed: int
-    """Actions of a chunk that are carried out before the policy is asked again."""
+    """Number of actions of a chunk that are executed before the policy runs again."""
     pictures: PictureSteps
     num_text_tokens: int
     """Longest prompt, in tokens."""
 
     def prompt(self, task: str, state: FloatArray) -> str:
-        """Returns the text of a prompt. state: normalised, [F]; pi0.5 alone writes it into the text."""
+        """Returns the text of a prompt. state: normalised, [F]; only pi0.5 includes it in the text."""
         if self.kind == "smolvla":
             return task if task.endswith("\n") else f"{task}\n"
         cleaned = task.strip().replace("_", " ").replace("\n", " ")
@@ -96,18 +96,18 @@ class LerobotFolder:
         return f"Task: {cleaned}, State: {' '.join(map(str, bins))};\nAction: "
 
     def padded_state(self, state: FloatArray) -> FloatArray:
-        """Returns a normalised state with zeros up to the policy's size."""
+        """Returns a normalised state, padded with zeros to the policy's size."""
         size = int(self.settings.get("max_state_dim", 32))
         return np.pad(state, (0, max(0, size - len(state)))).astype(np.float32)
 
     def picture(self, raw: NDArray[np.uint8]) -> FloatArray:
-        """Returns a picture [3, side, side] with numbers from -1 to 1."""
+        """Converts a picture to [3, side, side] with numbers from -1 to 1."""
         prepared = self.pictures.prepare(raw)
         return np.ascontiguousarray(prepared.transpose(2, 0, 1), np.float32) / 127.5 - 1
 
 
 def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
-    """Reads a folder. sampler: noise of the steps for RL; steps, direction and padding are the folder's.
+    """Reads a folder. sampler: noise of the steps for RL; the folder determines steps, direction and padding.
 
     Raises UserError if it is not such a folder, or lacks the statistics of state or actions.
     """
@@ -159,7 +159,7 @@ def _sizes(settings: Mapping[str, Any], features: str, name: str) -> int:
 
 
 def _normalizer(path: Path, name: str) -> Normalizer:
-    """Reads how an array is normalised. Raises UserError if its statistics are missing."""
+    """Reads the normalisation of an array. Raises UserError if its statistics are missing."""
     from safetensors.numpy import load_file
 
     steps: Sequence[Mapping[str, Any]] = _read_json(path / PREPROCESSOR).get("steps", [])

@@ -1,7 +1,7 @@
 """Policies in the layout of OpenVLA's folders (arXiv 2406.09246): image towers, a projector, a Llama body.
 
-A folder is read by its configuration, the numbers of its image processor and the names of its weights; code that it
-ships is not run. A checkpoint of a run has one flat configuration, which includes the numbers of the processor.
+A folder is read through its configuration, the numbers of its image processor and the names of its weights; its code is
+not executed. A checkpoint of a run has one flat configuration, which includes the processor's numbers.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class _Scale(nn.Module):
         return x * self.scale_factor
 
 
-class _Heads(nn.Module):  # not Attention, by which name transformers would look for its attention interface
+class _Heads(nn.Module):  # not named Attention, because transformers would then look for its attention interface
     def __init__(self, shape: TowerShape) -> None:
         super().__init__()
         self._heads = shape.heads
@@ -75,7 +75,7 @@ class _Block(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """A vision transformer up to its last layer but one."""
+    """Vision transformer up to its second-to-last layer."""
 
     def __init__(self, shape: TowerShape, side: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class VisionTower(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.width)) if shape.classes else None
         self.reg_token = nn.Parameter(torch.zeros(1, shape.registers, shape.width)) if shape.registers else None
         self.blocks = nn.ModuleList([_Block(shape) for _ in range(shape.depth)])
-        self.blocks[-1].requires_grad_(False)  # nothing reads the last one; it stays, as in the folder
+        self.blocks[-1].requires_grad_(False)  # the last layer is not used; it keeps the folder's weights
 
     def forward(self, images: Tensor) -> Tensor:
         """Computes [N, patches, width] from normalised images [N, 3, side, side]."""
@@ -106,7 +106,7 @@ class _Backbone(nn.Module):
 
 
 class OpenVLAProjector(nn.Module):
-    """Embeds images: the towers' features side by side, then two layers for one tower and three for two.
+    """Embeds images: concatenates the towers' features, then applies two layers for one tower, three for two.
 
     OpenVLA-OFT's embeds several images one after another, then the robot's state.
     """
@@ -145,7 +145,7 @@ class OpenVLAProjector(nn.Module):
 
 
 class OpenVLAModel(EmbedsArrays, oft.BidirectionalLlama):  # type: ignore[misc]  # transformers' forward
-    """The body, whose forward takes named arrays in addition to the tokens."""
+    """Body whose forward accepts named arrays in addition to the tokens."""
 
     config_class = OpenVLAConfig
 
@@ -153,12 +153,12 @@ class OpenVLAModel(EmbedsArrays, oft.BidirectionalLlama):  # type: ignore[misc] 
         super().__init__(config)
         self.projector = OpenVLAProjector(config)
         if config.parallel_decoding:
-            self.embed_tokens.padding_idx = config.zero_token_id  # no gradient: its embedding stays 0
+            self.embed_tokens.padding_idx = config.zero_token_id  # no gradient, so its embedding stays 0
         self.post_init()
 
 
 class OpenVLAForCausalLM(LlamaForCausalLM):
-    """The policy."""
+    """Policy with a language-model head or an action head."""
 
     config_class = OpenVLAConfig
 
@@ -191,7 +191,7 @@ class OpenVLAForCausalLM(LlamaForCausalLM):
     def from_pretrained(  # house: the signature is transformers'
         cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any
     ) -> Any:
-        """Loads a folder, and the parts of OpenVLA-OFT that are files next to its weights."""
+        """Loads a folder, including the parts of OpenVLA-OFT in separate files."""
         loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         source = pretrained_model_name_or_path
@@ -201,7 +201,7 @@ class OpenVLAForCausalLM(LlamaForCausalLM):
 
     @torch.no_grad()
     def _load_parts(self, parts: Mapping[str, Path]) -> None:
-        """Fills the modules of OpenVLA-OFT's parts from their files."""
+        """Loads the modules of OpenVLA-OFT's parts from their files."""
         modules = {oft.HEAD: self.action_head, oft.PROPRIO: self.model.projector.proprio}
         for part, file in parts.items():
             weights = oft.load_part(file)
@@ -216,7 +216,7 @@ class OpenVLAForCausalLM(LlamaForCausalLM):
 
 
 class OpenVLAForTokenClassification(LlamaForTokenClassification):
-    """The critic: one value at each token."""
+    """Critic: one value per token."""
 
     config_class = OpenVLAConfig
 
@@ -227,7 +227,7 @@ class OpenVLAForTokenClassification(LlamaForTokenClassification):
 
 
 def register_openvla() -> None:
-    """Makes the layout known to transformers' Auto classes, and its weights' names."""
+    """Registers the layout with transformers' Auto classes, and the names of its weights."""
     AutoConfig.register(OPENVLA_TYPE, OpenVLAConfig, exist_ok=True)
     AutoModel.register(OpenVLAConfig, OpenVLAModel, exist_ok=True)
     AutoModelForCausalLM.register(OpenVLAConfig, OpenVLAForCausalLM, exist_ok=True)

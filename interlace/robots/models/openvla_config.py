@@ -23,23 +23,23 @@ CROP_AREA = 0.9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TowerShape:
-    """Sizes of an image tower, a vision transformer with timm's names of its parameters."""
+    """Sizes of an image tower: a vision transformer with timm's parameter names."""
 
     width: int
     depth: int
-    """Layers; the last but one gives the features."""
+    """Number of layers; the second-to-last one provides the features."""
     heads: int
     mlp: int
     patch: int = 14
     classes: int = 0
-    """Class tokens, 0 or 1."""
+    """Number of class tokens, 0 or 1."""
     registers: int = 0
     scales: bool = False
-    """Flag: learned numbers scale each layer's branches."""
+    """True if learned numbers scale each layer's branches."""
 
     @property
     def num_prefix(self) -> int:
-        """Returns the number of tokens before the patches."""
+        """Number of tokens before the patches."""
         return self.classes + self.registers
 
 
@@ -49,58 +49,59 @@ TOWERS = {
     ),
     "vit_so400m_patch14_siglip_224": TowerShape(width=1152, depth=27, heads=16, mlp=4304),
 }
-"""By timm's name."""
+"""Sizes by timm's name."""
 
 
 class OpenVLAConfig(LlamaConfig):
-    """A Llama body, observations and actions; OpenVLA writes the body's sizes in `text_config`."""
+    """Configuration of a Llama body, observations and actions; OpenVLA stores the body's sizes in `text_config`."""
 
     model_type = OPENVLA_TYPE
     timm_model_ids: list[str] | None = None
     tower_shapes: list[dict[str, Any]] | None = None
-    """Sizes of towers that timm_model_ids names and TOWERS does not have; None: there are none."""
+    """Sizes of the towers; if None, timm_model_ids names towers of TOWERS."""
     image_sizes: list[int] | None = None
     image_means: list[list[float]] | None = None
-    """[towers, 3] of the image processor, of channels between 0 and 1."""
+    """[towers, 3] means of the image processor, for channels between 0 and 1."""
     image_stds: list[list[float]] | None = None
     num_images: int = 1
-    """Cameras that the policy sees: 2 adds the one at the wrist."""
+    """Number of cameras that the policy reads; 2 adds the wrist camera."""
     picture_origin: Literal["openvla", "processor"] | None = None
-    """Preparation of pictures: `openvla` as in OpenVLA's evaluation code (JPEG, lanczos), `processor` by the folder's
-    image processor alone, as RLinf does. None: `openvla` for data sets of LIBERO and Bridge, else `processor`."""
+    """Preparation of pictures: `openvla` as in OpenVLA's evaluation code (JPEG, lanczos), `processor` only by the
+    folder's image processor, as in RLinf. If None, `openvla` for data sets of LIBERO and Bridge, else `processor`.
+    """
     center_crop: bool | None = None
-    """Flag: pictures are cropped, as after training with random crops. None: for data sets of LIBERO, by `openvla`."""
+    """True if pictures are cropped, as after training with random crops. If None, True for LIBERO with `openvla`."""
     norm_stats: dict[str, Any] | None = None
-    """By data set: `action`, with `q01`, `q99` and `mask`, and `proprio`."""
+    """Data set -> `action`, with `q01`, `q99` and `mask`, and `proprio`."""
     unnorm_key: str | None = None
-    """Data set whose statistics actions are read by; None if there is one alone."""
+    """Data set whose statistics scale the actions; may be None if there is only one."""
     embodiment: str | None = None
-    """Robot that acts (interlace/robots/models/embodiments.py); None: by the name of the data set."""
+    """Robot that acts (interlace/robots/models/embodiments.py); if None, the name of the data set determines it."""
     action_scale: float = 1.0
-    """Factor of the movement, of a WidowX."""
+    """Factor of the movement, for WidowX."""
     n_action_bins: int = 256
     pad_to_multiple_of: int = 64
-    """Embeddings that follow the vocabulary, of which the last one is the placeholder."""
+    """Number of embeddings after the vocabulary; the last one is the placeholder."""
     state_size: int = 0
     state_tokens: int = 1
     parallel_decoding: bool = False
-    """True for OpenVLA-OFT: a chunk in one pass."""
+    """True for OpenVLA-OFT, which decodes a chunk in one pass."""
     is_causal: bool = True
     """False if tokens attend in both directions, as in OpenVLA-OFT."""
     num_actions_chunk: int = 1
     action_head: str = "tokens"
-    """`gaussian`: actions by regression, with a learned standard deviation."""
+    """Head of the actions. `gaussian`: regression with a learned standard deviation."""
     head_width: int = 0
     action_log_std: float = -2.0
-    """First logarithm of that deviation, in units of half an action's range."""
+    """Initial logarithm of that standard deviation, in units of half an action's range."""
     last_prompt_id: int = oft.SPACE_TOKEN
-    """Token that ends a prompt of OpenVLA-OFT, whose output is the first number of a chunk."""
+    """Last token of an OpenVLA-OFT prompt, whose output is the first number of a chunk."""
 
     @classmethod
     def from_dict(  # house: the signature is transformers'
         cls, config_dict: dict[str, Any], **given: Any
     ) -> "OpenVLAConfig":
-        """Reads either layout, and the files next to it: the image processor, statistics and parts of OpenVLA-OFT."""
+        """Reads either layout, and the folder's other files: image processor, statistics and parts of OpenVLA-OFT."""
         flat = {name: value for name, value in (config_dict.get("text_config") or {}).items() if name != "model_type"}
         flat |= {name: value for name, value in config_dict.items() if name not in ("text_config", "auto_map")}
         folder = Path(str(given.get("name_or_path", "")))
@@ -115,40 +116,40 @@ class OpenVLAConfig(LlamaConfig):
 
     @property
     def image_size(self) -> int:
-        """Returns the pixels on a side of the camera's image."""
+        """Side of the camera's image, in pixels."""
         return (self.image_sizes or [224])[0]
 
     @property
     def image_tokens(self) -> int:
-        """Returns the patches, each one vector."""
+        """Number of patches; each becomes one vector."""
         return (self.image_size // self.towers[0].patch) ** 2
 
     @property
     def placeholder_token_id(self) -> int:
-        """Returns a token that no text has."""
+        """Token that occurs in no text."""
         return self.vocab_size - 1
 
     @property
     def zero_token_id(self) -> int:
-        """Returns a token that no text has, whose embedding is 0: the placeholder of a number to decode."""
+        """Token that occurs in no text, with an embedding of 0: the placeholder of a number to decode."""
         return self.vocab_size - 2
 
     @property
     def action_size(self) -> int:
-        """Returns the numbers of an action."""
+        """Size of an action."""
         _, actions = action_statistics(self, self.unnorm_key)
         return len(actions["q01"])
 
     @property
     def query_token_ids(self) -> list[int] | None:
-        """Returns the tokens that a chunk is drawn from at once; None if tokens are drawn one after another."""
+        """Placeholder tokens of a chunk that is decoded in parallel; None for autoregressive decoding."""
         if not self.parallel_decoding:
             return None
         return [self.last_prompt_id] + [self.zero_token_id] * (self.num_actions_chunk * self.action_size - 1)
 
     @property
     def picture_steps(self) -> PictureSteps:
-        """Returns the preparation of pictures."""
+        """Preparation of pictures."""
         data_set = (self.unnorm_key or next(iter(self.norm_stats or {}), "")).lower()
         is_libero = "libero" in data_set
         origin = self.picture_origin or ("openvla" if is_libero or "bridge" in data_set else "processor")
@@ -162,7 +163,7 @@ class OpenVLAConfig(LlamaConfig):
 
     @property
     def state_scaling(self) -> StateScaling | None:
-        """Returns the scaling of the state; None if the policy reads none. UserError without its statistics."""
+        """Scaling of the state; None if the policy reads no state. Raises UserError without its statistics."""
         if not self.state_size:
             return None
         name, _ = action_statistics(self, self.unnorm_key)
@@ -178,7 +179,7 @@ class OpenVLAConfig(LlamaConfig):
 
     @property
     def towers(self) -> Sequence[TowerShape]:
-        """Returns the sizes of the towers. UserError for one that is not known."""
+        """Sizes of the towers. Raises UserError for an unknown tower."""
         if self.tower_shapes:
             return [TowerShape(**shape) for shape in self.tower_shapes]
         names = self.timm_model_ids or []
@@ -189,7 +190,7 @@ class OpenVLAConfig(LlamaConfig):
 
 
 def _parallel_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the settings that the files of an OpenVLA-OFT folder imply; empty for other folders."""
+    """Returns the settings implied by the files of an OpenVLA-OFT folder; empty for other folders."""
     parts = oft.find_parts(folder) if folder.is_dir() else {}
     if not parts:
         return {}

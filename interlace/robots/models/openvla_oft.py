@@ -1,6 +1,6 @@
 """OpenVLA-OFT (arXiv 2502.19645): a chunk is decoded in one pass with bidirectional attention.
 
-In addition to OpenVLA's files, a folder has `action_head--STEP_checkpoint.pt` (actions by regression),
+In addition to OpenVLA's files, a folder contains `action_head--STEP_checkpoint.pt` (actions by regression),
 `proprio_projector--STEP_checkpoint.pt` (the robot's state as a token) and `dataset_statistics.json`.
 
 The sequence is: first token, patches of all pictures, state, rest of the prompt, one empty placeholder for each number
@@ -30,11 +30,11 @@ UNSUPPORTED = {
     "vision_backbone": "image towers that read the instruction (FiLM)",
 }
 SPACE_TOKEN = 29871
-"""Token that ends a prompt in Llama's vocabulary."""
+"""Last token of a prompt, in Llama's vocabulary."""
 NUM_BLOCKS = 2
 """Residual blocks of the action head."""
 NUM_ADDED = 2
-"""Tokens that the body adds: the last placeholder and the stop token."""
+"""Number of tokens that the body adds: the last placeholder and the stop token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +51,11 @@ CONSTANTS: Mapping[str, Constants] = {
     "bridge": Constants(chunk=5, action=7, proprio=7),
     "aloha": Constants(chunk=25, action=14, proprio=14),
 }
-"""By a word in the name of the data set."""
+"""Word in the name of the data set -> sizes."""
 
 
 def find_parts(folder: Path) -> dict[str, Path]:
-    """Returns the files of OpenVLA-OFT's parts in a folder, the newest of each. UserError for parts without support."""
+    """Returns the newest file of each OpenVLA-OFT part in a folder. Raises UserError for unsupported parts."""
     found: dict[str, tuple[int, Path]] = {}
     for file in sorted(folder.glob("*--*_checkpoint.pt")):
         match = PART.fullmatch(file.name)
@@ -74,13 +74,13 @@ def find_parts(folder: Path) -> dict[str, Path]:
 
 
 def read_statistics(folder: Path) -> dict[str, object]:
-    """Returns the statistics that OpenVLA-OFT writes to a separate file; empty without the file."""
+    """Returns the statistics that OpenVLA-OFT stores in a separate file; empty without the file."""
     file = folder / STATISTICS
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def find_constants(data_sets: Sequence[str]) -> Constants | None:
-    """Returns the sizes for the first data set that has known ones."""
+    """Returns the sizes for the first data set that has known sizes."""
     for name in data_sets:
         for word, constants in CONSTANTS.items():
             if word in name.lower():
@@ -102,7 +102,7 @@ class ProprioProjector(nn.Module):
         self.fc1, self.fc2 = nn.Linear(size, hidden), nn.Linear(hidden, hidden)
 
     def forward(self, state: Tensor) -> Tensor:
-        """Computes [N, 1, hidden] of [N, size]."""
+        """Computes [N, 1, hidden] from [N, size]."""
         return self.fc2(F.gelu(self.fc1(state.to(self.fc1.weight.dtype))))[:, None]
 
 
@@ -132,8 +132,8 @@ class _Regression(nn.Module):
 class RegressionHead(nn.Module):
     """Regression of actions from the hidden states of a chunk, with a learned standard deviation for RL.
 
-    The folder's head is deterministic and gives the means. `log_std` is not in a published folder: it starts at the
-    configuration's `action_log_std`.
+    The folder's head is deterministic and provides the means. A published folder contains no `log_std`, which starts at
+    the configuration's `action_log_std`.
     """
 
     def __init__(self, hidden: int, size: int, width: int, log_std: float) -> None:
@@ -142,7 +142,7 @@ class RegressionHead(nn.Module):
         self.log_std = nn.Parameter(torch.full((size,), log_std))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Computes mean and log standard deviation [..., K A, 2] of hidden states [..., K A, H]."""
+        """Computes mean and log standard deviation [..., K A, 2] from hidden states [..., K A, H]."""
         size = len(self.log_std)
         of_actions = hidden.unflatten(-2, (-1, size)).flatten(-2)
         mean = self.model(of_actions)
@@ -150,7 +150,7 @@ class RegressionHead(nn.Module):
 
 
 class BidirectionalLlama(LlamaModel):
-    """Llama body whose tokens attend to each other in both directions if the configuration is OpenVLA-OFT's."""
+    """Llama body whose attention is bidirectional if the configuration is OpenVLA-OFT's."""
 
     def forward(  # house: the signature is transformers'
         self,
@@ -162,7 +162,7 @@ class BidirectionalLlama(LlamaModel):
         use_cache: bool | None = None,
         **others: object,
     ) -> BaseModelOutputWithPast:
-        """Runs the body. Raises ValueError for a cache, which attention in both directions cannot have."""
+        """Runs the body. Raises ValueError for a cache, which bidirectional attention cannot use."""
         if not self.config.parallel_decoding:
             return super().forward(
                 input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
@@ -191,10 +191,10 @@ class BidirectionalLlama(LlamaModel):
 
 
 def spread_over_queries(head: RegressionHead, hidden: Tensor, lengths: Tensor, num_queries: int) -> Tensor:
-    """Computes [B, L, 2]: a head's outputs at the last `num_queries` tokens of each row, 0 at the others.
+    """Computes [B, L, 2]: a head's outputs at the last `num_queries` tokens of each row, 0 elsewhere.
 
-    hidden: [B, L, H]. lengths: [B] tokens of a row without its padding. A row that is shorter than an answer, such as
-    a probe, gets 0.
+    hidden: [B, L, H]. lengths: [B] tokens of a row without its padding. A row shorter than an answer, such as a probe,
+    gets 0.
     """
     found = hidden.new_zeros(*hidden.shape[:2], 2)
     pieces = list(found)

@@ -1,4 +1,4 @@
-"""Picture encoders of SmolVLA and pi0: transformers' image towers and projectors, with the folders' names."""
+"""Picture encoders of SmolVLA and pi0: transformers' image towers and projectors, with the folders' weight names."""
 
 import json
 from abc import abstractmethod
@@ -22,12 +22,12 @@ class PicturesEncoder(nn.Module):
 
     @abstractmethod
     def published(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns this module's weights. weights: of the reading model, by their published names."""
+        """Returns this module's weights. weights: the reading model's weights, by their published names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmolVLMSizes:
-    """Sizes of SmolVLA's language model that shapes of weights do not give."""
+    """Sizes of SmolVLA's language model that the shapes of its weights do not determine."""
 
     config: "SmolVLMConfig"
     heads: int
@@ -50,7 +50,7 @@ class _SmolVLMEncoder(PicturesEncoder):
         super().__init__()
         from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
 
-        eye: Any = config.vision_config  # transformers' stub allows more types than it makes
+        eye: Any = config.vision_config  # transformers' stub allows more types than occur
         self.vision_model = SmolVLMVisionTransformer(eye)
         self.connector = SmolVLMConnector(config)
 
@@ -94,10 +94,10 @@ class _PaliGemmaEncoder(PicturesEncoder):
 
 
 def smolvlm_encoder(sizes: SmolVLMSizes) -> PicturesEncoder:
-    """Makes SmolVLA's encoder, without content."""
+    """Builds SmolVLA's encoder. Its weights are loaded later."""
     return _SmolVLMEncoder(sizes.config)
 
 
 def paligemma_encoder(weights: Mapping[str, Tensor], heads: int) -> PicturesEncoder:
-    """Makes pi0's encoder, without content, with the sizes of a folder's weights."""
+    """Builds pi0's encoder with the sizes of a folder's weights, which are loaded later."""
     return _PaliGemmaEncoder(weights, heads)

@@ -1,7 +1,7 @@
 """`tiny:vla`: a small vision-language-action policy as a Hugging Face model, with an embedding of named arrays.
 
 Its prompt is an instruction and placeholder tokens, whose embeddings come from the robot's sensors; its answer is a
-chunk of action tokens. The head answers in action tokens alone, which are the first of the vocabulary.
+chunk of action tokens. The head has outputs only for action tokens, which are the first of the vocabulary.
 """
 
 import math
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FREQUENCIES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Frequencies, in half turns over the range, of the curves that action bins' embeddings are mixed from."""
+"""Frequencies, in half turns over the range, of the curves that are mixed into the embeddings of action bins."""
 
 
 class VLAConfig(Qwen2Config):
-    """A Qwen2 body, observations and actions."""
+    """Configuration of a Qwen2 body, observations and actions."""
 
     model_type = VLA_TYPE
     state_size: int = 0
-    """Numbers of a state vector; 0: it sees none."""
+    """Size of the state vector; 0 for none."""
     state_tokens: int = 4
     image_size: int = 0
-    """Pixels on a side of the camera's image; 0: it sees none."""
+    """Side of the camera's image, in pixels; 0 for none."""
     action_size: int = 1
     chunk: int = 1
     action_bins: int = 256
@@ -52,14 +52,14 @@ class VLAConfig(Qwen2Config):
     first_action_id: int = 0
     placeholder_token_id: int | None = None
     query_token_ids: list[int] | None = None
-    """Tokens that stand in for a chunk that is decoded in parallel; None: token by token."""
+    """Placeholder tokens of a chunk that is decoded in parallel; None for autoregressive decoding."""
     actions_low: list[float] | None = None
-    """[action_size] actions of the lowest bins' outer edges; None: -1."""
+    """[action_size] values at the lowest bins' outer edges. If None, -1."""
     actions_high: list[float] | None = None
 
 
 class ImageTower(nn.Module):
-    """A few convolutions: [N, size, size, 3] uint8 to 4 vectors."""
+    """Small convolutional network: [N, size, size, 3] uint8 to 4 vectors."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Projector(nn.Module):
         self.image = ImageTower(config.hidden_size) if config.image_size else None
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Computes [N, vectors an observation, hidden] from {"state": [N, F]}, {"image": [N, H, W, 3]} or both."""
+        """Computes [N, vectors per observation, hidden] from {"state": [N, F]}, {"image": [N, H, W, 3]} or both."""
         found = []
         if self.state is not None:
             states = inputs["state"].to(next(self.state.parameters()).dtype)
@@ -103,13 +103,13 @@ class Projector(nn.Module):
 
 
 class EmbedsArrays(nn.Module):
-    """Part of a body that embeds named arrays by a module `projector`, and takes them in addition to the tokens."""
+    """Part of a body that embeds named arrays with a module `projector`, and accepts them in addition to the tokens."""
 
     projector: nn.Module
     embed_tokens: nn.Embedding
 
     def embed_inputs(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Computes the vectors of placeholder tokens: [N, placeholders an observation, hidden]."""
+        """Computes the vectors of placeholder tokens: [N, placeholders per observation, hidden]."""
         return self.projector(inputs)
 
     def forward(  # house: the signature is transformers'
@@ -120,21 +120,22 @@ class EmbedsArrays(nn.Module):
         inputs_embeds: Tensor | None = None,
         **others: object,
     ) -> object:
-        """Runs the body. inputs: arrays of N observations; input_places: flat places of their placeholders in order."""
+        """Runs the body. inputs: arrays of N observations. input_places: flat indices of their placeholders."""
         if inputs is not None and input_ids is not None and input_places is not None:
             rows = self.embed_tokens(input_ids)
             vectors = self.embed_inputs(inputs).flatten(0, 1).to(rows.dtype)
             flat = rows.flatten(0, 1).index_copy(0, input_places, vectors)
             input_ids, inputs_embeds = None, flat.view(rows.shape)
         elif input_ids is not None and torch.is_grad_enabled():
-            # Ranks sum gradients together: one whose samples are fewer has zeros for the projector, not none.
+            # Ranks sum gradients together, so a rank without such samples needs zero gradients for the projector, not
+            # None.
             unused = [parameter.sum() for parameter in self.projector.parameters() if parameter.requires_grad]
             input_ids, inputs_embeds = None, sum([0 * each for each in unused], self.embed_tokens(input_ids))
         return super().forward(input_ids=input_ids, inputs_embeds=inputs_embeds, **others)
 
 
 class VLAModel(EmbedsArrays, Qwen2Model):
-    """The body."""
+    """Body with a projector of observations."""
 
     config_class = VLAConfig
 
@@ -145,7 +146,7 @@ class VLAModel(EmbedsArrays, Qwen2Model):
 
 
 class VLAForCausalLM(Qwen2ForCausalLM):
-    """The policy: logits of action tokens alone."""
+    """Policy with logits only for action tokens."""
 
     config_class = VLAConfig
     _tied_weights_keys: dict[str, str] = {}  # noqa: RUF012 - as transformers declares it
@@ -162,13 +163,13 @@ class VLAForCausalLM(Qwen2ForCausalLM):
 
 
 class VLAForTokenClassification(Qwen2ForTokenClassification):
-    """The critic: one value at each token."""
+    """Critic: one value per token."""
 
     config_class = VLAConfig
 
 
 def register_vla() -> None:
-    """Makes the model's type known to transformers' Auto classes. Changes nothing if it is known."""
+    """Registers the model's type with transformers' Auto classes. May be called again."""
     AutoConfig.register(VLAConfig.model_type, VLAConfig, exist_ok=True)
     AutoModel.register(VLAConfig, VLAModel, exist_ok=True)
     AutoModelForCausalLM.register(VLAConfig, VLAForCausalLM, exist_ok=True)
@@ -176,7 +177,7 @@ def register_vla() -> None:
 
 
 def build_tiny_vla(shape: RobotShape, seed: int) -> "tuple[VLAForCausalLM, PreTrainedTokenizerBase]":
-    """Builds a randomly initialised policy, the same for a seed, and its tokenizer."""
+    """Builds a randomly initialised policy, deterministic for a seed, and its tokenizer."""
     register_vla()
     tokenizer, ids = build_word_tokenizer(shape.bins, shape.num_queries, shape.max_positions)
     config = VLAConfig(
@@ -200,8 +201,9 @@ def build_tiny_vla(shape: RobotShape, seed: int) -> "tuple[VLAForCausalLM, PreTr
 
 @torch.no_grad()
 def _curve_embeddings(table: Tensor, bins: int) -> None:
-    """Gives neighbouring action bins embeddings that are alike: random mixtures of smooth curves over the range."""
-    # transformers replaces torch.linspace by one on the CPU while another thread loads a model, so the device is given.
+    """Gives neighbouring action bins similar embeddings: random mixtures of smooth curves over the range."""
+    # transformers replaces torch.linspace by a CPU version while another thread loads a model, so the device is
+    # explicit.
     place = torch.linspace(-1, 1, bins, device=table.device)[:, None]
     turns = torch.tensor([FREQUENCIES], device=table.device) * math.pi
     curves = torch.cat([place * 2, torch.sin(place * turns), torch.cos(place * turns)], 1)

@@ -1,7 +1,7 @@
-"""Replay: trajectories that were collected, drawn again by age, version and priority.
+"""Replay buffer: stores trajectories and draws them again by age, version and priority.
 
-What is trained on-policy goes through the channel, each sample once. Replay is for learners that use a trajectory
-several times: a bounded-staleness policy gradient, imitation of successes, a world model. It counts every use.
+On-policy training uses the channel, each sample once. The replay buffer is for learners that use a trajectory several
+times: a policy gradient with bounded staleness, imitation of successes, a world model. It counts every use.
 """
 
 from collections import OrderedDict
@@ -26,39 +26,42 @@ _INDEX = "replay.json"
 
 
 class ReplayConfig(Config):
-    """How much is kept, and what is drawn."""
+    """Settings of a replay buffer: its size, and the rule of draws."""
 
     capacity: int = Field(default=4096, ge=1)
-    """Trajectories; beyond, the oldest leave."""
+    """Capacity in trajectories; when it is exceeded, the oldest are evicted."""
     in_memory_mib: float = Field(default=256.0, ge=0)
-    """Trajectories in memory; beyond, the least recently used are read from disk when they are drawn."""
+    """Memory for trajectories, in MiB; the least recently used ones beyond it are read from disk when they are drawn.
+    """
     order: Literal["uniform", "newest", "oldest", "priority"] = "uniform"
-    """Which are drawn among those that may be: each alike, the latest, the earliest, or by priority."""
+    """Order of draws among the eligible trajectories: uniform, the newest or oldest first, or by priority."""
     priority_exponent: float = Field(default=1.0, ge=0)
-    """Power of the priority that is a trajectory's weight, for `priority`; 0 is uniform."""
+    """Exponent of the priority in a trajectory's weight, for `priority`; 0 is uniform."""
     max_versions_behind: int | None = Field(default=None, ge=0)
-    """Versions that the weights may be ahead of those that a trajectory began with; None: any."""
+    """Largest lag in versions between a trajectory's oldest tokens and the current weights. If None, no limit."""
     max_rounds: int | None = Field(default=None, ge=0)
-    """Calls of add() since the one that a trajectory came with; None: any."""
+    """Largest age of a trajectory, in calls of add(). If None, no limit."""
     max_uses: int | None = Field(default=None, ge=1)
-    """Draws after which a trajectory leaves; None: any number."""
+    """Draws after which a trajectory is evicted. If None, no limit."""
 
 
 class ReplayLearnerConfig(ReplayConfig):
-    """Recipe's section `replay`: trajectories that are kept, and what the policy learns from them after each step."""
+    """Recipe's section `replay`: the buffer, and the policy's updates from it after each step."""
 
     learner: Literal["imitation", "policy_gradient"] = "imitation"
-    """imitation: trajectories of enough reward are imitated, each token alike (behaviour cloning). policy_gradient: the
-    algorithm's own loss, by the advantages that they were first trained with and the ratio to the policy that sampled
-    them; needs max_versions_behind."""
+    """imitation: imitates trajectories of sufficient reward, with equal weight for each token (behaviour cloning).
+    policy_gradient: the algorithm's loss, with the advantages of the first training and the ratio to the sampling
+    policy; needs max_versions_behind.
+    """
     updates: int = Field(default=1, ge=0)
-    """Optimizer updates a step, behind those of the step's own samples; 0 keeps trajectories for others alone."""
+    """Optimizer updates per step, after the updates on the step's samples. At 0, the buffer serves only other learners.
+    """
     draw_size: int = Field(default=64, ge=1)
-    """Trajectories an update; fewer where fewer may be drawn."""
+    """Largest number of trajectories per update."""
     loss_weight: float = Field(default=1.0, gt=0)
-    """Factor of the loss, and so of the gradient, in the optimizer that the step's own updates use too."""
+    """Factor of the loss, and so of the gradient. The optimizer is shared with the step's on-policy updates."""
     imitate_from: float = 1.0
-    """Least reward of a trajectory that is imitated."""
+    """Smallest reward of a trajectory to imitate."""
 
     @model_validator(mode="after")
     def _staleness_is_bounded(self) -> Self:
@@ -71,22 +74,22 @@ class ReplayLearnerConfig(ReplayConfig):
 
 
 class _Entry(Config):
-    """One trajectory, but for its content."""
+    """One trajectory without its content."""
 
     number: int
     version: int
     """Oldest version that produced any of its tokens."""
     round: int
-    """Number of the add() that it came with."""
+    """Number of the add() call that added the trajectory."""
     reward: float | None
     priority: float
     uses: int = 0
     place: FilePlace | None = None
-    """Place on disk, once it was written."""
+    """Location on disk, if written."""
 
 
 class _Index(Config):
-    """State of a replay, but for contents."""
+    """State of a replay buffer without the contents."""
 
     next_number: int
     rounds: int
@@ -100,48 +103,50 @@ class _Index(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Drawn:
-    """A trajectory as it was drawn."""
+    """A drawn trajectory."""
 
     number: int
-    """Name of the trajectory in this replay, in order of addition."""
+    """Number of the trajectory in this buffer, in order of addition."""
     sample: Sample
     staleness: int
-    """Versions from the oldest that produced any of its tokens to the current one."""
+    """Difference between the current version and the oldest version that produced any of its tokens."""
     age: int
-    """Calls of add() since its own."""
+    """Calls of add() after the trajectory was added."""
     uses: int
-    """Times that it was drawn, this one included."""
+    """Number of draws of the trajectory, including this one."""
     probability: float
-    """Chance that the first draw of its call had to be this trajectory, for importance weights."""
+    """Probability that the first draw of the call selects this trajectory, for importance weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayCounts:
-    """Counts of a replay."""
+    """Counts of a replay buffer."""
 
     size: int
     in_memory: int
     """Trajectories whose content is in memory."""
     bytes_on_disk: int
     total_uses: int
-    """Draws so far, of trajectories that left too."""
+    """Number of draws so far, including draws of evicted trajectories."""
     max_uses: int
-    """Uses of the trajectory that was used most, among those that are there."""
+    """Largest number of uses among the stored trajectories."""
     unused: int
-    """Trajectories that are there and were never drawn."""
+    """Stored trajectories that were never drawn."""
     evicted: int
     evicted_unused: int
-    """Trajectories that left without ever having been drawn."""
+    """Evicted trajectories that were never drawn."""
 
 
 class Replay:
-    """Trajectories of one run. The same calls draw the same ones, whatever fits into memory and across a resume.
+    """Trajectories of one run. Not thread-safe.
 
-    Not safe for threads.
+    The same calls draw the same trajectories, regardless of the memory limit and of a resume.
     """
 
     def __init__(self, config: ReplayConfig, folder: Path, *, seed: int) -> None:
-        """folder: of this replay's own, for what does not fit into memory; emptied of what an earlier run left."""
+        """folder: directory of this buffer for contents that do not fit into memory; files of an earlier run are
+        deleted.
+        """
         self._config, self._seed = config, seed
         self._files = ReplayFiles(folder)
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
@@ -155,7 +160,9 @@ class Replay:
         return len(self._entries)
 
     def add(self, samples: Iterable[Sample], *, priorities: Sequence[float] | None = None) -> list[int]:
-        """Takes finished samples in; returns their numbers. priorities: one a sample; None: the highest there is."""
+        """Adds finished samples and returns their numbers. priorities: one per sample; if None, the highest in the
+        buffer.
+        """
         given = list(samples)
         highest = max((entry.priority for entry in self._entries.values()), default=1.0)
         weights = [highest] * len(given) if priorities is None else [float(priority) for priority in priorities]
@@ -180,10 +187,10 @@ class Replay:
         return [number for number in numbers if number in self._entries]
 
     def draw(self, count: int, *, version: int, min_reward: float | None = None) -> list[Drawn]:
-        """Draws up to `count` different trajectories; fewer where fewer may be drawn.
+        """Draws up to `count` different eligible trajectories.
 
-        version: current one of the weights. min_reward: draws those alone whose reward is at least this, such as
-        successes to imitate.
+        version: current version of the weights. min_reward: if set, only trajectories of at least this reward are
+        eligible, such as successes to imitate.
         """
         eligible = [entry for entry in self._entries.values() if self._may_be_drawn(entry, version, min_reward)]
         self._draws += 1
@@ -194,18 +201,18 @@ class Replay:
         return drawn
 
     def set_priorities(self, priorities: Iterable[tuple[int, float]]) -> None:
-        """Changes priorities, by number; trajectories that left meanwhile are passed over."""
+        """Changes priorities by number; ignores trajectories that have been evicted."""
         for number, priority in priorities:
             _check_priority(priority)
             if number in self._entries:
                 self._entries[number] = self._entries[number].model_copy(update={"priority": float(priority)})
 
     def uses(self) -> dict[int, int]:
-        """Returns how often each trajectory that is there was drawn, by number."""
+        """Returns the number of draws of each stored trajectory, by number."""
         return {number: entry.uses for number, entry in self._entries.items()}
 
     def counts(self) -> ReplayCounts:
-        """Counts what is there and what was done."""
+        """Returns the statistics of the buffer."""
         uses = self.uses().values()
         return ReplayCounts(
             size=len(self._entries),
@@ -219,7 +226,7 @@ class Replay:
         )
 
     def save(self, folder: Path) -> None:
-        """Writes all there is into a folder, such as a checkpoint's; full files are linked, not copied."""
+        """Writes the buffer into a folder, such as a checkpoint's; full files are linked, not copied."""
         for number in self._samples:
             self._write(number)
         self._files.link_to(folder)
@@ -236,7 +243,7 @@ class Replay:
         (folder / _INDEX).write_text(index.model_dump_json(), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
-        """Goes on from what save() wrote, as if nothing had happened. Raises UserError where that is not there."""
+        """Restores the state that save() wrote. Raises UserError if the folder contains none."""
         path = folder / _INDEX
         if not path.is_file():
             raise UserError(
@@ -263,7 +270,7 @@ class Replay:
         return min_reward is None or (entry.reward is not None and entry.reward >= min_reward)
 
     def _weights(self, eligible: Sequence[_Entry]) -> FloatRow:
-        """Chances of the first draw, [number of eligible]."""
+        """Returns the probabilities of the first draw, [number of eligible]."""
         if self._config.order == "priority":
             weights = np.array([entry.priority for entry in eligible]) ** self._config.priority_exponent
         else:
@@ -272,13 +279,14 @@ class Replay:
         return weights / total if total > 0 else np.full(len(eligible), 1 / max(1, len(eligible)))
 
     def _chosen(self, eligible: Sequence[_Entry], weights: FloatRow, count: int) -> list[int]:
-        """Places of the drawn, without repetition."""
+        """Returns the indices of the drawn trajectories, without repetition."""
         places = range(len(eligible))
         if self._config.order == "newest":
             return list(reversed(places))[:count]
         if self._config.order == "oldest":
             return list(places)[:count]
-        # The smallest of exponentials with these rates are a draw without repetition (Efraimidis and Spirakis 2006).
+        # The smallest of exponential variables with these rates are a draw without repetition (Efraimidis and Spirakis
+        # 2006).
         random = np.random.default_rng(stable_hash("replay", self._seed, self._draws))
         with np.errstate(divide="ignore"):
             times = random.exponential(size=len(eligible)) / weights
@@ -304,7 +312,7 @@ class Replay:
         if entry.number in self._samples:
             self._samples.move_to_end(entry.number)
             return self._samples[entry.number]
-        assert entry.place is not None  # what is not in memory was written
+        assert entry.place is not None  # contents that are not in memory have been written
         sample = sample_from_bytes(self._files.read(entry.place))
         self._keep_in_memory(entry.number, sample)
         return sample
@@ -314,7 +322,7 @@ class Replay:
         self._sizes[number] = sample_nbytes(sample)
 
     def _spill(self) -> None:
-        """Lets contents leave memory, the least recently used first, once they are on disk."""
+        """Writes contents to disk and removes them from memory, the least recently used first, until the rest fits."""
         bound = self._config.in_memory_mib * (1 << 20)
         held = sum(self._sizes.values())
         while held > bound and self._samples:

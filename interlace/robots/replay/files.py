@@ -1,4 +1,4 @@
-"""Files of a replay: contents one behind another, in files that are never changed once they are full."""
+"""Append-only files of a replay buffer. A full file is never changed again."""
 
 import os
 import shutil
@@ -9,12 +9,12 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 
 _FULL_BYTES = 16 << 20
-"""A file that is larger takes nothing more."""
+"""Size from which a file is full."""
 _SUFFIX = ".trajectories"
 
 
 class FilePlace(Config):
-    """Place of a content on disk."""
+    """Location of a content on disk."""
 
     file: int
     offset: int
@@ -22,27 +22,27 @@ class FilePlace(Config):
 
 
 class ReplayFiles:
-    """Contents on disk. A file is removed once nothing in it is needed."""
+    """Contents on disk. A file is deleted when all its contents have been released."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: its own; files that are there are removed."""
+        """folder: directory of this object; existing files are deleted."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"*{_SUFFIX}"):
             path.unlink()
         self._num_needed: dict[int, int] = {}
-        """Contents that are needed, by file."""
+        """Number of needed contents per file."""
         self._sizes: dict[int, int] = {}
         self._open = 0
-        """Number of the file that is written to next."""
+        """Number of the file to append to."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files, in bytes."""
         return sum(self._sizes.values())
 
     def write(self, content: bytes) -> FilePlace:
-        """Writes a content."""
+        """Appends a content. Returns its location."""
         if self._sizes.get(self._open, 0) >= _FULL_BYTES:
             self._open += 1
         number = self._open
@@ -54,7 +54,7 @@ class ReplayFiles:
         return place
 
     def read(self, place: FilePlace) -> bytes:
-        """Reads a content. Raises UserError where the file is cut short."""
+        """Reads a content. Raises UserError if the file is truncated."""
         with self._path(place.file).open("rb") as file:
             file.seek(place.offset)
             content = file.read(place.size)
@@ -63,21 +63,21 @@ class ReplayFiles:
         return content
 
     def release(self, place: FilePlace) -> None:
-        """Says that a content is not needed any more."""
+        """Marks a content as no longer needed."""
         self._num_needed[place.file] -= 1
         if not self._num_needed[place.file]:
             self._remove(place.file)
 
     def link_to(self, folder: Path) -> None:
-        """Puts all files into another folder as well, where they stay whatever happens here."""
+        """Links all files into another folder, which later changes here do not affect."""
         for number in self._num_needed:
             _put(self._path(number), folder / self._path(number).name)
-        self._open += bool(self._sizes.get(self._open))  # what was linked must not grow
+        self._open += bool(self._sizes.get(self._open))  # linked files must not grow
 
     def take_from(self, folder: Path, places: Sequence[FilePlace]) -> None:
-        """Takes the files of these places over from a folder that link_to() filled, in place of all there is.
+        """Replaces all files by the files of these places from a folder that link_to() filled.
 
-        Raises UserError where one is missing.
+        Raises UserError if a file is missing.
         """
         for number in [*self._num_needed]:
             self._remove(number)
@@ -102,7 +102,7 @@ class ReplayFiles:
 
 
 def _put(source: Path, target: Path) -> None:
-    """Gives a file, which does not change any more, a second name."""
+    """Hard-links a file that no longer changes, or copies it."""
     try:
         os.link(source, target)
     except OSError:  # another disk, or a file system without links

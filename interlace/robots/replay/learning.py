@@ -1,4 +1,4 @@
-"""Learning again from trajectories of earlier steps, beside the on-policy update of each step."""
+"""Training on trajectories of earlier steps, in addition to the on-policy update of each step."""
 
 from asyncio import gather
 from collections.abc import Callable, Sequence
@@ -16,37 +16,39 @@ from interlace.stages.batches import Batch
 from interlace.stages.train import with_proximal
 
 TINY_PRIORITY = 1e-6
-"""Priority of a trajectory without any advantage, which may still be drawn."""
+"""Priority of a trajectory whose advantages are 0, so that it can still be drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learning:
-    """Trajectories of a run, and what is learnt from them again."""
+    """Replay buffer of a run, and the learners that use it."""
 
     replay: Replay
     config: ReplayLearnerConfig
     world: WorldLearning | None = None
-    """None: no world model is fitted."""
+    """World model to fit; None for none."""
 
 
 class ReplayRole:
-    """Learner that trains the actor on minibatches of trajectories of this step and of earlier ones.
+    """Learner that trains the actor on minibatches of replayed trajectories, of this step and of earlier ones.
 
-    A sample of the flow is trained on-policy exactly once, whatever is drawn here, and its terminal event is its own.
-    All draws of a step are made before the first update, by a counted key: they depend on nothing but the trajectories.
+    Each sample of the flow is still trained on-policy exactly once, with its own terminal event, regardless of the
+    draws.
+    All draws of a step are made before its first update, with a counted random key, so they depend only on the
+    trajectories.
     """
 
     def __init__(self, actor: ActorGroup, needs: Needs, version: Callable[[], int]) -> None:
-        """version: returns the current one of the weights."""
+        """version: returns the current version of the weights."""
         self.learning: Learning | None = None
-        """None: each sample is trained on once."""
+        """Replay buffer and settings; None if each sample is trained on only once."""
         self._actor, self._version = actor, version
         self._recomputes = needs.proximal_logprobs
         self.num_updates = 0
-        """Steps of the optimizer that were begun."""
+        """Number of optimizer steps started."""
 
     async def learn(self, batch: Batch) -> None:
-        """Keeps the samples of a batch that was trained on, and trains on what is drawn; metrics go to the batch."""
+        """Stores the samples of a trained batch, and trains on drawn trajectories. Adds metrics to the batch."""
         if self.learning is None:
             return
         found, config = self.learning.replay, self.learning.config
@@ -62,12 +64,12 @@ class ReplayRole:
         batch.metrics.update(learnt | fitted | _metrics(found, [one for draw in drawn for one in draw]))
 
     async def _fit(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
-        """Fits the world model, where there is one, while the policy learns."""
+        """Fits the world model, if there is one, while the policy learns."""
         world = self.learning.world if self.learning else None
         return await world.fit(step, fresh, drawn) if world else {}
 
     async def _train(self, drawn: Sequence[Sequence[Drawn]]) -> Metrics:
-        """Makes one update for each draw. Returns the actor's metrics of them, under `replay/`."""
+        """Makes one update per draw. Returns the actor's metrics of them, under `replay/`."""
         if not self.learning or not drawn:
             return {}
         imitates = self.learning.config.learner == "imitation"
@@ -84,12 +86,12 @@ class ReplayRole:
 
 
 def is_real(sample: Sample) -> bool:
-    """Says whether a sample's episode was played, not imagined."""
+    """Returns whether a sample's episode was run in the simulator instead of the world model."""
     return IMAGINED_SUCCESS not in sample.reward_parts
 
 
 def to_imitate(sample: Sample) -> Sample:
-    """Returns a sample as a demonstration: each token counts alike, and no policy is corrected for."""
+    """Returns a sample as a demonstration: equal weight for each token, and no off-policy correction."""
     return replace(
         sample,
         segments=tuple(replace(segment, logprobs=EMPTY_FLOAT) for segment in sample.segments),
@@ -99,7 +101,7 @@ def to_imitate(sample: Sample) -> Sample:
 
 
 def _priority(sample: Sample) -> float:
-    """Returns the mean size of a sample's advantages: how far it was from what had been expected."""
+    """Returns the mean absolute advantage of a sample: its distance from the expected return."""
     if sample.advantages is None or not sample.num_sampled:
         return TINY_PRIORITY
     mask = sample.loss_mask
@@ -108,7 +110,7 @@ def _priority(sample: Sample) -> float:
 
 
 def _metrics(kept: Replay, drawn: Sequence[Drawn]) -> Metrics:
-    """Counts what is kept, and how stale and how often used what was drawn is."""
+    """Returns the size of the buffer, and the staleness and uses of the drawn trajectories."""
     counts = kept.counts()
     metrics: Metrics = {
         "replay/size": counts.size,

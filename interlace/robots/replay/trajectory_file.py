@@ -1,4 +1,4 @@
-"""Samples as bytes: a line of JSON, then arrays. Reading runs no code from the file."""
+"""Serialization of samples: a line of JSON, then arrays. Reading executes no code from the file."""
 
 import json
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from interlace.core.types import FinishReason, Prompt, RewardResult, Sample, Sam
 
 _RECORDS = {kind.__name__: kind for kind in (Sample, Prompt, Segment, RewardResult, EpisodeCounts, Message, ToolCall)}
 _TAG = "\x00"
-"""Key of a JSON object that stands for something other than a mapping."""
+"""Key that marks a JSON object as a value other than a mapping."""
 
 
 def sample_to_bytes(sample: Sample) -> bytes:
-    """Writes a sample with all its arrays, bit for bit."""
+    """Serializes a sample with all its arrays, bit for bit."""
     arrays: list[NDArray[np.generic]] = []
     line = json.dumps(_plain(sample, arrays)).encode() + b"\n"
     return b"".join([line, *(np.ascontiguousarray(array).tobytes() for array in arrays)])
 
 
 def sample_from_bytes(content: bytes) -> Sample:
-    """Reads what sample_to_bytes() wrote. Raises ValueError for anything else."""
+    """Reads the result of sample_to_bytes(). Raises ValueError for other bytes."""
     line, _, raw = content.partition(b"\n")
     found = _record(json.loads(line), _Arrays(raw))
     if not isinstance(found, Sample):
@@ -35,7 +35,7 @@ def sample_from_bytes(content: bytes) -> Sample:
 
 
 def sample_nbytes(sample: Sample) -> int:
-    """Returns about how much memory a sample takes."""
+    """Returns the approximate memory of a sample, in bytes."""
     arrays: list[NDArray[np.generic]] = []
     line = _plain(sample, arrays)
     return sum(array.nbytes for array in arrays) + 64 * len(arrays) + len(str(line))
@@ -54,7 +54,7 @@ def _plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:
     if isinstance(value, SampleKey):
         return {_TAG: "key", "value": [value.gid, value.index]}
     if is_dataclass(value) and type(value).__name__ in _RECORDS:
-        # A field that is computed from the others is not given to the constructor.
+        # Computed fields are not arguments of the constructor.
         content = {each.name: _plain(getattr(value, each.name), arrays) for each in fields(value) if each.init}
         return {_TAG: type(value).__name__, **content}
     if isinstance(value, Mapping):
@@ -68,7 +68,7 @@ def _plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:
 
 
 class _Arrays:
-    """Arrays after the line, in order."""
+    """Arrays after the JSON line, in order."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw, self._offset = raw, 0

@@ -1,4 +1,4 @@
-"""Fitting a world model beside the policy, to what the replay keeps."""
+"""Fitting of a world model to replayed trajectories, while the policy learns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class WorldModelGroup(TypedGroup, Protocol):
-    """The model of a robot's simulators: workers/world_model.py, WorldModelWorker."""
+    """Group of the worker that fits the world model: robots/world_model/worker.py, WorldModelWorker."""
 
     def fit(self, folder: Path, work: "FitWork") -> Handle[Metrics]:
-        """Fits the newest model in a folder and publishes it there."""
+        """Fits the newest model in a folder and publishes the result there."""
         ...
 
 
@@ -32,18 +32,20 @@ class WorldLearning:
     group: WorldModelGroup
     settings: WorldModelSettings
     folder: Path
-    """Folder that models are published in, which imagined environments read."""
+    """Folder of published models, which imagined environments read."""
     decode: Callable[[IntArray], FloatArray]
-    """Returns a turn's action tokens as actions, [K, A]."""
+    """Converts a turn's action tokens to actions, [K, A]."""
     action_size: int
-    """A."""
+    """Size A of an action."""
 
     def drawn(self, replay: Replay, version: int) -> list[Sample]:
-        """Draws what the next model is fitted to."""
+        """Draws the samples to fit the next model to."""
         return [one.sample for one in replay.draw(self.settings.fit_on, version=version)]
 
     async def fit(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
-        """Publishes the model of a step. fresh: samples of the step, which the model is judged by first."""
+        """Fits and publishes the model of a step. fresh: samples of the step, on which the previous model is evaluated
+        first.
+        """
         from interlace.robots.world_model.worker import FitWork
 
         if not fresh or not drawn:

@@ -1,4 +1,4 @@
-"""Settings of a robot's episodes that a world model plays in place of the simulator."""
+"""Settings of a robot's episodes in a world model that replaces the simulator."""
 
 from pathlib import Path
 
@@ -12,20 +12,23 @@ from interlace.robots.envs.load import EnvConfig
 
 
 class ImaginationConfig(Config):
-    """Episodes of rows that `task.starts.imagined_per_start` adds. Until the run has published a first world model
-    they are played in the simulator."""
+    """Episodes of rows that `task.starts.imagined_per_start` adds. Until the run has published a world model, they run
+    in the simulator.
+    """
 
     chunks: int = Field(default=4, ge=1)
-    """Chunks after which an imagined episode is cut off; the critic then values its last state."""
+    """Length of an imagined episode in chunks; the critic values its last state."""
     max_disagreement: float = Field(gt=0)
-    """Spread between the ensemble's members, in units of how much a chunk changes the state, that cuts it off too."""
+    """Spread between the ensemble's members that also ends the episode, in units of a chunk's typical change of the
+    state.
+    """
     slots: int = Field(default=16, ge=1)
-    """Imagined environments at once, in one process."""
+    """Number of concurrent imagined environments, in one process."""
     published_in: str | None = None
-    """Folder of published world models; None: the run's own, which the run fills in."""
+    """Folder of published world models. If None, the run sets its own folder."""
 
     def plays(self, prompt: Prompt) -> bool:
-        """Returns whether a prompt's episode is to be imagined, and can be."""
+        """Returns whether a prompt requests an imagined episode, and a world model has been published."""
         return (
             bool(prompt.metadata.get(IMAGINED))
             and self.published_in is not None
@@ -33,7 +36,7 @@ class ImaginationConfig(Config):
         )
 
     def environments(self, chunk: int) -> EnvConfig:
-        """Returns the environments. chunk: actions of a chunk, K."""
+        """Returns the settings of the environments. chunk: actions of a chunk, K."""
         settings: dict[str, object] = {
             "tasks": ["imagined"],
             "model": self.published_in,

@@ -1,8 +1,7 @@
-"""World model: a small ensemble that predicts what a chunk of actions leads to, learnt from trajectories.
+"""World model: a small ensemble, trained on trajectories, that predicts the result of a chunk of actions.
 
-From a state vector and a chunk of actions each member predicts the change of the state, the reward and whether the task
-is then solved. Where members disagree, data was thin: that bounds how far one may imagine.
-
+From a state vector and a chunk of actions, each member predicts the change of the state, the reward and whether the
+task is then solved. Disagreement between members indicates sparse data, and limits the length of imagined episodes.
 Shapes: B = transitions, M = members, D = numbers of a state, C = numbers of a chunk (K actions of A numbers each).
 """
 
@@ -27,34 +26,34 @@ _WEIGHTS, _CONFIG, _STARTS = "world_model.safetensors", "world_model.json", "sta
 
 
 class WorldModelConfig(EnsembleConfig):
-    """Size of a world model."""
+    """Sizes of a world model."""
 
     state_size: int = Field(ge=1)
-    """Numbers of a state, D."""
+    """Size of a state, D."""
     action_size: int = Field(ge=1)
-    """Numbers of one action, A."""
+    """Size of an action, A."""
     chunk: int = Field(ge=1)
     """Actions of a chunk, K."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Transitions:
-    """Chunks that were carried out."""
+    """Executed chunks."""
 
     states: FloatArray
-    """[B, D] before."""
+    """[B, D] state before the chunk."""
     chunks: FloatArray
-    """[B, C] actions, one behind another."""
+    """[B, C] concatenated actions."""
     next_states: FloatArray
-    """[B, D] after; whatever where has_next is False."""
+    """[B, D] state after the chunk; undefined if has_next is 0."""
     has_next: FloatArray
-    """[B] 1 where the state after is known, else 0: no turn follows the last one of an episode."""
+    """[B] 1 if the state after the chunk is known, else 0: the last turn of an episode has no successor."""
     rewards: FloatArray
-    """[B]."""
+    """[B] reward of the chunk."""
     successes: FloatArray
-    """[B] 1 where the task was solved by the chunk, else 0."""
+    """[B] 1 if the chunk solved the task, else 0."""
     firsts: FloatArray
-    """[B] 1 at the first chunk of an episode, else 0: those of an episode are neighbours, in order."""
+    """[B] 1 at the first chunk of an episode, else 0. The chunks of an episode are consecutive and in order."""
 
     def __len__(self) -> int:
         return len(self.states)
@@ -62,16 +61,16 @@ class Transitions:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prediction:
-    """Prediction of the ensemble, its mean."""
+    """Mean prediction of the ensemble."""
 
     next_states: FloatArray
-    """[B, D]."""
+    """[B, D] state after the chunk."""
     rewards: FloatArray
-    """[B]."""
+    """[B] reward of the chunk."""
     successes: FloatArray
     """[B] probability that the task is then solved."""
     disagreement: FloatArray
-    """[B] standard deviation between members of the state, in units of the data's spread, as a mean over D."""
+    """[B] standard deviation of the state between members, in units of the data's spread, averaged over D."""
 
 
 def transitions_of(
@@ -79,10 +78,10 @@ def transitions_of(
     decode: Callable[[IntArray], FloatArray],
     solved: Callable[[Sample], bool] = lambda sample: (sample.reward or 0.0) > 0,
 ) -> Transitions:
-    """Takes a robot's samples, such as those of a replay, apart.
+    """Converts a robot's samples, such as a replay buffer's, to transitions.
 
-    decode: returns a turn's action tokens as actions, [K, A]. solved: says whether a sample solved its task, which it
-    did by its last chunk. Raises UserError for samples whose turns have no `state`.
+    decode: converts a turn's action tokens to actions, [K, A]. solved: returns whether a sample solved its task, which
+    it did with its last chunk. Raises UserError for samples whose turns have no `state`.
     """
     rows: list[tuple[FloatArray, FloatArray, FloatArray, float, float, float, float]] = []
     for sample in samples:
@@ -90,7 +89,7 @@ def transitions_of(
             each for each in sample.segments if each.kind != FINAL and (each.sampled is None or each.sampled.any())
         ]
         states = [_state(sample, turn) for turn in turns]
-        states += [_state(sample, each) for each in sample.segments[-1:] if each.kind == FINAL]  # it was not answered
+        states += [_state(sample, each) for each in sample.segments[-1:] if each.kind == FINAL]  # it has no answer
         for place, turn in enumerate(turns):
             is_known, is_last = place + 1 < len(states), place == len(turns) - 1
             following = states[place + 1] if is_known else states[place]
@@ -104,7 +103,7 @@ def transitions_of(
 
 
 class WorldModel(nn.Module):
-    """The ensemble. States and chunks are scaled by the spread of the data it was first fitted to."""
+    """The ensemble. States and chunks are scaled by the spread of the data of the first fit."""
 
     def __init__(self, config: WorldModelConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -135,7 +134,7 @@ class WorldModel(nn.Module):
         return x
 
     def fit(self, data: Transitions, *, steps: int, batch_size: int = 256, lr: float = 1e-3, seed: int = 0) -> float:
-        """Trains all members, each on draws of its own. Returns the mean loss of the last tenth of the steps."""
+        """Trains all members, each on separate draws. Returns the mean loss of the last tenth of the steps."""
         if not len(data):
             raise UserError("a world model was given no transitions to learn from: collect episodes first")
         given = torch.from_numpy(np.concatenate([data.states, data.chunks], axis=1))
@@ -164,7 +163,7 @@ class WorldModel(nn.Module):
 
     @torch.no_grad()
     def predict(self, states: FloatArray, chunks: FloatArray) -> Prediction:
-        """Predicts what chunks, [B, C], lead to from states, [B, D]."""
+        """Predicts the results of chunks, [B, C], from states, [B, D]."""
         out = self(torch.from_numpy(np.concatenate([states, chunks], axis=1)))
         changes = out[..., :-2]
         mean = changes.mean(0) * self.change_scale
@@ -176,7 +175,7 @@ class WorldModel(nn.Module):
         )
 
     def save(self, folder: Path, starts: FloatArray) -> None:
-        """Writes the model and states to imagine from, [starts, D]."""
+        """Writes the model, and the initial states of imagined episodes, [starts, D]."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file(self.state_dict(), folder / _WEIGHTS)
         (folder / _CONFIG).write_text(self.config.model_dump_json(indent=1), encoding="utf-8")
@@ -191,9 +190,9 @@ class WorldModel(nn.Module):
 
 
 def load_world_model(folder: Path) -> tuple[WorldModel, FloatArray]:
-    """Reads a model, or the newest of those that a run published in a folder, and its starts, [starts, D].
+    """Reads a model, or the newest model that a run published in a folder, and its initial states, [starts, D].
 
-    Raises UserError where they are not there.
+    Raises UserError if files are missing.
     """
     folder = newest_model(folder) or folder
     missing = [name for name in (_WEIGHTS, _CONFIG, _STARTS) if not (folder / name).is_file()]
@@ -207,10 +206,12 @@ def load_world_model(folder: Path) -> tuple[WorldModel, FloatArray]:
 
 
 def error_by_horizon(model: WorldModel, data: Transitions, horizons: Sequence[int]) -> dict[int, float]:
-    """Returns by number of chunks how far imagined states are from those that episodes came to, from their starts on.
+    """Returns the distance of imagined states from the real ones of the same episodes, by number of chunks from the
+    start.
 
-    The distance is a root mean square over episodes and numbers of a state, in units of how much one chunk changes each
-    number. A horizon that no episode lasts for is left out.
+    The distance is a root mean square over episodes and state numbers, in units of each number's typical change per
+    chunk.
+    A horizon longer than all episodes is omitted.
     """
     begins, found = np.flatnonzero(data.firsts > 0), {}
     ends = np.append(begins[1:], len(data))
@@ -230,7 +231,7 @@ def error_by_horizon(model: WorldModel, data: Transitions, horizons: Sequence[in
 
 
 def _state(sample: Sample, turn: Segment) -> FloatArray:
-    """Returns what a turn was given to see: its own arrays, or those of the context that it answers."""
+    """Returns the state that a turn observed: from its arrays, or from the arrays of its context."""
     context = sample.segments[turn.parent] if turn.parent is not None and turn.parent >= 0 else turn
     inputs = turn.inputs if turn.inputs is not None else context.inputs
     state = inputs.get("state") if isinstance(inputs, Mapping) else None

@@ -1,4 +1,4 @@
-"""The world model of a robot's simulators, fitted beside the policy."""
+"""Worker that fits the world model of a robot's simulators while the policy learns."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,27 +18,27 @@ from interlace.robots.world_model.model import (
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 HORIZONS = (1, 2, 4, 8)
-"""Chunks after which imagined states are compared with real ones."""
+"""Numbers of chunks after which imagined states are compared with real ones."""
 MAX_STARTS = 512
-"""States to imagine from that are published with a model."""
+"""Largest number of initial states that are published with a model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FitWork:
-    """One fit: what the model is judged by, and what it learns from."""
+    """Input of one fit: transitions to evaluate the model on, and transitions to train it on."""
 
     step: int
-    """Names the fit, and keys its draws."""
+    """Step number, which names the fit and is the key of its draws."""
     action_size: int
-    """Numbers of one action."""
+    """Size of an action."""
     fresh: Transitions
-    """Episodes of the step, which the model has not seen: its errors are measured on them first."""
+    """Episodes of the step, which the model has not seen; its errors on them are measured before the fit."""
     drawn: Transitions
-    """Episodes to fit it to."""
+    """Episodes to fit the model to."""
 
 
 class WorldModelWorker(Worker):
-    """Worker whose state is the newest model that was published: a fit reads it and publishes the next one."""
+    """Worker whose state is the newest published model: a fit reads it and publishes the next one."""
 
     def __init__(self, context: WorkerContext, settings: WorldModelSettings) -> None:
         super().__init__(context)
@@ -48,7 +48,7 @@ class WorldModelWorker(Worker):
 
     @operation(bin="train", phase="world_model")
     def fit(self, folder: Path, work: FitWork) -> Metrics:
-        """Measures the newest model in a folder on fresh episodes, fits it to drawn ones, and publishes it there."""
+        """Evaluates the newest model in a folder on fresh episodes, fits it to drawn ones, and publishes it there."""
         model = self._model(folder, work)
         metrics: Metrics = {}
         if model.is_fitted:
@@ -80,5 +80,5 @@ class WorldModelWorker(Worker):
 
 
 def _disagreement(model: WorldModel, data: Transitions) -> FloatArray:
-    """Returns how far the ensemble's members are apart where the policy now acts, [B]."""
+    """Returns the disagreement of the ensemble's members on the current policy's chunks, [B]."""
     return model.predict(data.states, data.chunks).disagreement

@@ -3,16 +3,14 @@
 from interlace.algorithms import Algorithm
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, is_offline
 
 
 def refuse_offline(recipe: Recipe, command: str) -> None:
-    """Raises UserError if a command forecasts generation and the recipe generates nothing."""
-    from interlace.run.recipe.config import is_offline
-
+    """Raises UserError if a command is about generation and the recipe generates nothing."""
     if is_offline(recipe):
         raise UserError(
-            f"`interlace {command}` forecasts recipes whose policy generates samples, and algorithm "
+            f"`interlace {command}` is for recipes whose policy generates samples, and algorithm "
             f"{recipe.algorithm.name!r} trains on given rows: start it with `interlace train`."
         )
 
@@ -32,6 +30,8 @@ def check_offline_settings(recipe: Recipe, algorithm: Algorithm) -> None:
                 f"algorithm {name!r} trains on given rows, on which `{section}` has no effect. Remove the section, or "
                 "take an algorithm of reinforcement learning such as grpo."
             )
+    if recipe.schedule.open:
+        raise UserError(f"schedule=auto plans generation, and algorithm {name!r} generates nothing. Remove it.")
     if recipe.task.starts is not None:
         raise UserError(f"algorithm {name!r} trains on rows of text; task.starts are states of a robot's simulator.")
     if recipe.samples_per_prompt != 1 or recipe.epochs != 1:

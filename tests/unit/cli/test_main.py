@@ -78,7 +78,7 @@ def test_a_preset_is_shown_as_a_file_that_gives_the_same_schedule(name: str, tmp
         ("granularity.actor", ["schedule.granularity, a field", "rounded up"]),
         ("0-75%", ["schedule.placement, a field"]),
         ("rollout_budget", ["default: none"]),
-        ("areal", ["a preset", "https://arxiv.org/abs/2505.24298", "max_staleness: 4", "docs/presets/areal.md"]),
+        ("areal", ["a preset", "https://arxiv.org/abs/2505.24298", "max_staleness: 4", "docs/schedules.md"]),
     ],
 )
 def test_a_word_is_explained(word: str, sentences: list[str]) -> None:

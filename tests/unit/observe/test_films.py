@@ -8,8 +8,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.observe.films import Film, contact_sheet, png, read_films, sheet_of, show_in_tensorboard, write_films
-from interlace.observe.report.films import films as films_section
-from interlace.observe.report.sections import Entry
+from interlace.observe.report.page import Entry, render_content
 from interlace.observe.run_data import RunData
 
 
@@ -39,11 +38,12 @@ def test_videos_are_written_and_shown(tmp_path: Path) -> None:
     assert ffmpeg.count_frames_and_secs(str(records[0].video))[0] == 12
     assert sheet_of(tmp_path / "videos", 40).is_file()
     run = RunData(name="mine", folder=tmp_path, rows=[], transcripts=[])
-    shown = films_section([Entry(run=run, colour="red", timeline=None, config="")])
+    entry = Entry(run=run, timeline=None, config="")
+    shown = render_content([entry], None).sections["episodes"]
     assert "before the first step" in shown and "after step 40" in shown
     assert shown.count("data:image/png;base64,") == 2 and shown.count("data:video/mp4;base64,") == 4
     (tmp_path / "videos" / "step_000000" / records[0].video.name).unlink()
-    assert films_section([Entry(run=run, colour="red", timeline=None, config="")]).count("<video") == 3
+    assert render_content([entry], None).sections["episodes"].count("<video") == 3
 
 
 def test_without_ffmpeg_there_are_contact_sheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.forecast.profile.trace_slices import read_trace
-from interlace.observe.report.gantt import DeviceTimeline
+from interlace.observe.report.device_time import DeviceTimeline
 from interlace.runtime.timeline import Records, Span
 from interlace.runtime.trace import TraceFile
 from interlace.schedule.placement import Device

@@ -1,43 +1,31 @@
-"""Each preset has a page that agrees with its file, and generated parts of the documents are up to date."""
+"""The comparison of presets in docs/schedules.md is generated from the presets and their measured figures."""
 
 import re
-from types import ModuleType
 
 import pytest
 import yaml
 
 from interlace.schedule.presets import preset_names, preset_path
-from tests.support.docs_script import PAGES, measure_presets
+from tests.support.docs_script import SCRIPT, measure_presets
 
-DOCS = PAGES.parent
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return measure_presets()
+OVERVIEW = SCRIPT.parents[1] / "schedules.md"
 
 
-def test_every_preset_has_a_page_and_every_page_a_preset() -> None:
-    assert sorted(path.stem for path in PAGES.glob("*.md")) == preset_names()
+def test_the_generated_parts_are_up_to_date() -> None:
+    text = OVERVIEW.read_text(encoding="utf-8")
+    assert text == measure_presets().render_overview(text), "run: python docs/presets/measure.py tables"
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_the_page_says_what_the_file_says(name: str) -> None:
-    page, file = (PAGES / f"{name}.md").read_text(encoding="utf-8"), preset_path(name).read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| `(.+)` \| (.+) \|$", page, re.MULTILINE)
-    assert {field: yaml.safe_load(value) for field, value, _ in rows} == yaml.safe_load(file)
-    assert f"`interlace/schedule/presets/{name}.yaml`" in page
-    source = re.search(r"# Source: (\S+)", file)
-    assert source is None or source[1] in page
-
-
-@pytest.mark.parametrize("name", [*preset_names(), "../schedules"])
-def test_what_is_generated_is_up_to_date(script: ModuleType, name: str) -> None:
-    path = (PAGES / f"{name}.md").resolve()
-    stale = "run: python docs/presets/measure.py pages"
-    assert path.read_text(encoding="utf-8") == script.rendered(path), stale
+def test_the_comparison_shows_the_fields_of_every_preset(name: str) -> None:
+    (row,) = [line for line in measure_presets().write_presets() if line.startswith(f"| `{name}` |")]
+    fields = re.findall(r"`([^`]+)`", row.split(" | ")[2])
+    assert yaml.safe_load("\n".join(fields)) == yaml.safe_load(preset_path(name).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_the_overview_leads_to_every_page(name: str) -> None:
-    assert f"(presets/{name}.md)" in (DOCS / "schedules.md").read_text(encoding="utf-8")
+def test_the_comparison_names_source_and_differences(name: str) -> None:
+    (row,) = [line for line in measure_presets().write_presets() if line.startswith(f"| `{name}` |")]
+    _, description, _, differences = row.strip("| ").split(" | ")
+    assert "[source](https://" in description or "Ours." in description
+    assert differences

@@ -1,0 +1,42 @@
+"""answers.jsonl: the shown answers of each evaluation, one line per evaluation."""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from interlace.core.config import Config
+from interlace.observe.jsonl import to_line, truncate_after
+
+ANSWERS_FILE = "answers.jsonl"
+
+
+class EvaluationAnswer(Config):
+    """One answer to a held-out prompt."""
+
+    uid: str
+    prompt: str
+    right_answer: str
+    response: str
+    correct: bool
+
+
+def write_answers(folder: Path, step: int, answers: Sequence[EvaluationAnswer]) -> None:
+    """Appends the answers of the evaluation at a step; a resumed run replaces those of repeated evaluations."""
+    path = folder / ANSWERS_FILE
+    truncate_after(path, step - 1)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(to_line({"step": step, "answers": [answer.model_dump() for answer in answers]}))
+
+
+def read_answers(folder: Path) -> dict[int, list[EvaluationAnswer]]:
+    """Reads the answers by step; damaged lines are left out."""
+    path = folder / ANSWERS_FILE
+    found: dict[int, list[EvaluationAnswer]] = {}
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError, ValidationError):
+            row = json.loads(line)
+            found[int(row["step"])] = [EvaluationAnswer.model_validate(answer) for answer in row["answers"]]
+    return found

@@ -1,0 +1,169 @@
+"""Head of a page: the facts of each run, and the numbers that summarize it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import yaml
+
+from interlace.core.types import JSON
+from interlace.core.yaml_text import parse_yaml
+from interlace.observe.goodput import USEFUL, ledger_of
+from interlace.observe.report.panels import wilson_interval
+from interlace.observe.run_data import RunData
+from interlace.observe.run_sessions import RunSession
+from interlace.observe.step_line import duration, number, short
+
+_SOURCES = ("reasoning_gym", "files", "starts", "hub", "mixture")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fact:
+    """A fact of a run."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """A number that summarizes a run."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def run_facts(run: RunData, config: str, sessions: Sequence[RunSession]) -> list[Fact]:
+    """Lists date, duration, command, model, algorithm, task, versions and machine, as far as the run recorded them."""
+    settings = _settings(config)
+    facts = [
+        ("date", _date(sessions)),
+        ("duration", _duration(run, sessions)),
+        ("command", sessions[-1].command if sessions else ""),
+        ("model", _text(settings, "model", "path")),
+        ("algorithm", _text(settings, "algorithm", "name")),
+        ("task", _task(settings)),
+        ("reward", _text(settings, "reward", "name")),
+        ("schedule", _text(settings, "schedule", "preset")),
+        ("engine", _text(settings, "rollout", "engine")),
+        ("devices", _text(settings, "cluster", "devices")),
+        ("seed", _text(settings, "seed")),
+        ("versions", ", ".join(f"{name} {text}" for name, text in sessions[-1].versions.items()) if sessions else ""),
+        ("commit", (sessions[-1].commit or "") if sessions else ""),
+        ("machine", f"{sessions[-1].host}: {sessions[-1].machine}" if sessions else ""),
+        ("folder", str(run.folder)),
+    ]
+    return [Fact(name=name, text=text) for name, text in facts if text]
+
+
+def _settings(config: str) -> Mapping[str, JSON]:
+    try:
+        found = parse_yaml(config)
+    except (ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _text(settings: Mapping[str, JSON], *path: str) -> str:
+    """Returns a setting as text; empty if it is missing."""
+    value: JSON = dict(settings)
+    for name in path:
+        if not isinstance(value, Mapping):
+            break  # a section written as one word
+        value = value.get(name)
+    return "" if value is None or isinstance(value, Mapping | list) else str(value)
+
+
+def _task(settings: Mapping[str, JSON]) -> str:
+    task = settings.get("task")
+    if not isinstance(task, Mapping):
+        return "" if task is None else str(task)
+    parts = []
+    for source in _SOURCES:
+        value = task.get(source)
+        if isinstance(value, Mapping):
+            name = next((str(value[key]) for key in ("name", "path", "train") if value.get(key)), "")
+            parts.append(f"{source}: {name}" if name else source)
+        elif isinstance(value, list) and value:
+            parts.append(f"{source} of {len(value)} sources")
+    return ", ".join(parts)
+
+
+def _date(sessions: Sequence[RunSession]) -> str:
+    if not sessions:
+        return ""
+    resumed = f" (resumed {len(sessions) - 1} times, last {_minute(sessions[-1])})" if len(sessions) > 1 else ""
+    return f"{_minute(sessions[0])}{resumed}"
+
+
+def _minute(session: RunSession) -> str:
+    return session.started_at[:16].replace("T", " ")
+
+
+def _duration(run: RunData, sessions: Sequence[RunSession]) -> str:
+    steps = f"{duration(sum(run.values('timing_s/step')))} in {len(run.rows)} steps"
+    if len(sessions) != 1:
+        return steps
+    try:
+        start = datetime.fromisoformat(sessions[0].started_at).timestamp()
+    except ValueError:
+        return steps
+    return f"{duration(max(0.0, run.written_at - start))} from the start to the last step; {steps}"
+
+
+def summary_cards(run: RunData, config: str) -> list[Card]:
+    """Lists the numbers of a run that a reader wants first."""
+    return [card for card in _cards(run, _settings(config)) if card.value]
+
+
+def _cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
+    ledger, seconds = ledger_of(run.rows), run.values("timing_s/step")
+    yield _change("reward", run.values("reward/mean"), "mean of a step, first → last")
+    for kind in ("greedy", "sampled"):
+        yield _accuracy(run, kind)
+    asked = settings.get("steps")
+    yield Card(name="steps", value=f"{len(run.rows)} of {asked}" if isinstance(asked, int) else str(len(run.rows)))
+    if seconds:
+        yield Card(name="time of a step", value=f"{number(sum(seconds) / len(seconds), 2)} s", note="mean")
+        tokens = sum(run.values("perf/num_tokens")) / max(sum(seconds), 1e-9)
+        yield Card(name="tokens/s", value=short(tokens), note="prompt and response tokens of scored samples")
+    if left := time_left_s(run, settings):
+        yield Card(name="time left", value=duration(left), note="at the pace of the last steps")
+    if ledger.total_s:
+        useful = sum(ledger.fraction(name) for name in USEFUL)
+        yield Card(name="useful device time", value=f"{useful:.0%}", note=" + ".join(USEFUL))
+        if waste := ledger.largest_waste():
+            yield Card(name="largest waste", value=f"{waste.fraction:.0%}", note=waste.name)
+    if mfu := run.values("perf/mfu"):
+        yield Card(name="MFU", value=f"{sum(mfu) / len(mfu):.1%}", note="mean of the steps")
+    if staleness := run.values("sched/staleness_max"):
+        yield Card(name="staleness", value=f"≤ {max(staleness):.0f}", note="versions")
+
+
+PACE_STEPS = 8
+"""Last steps whose mean time gives the time left."""
+
+
+def time_left_s(run: RunData, settings: Mapping[str, JSON]) -> float | None:
+    """Returns the remaining steps times the mean time of the last PACE_STEPS steps; None for a complete run."""
+    asked, seconds = settings.get("steps"), run.values("timing_s/step")[-PACE_STEPS:]
+    if not isinstance(asked, int) or not seconds or len(run.rows) >= asked:
+        return None
+    return (asked - len(run.rows)) * sum(seconds) / len(seconds)
+
+
+def _change(name: str, values: Sequence[float], note: str) -> Card:
+    text = f"{number(values[0], 2)} → {number(values[-1], 2)}" if values else ""
+    return Card(name=name, value=text, note=note)
+
+
+def _accuracy(run: RunData, kind: str) -> Card:
+    values = run.values(f"eval/accuracy_{kind}")
+    counts = run.values("eval/num_prompts")
+    note = "first → last evaluation" if len(values) > 1 else "one evaluation"
+    if values and counts:
+        low, high = wilson_interval(values[-1], counts[-1])
+        note += f"; 95 % interval of the last {low:.3f} to {high:.3f}, n = {counts[-1]:.0f}"
+    text = " → ".join(f"{value:.3f}" for value in dict.fromkeys((values[0], values[-1]))) if values else ""
+    return Card(name=f"held-out accuracy, {kind}", value=text, note=note)

@@ -1,0 +1,271 @@
+"""Curves of a page: the metrics of each panel, and their values by step for each run."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from interlace.observe.run_data import RunData
+
+RUN_COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
+CONFIDENCE_Z = 1.96
+"""Half width of a 95 % interval, in standard errors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A metric of a panel."""
+
+    metric: str
+    label: str
+    spread: str | None = None
+    """Metric of the standard deviation; the band is the value plus and minus it."""
+    bounds: tuple[str, str] | None = None
+    """Metrics of the lower and upper end of the band."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PanelSpec:
+    """A panel of the page."""
+
+    title: str
+    note: str
+    """Unit and meaning."""
+    lines: tuple[Line, ...]
+    is_proportion: bool = False
+    """True for evaluations: points with error bars, without a line between them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """A line of a panel, for one run. Lists are as long as the panel's steps; None for a step without a value."""
+
+    label: str
+    colour: str
+    dash: int
+    """Number of the dash pattern; 0 is a solid line."""
+    values: Sequence[float | None]
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    """A panel with its values."""
+
+    id: str
+    title: str
+    note: str
+    kind: str
+    """lines, points, stack or outline."""
+    steps: Sequence[float]
+    curves: Sequence[Curve]
+    x_label: str = "step"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningPanels:
+    """The panels that change during the runs, and the metrics of those that do not."""
+
+    shown: Sequence[Panel]
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+
+def _single(title: str, metric: str, note: str) -> PanelSpec:
+    return PanelSpec(title=title, note=note, lines=(Line(metric=metric, label=title.lower()),))
+
+
+_EVENTS = ("filtered", "failed", "stale", "surplus")
+PANELS = (
+    PanelSpec(
+        title="Reward",
+        note="mean over the scored samples of the step; band: plus and minus one standard deviation",
+        lines=(Line(metric="reward/mean", label="mean", spread="reward/std"),),
+    ),
+    PanelSpec(
+        title="Held-out accuracy",
+        note="share of prompts that are never trained on; bars: 95 % interval (Wilson)",
+        lines=(
+            Line(metric="eval/accuracy_greedy", label="greedy"),
+            Line(metric="eval/accuracy_sampled", label="sampled"),
+        ),
+        is_proportion=True,
+    ),
+    _single("Loss", "actor/loss", "objective of the policy update"),
+    _single("Learning rate", "actor/lr", "of the last optimizer step"),
+    _single("Gradient norm", "actor/grad_norm", "before clipping"),
+    _single("Clip fraction", "actor/clip_fraction", "share of tokens with a clipped ratio"),
+    _single("Entropy", "actor/entropy", "nats per token"),
+    _single("KL", "actor/kl", "nats per token, as the algorithm estimates it"),
+    PanelSpec(
+        title="Importance ratio",
+        note="new over old probability of a token",
+        lines=(Line(metric="actor/ratio_mean", label="mean"), Line(metric="actor/ratio_max", label="maximum")),
+    ),
+    _single("Effective sample size", "actor/ess", "share of the batch, from the importance ratios"),
+    _single("Log-probability gap", "actor/logprob_gap", "nats per token between rollout engine and trainer"),
+    PanelSpec(
+        title="Response length",
+        note="tokens; band: from the shortest to the longest response of the step",
+        lines=(
+            Line(metric="response_length/mean", label="mean", bounds=("response_length/min", "response_length/max")),
+            Line(metric="response_length/p50", label="median"),
+            Line(metric="response_length/p90", label="90th percentile"),
+            Line(metric="response_length/p99", label="99th percentile"),
+        ),
+    ),
+    _single("Responses cut off", "response_length/clip_ratio", "share of responses that reached the token limit"),
+    PanelSpec(
+        title="Samples not trained on",
+        note="count per step, by terminal event",
+        lines=tuple(Line(metric=f"samples/{event}", label=event) for event in _EVENTS),
+    ),
+    _single("Groups without variance", "groups/zero_variance", "share of groups with equal rewards: no gradient"),
+    PanelSpec(
+        title="Staleness",
+        note="versions between the weights that generated a sample and those that train on it",
+        lines=(Line(metric="sched/staleness_mean", label="mean"), Line(metric="sched/staleness_max", label="maximum")),
+    ),
+    PanelSpec(
+        title="Throughput",
+        note="prompt and response tokens of scored samples per second",
+        lines=(
+            Line(metric="perf/throughput", label="all devices"),
+            Line(metric="perf/tokens_per_device_s", label="per device"),
+        ),
+    ),
+    _single("Model FLOPs utilization", "perf/mfu", "model FLOPs per second over the measured matmul peak"),
+    _single("Time of a step", "timing_s/step", "seconds"),
+    PanelSpec(
+        title="Rollout queue",
+        note="requests of all engines at the end of the step",
+        lines=(
+            Line(metric="rollout/num_running", label="running"),
+            Line(metric="rollout/num_waiting", label="waiting"),
+        ),
+    ),
+    _single("Oldest wait", "rollout/oldest_wait_s", "seconds that the oldest waiting request has waited"),
+    _single("KV cache in use", "rollout/kv_use", "share of the cache's tokens"),
+)
+_REWARD_SUMMARY = ("reward/mean", "reward/std", "reward/max", "reward/min")
+
+
+def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
+    """Returns PANELS with further panels for the metrics whose names depend on the run. names: all metrics."""
+    found = sorted(set(names))
+    parts = [name for name in found if name.startswith("reward/") and name not in _REWARD_SUMMARY]
+    sources = [name for name in found if name.startswith("source/") and name.endswith("/reward")]
+    sets = [name for name in found if name.startswith("eval/") and name.count("/") == 2]
+    critic = [name for name in found if name.startswith("critic/")]
+    memory = [name for name in found if name.startswith("memory/")]
+    extra = [
+        _group("Reward parts", "mean over the scored samples of the step", parts, prefix="reward/"),
+        _group("Reward by source", "mean over the scored samples of the source", sources, prefix="source/"),
+        *[
+            _single(name.removeprefix("critic/").replace("_", " ").capitalize(), name, "of the critic")
+            for name in critic
+        ],
+        _group("Memory", "bytes, by role", memory, prefix="memory/"),
+    ]
+    held_out = PanelSpec(
+        title="Held-out accuracy by set",
+        note="share of prompts that are never trained on",
+        lines=tuple(Line(metric=name, label=name.removeprefix("eval/")) for name in sets),
+        is_proportion=True,
+    )
+    first, second, *others = PANELS
+    return [spec for spec in (first, second, held_out, extra[0], extra[1], *others, *extra[2:]) if spec.lines]
+
+
+def _group(title: str, note: str, names: Sequence[str], *, prefix: str) -> PanelSpec:
+    lines = tuple(Line(metric=name, label=name.removeprefix(prefix).removesuffix("/reward")) for name in names)
+    return PanelSpec(title=title, note=note, lines=lines)
+
+
+def build_panels(runs: Sequence[RunData]) -> LearningPanels:
+    """Builds the panels of these runs, each run in its colour; a panel of constants alone is left out."""
+    names = {name for run in runs for row in (*run.rows, *run.evaluations) for name in row}
+    shown: list[Panel] = []
+    constants: dict[str, float] = {}
+    for spec in panel_specs(names):
+        panel = build_panel(f"panel-{len(shown)}", spec, runs)
+        if panel is None:
+            continue
+        if not spec.is_proportion and len(panel.steps) > 1 and _is_constant(runs, spec):
+            constants |= {line.metric: values[0] for line in spec.lines if (values := _values(runs, line.metric))}
+        else:
+            shown.append(panel)
+    return LearningPanels(shown=shown, constants=constants)
+
+
+def build_panel(id_: str, spec: PanelSpec, runs: Sequence[RunData]) -> Panel | None:
+    """Builds a panel; returns None if no run has one of its metrics."""
+    found = [(place, run, number, line) for place, run in enumerate(runs) for number, line in enumerate(spec.lines)]
+    found = [entry for entry in found if entry[1].curve(entry[3].metric)]
+    steps = sorted({step for _, run, _, line in found for step, _ in run.curve(line.metric)})
+    if not steps:
+        return None
+    present = sorted({number for _, _, number, _ in found})
+    curves = []
+    for place, run, number, line in found:
+        several = len(runs) > 1
+        label = f"{run.name}: {line.label}" if several and len(present) > 1 else run.name if several else line.label
+        at = place if several else present.index(number)
+        low, high = _band(run, line, steps, is_proportion=spec.is_proportion)
+        curves.append(
+            Curve(
+                label=label,
+                colour=RUN_COLOURS[at % len(RUN_COLOURS)],
+                dash=present.index(number) if several else 0,
+                values=align(run.curve(line.metric), steps),
+                low=low,
+                high=high,
+            )
+        )
+    kind = "points" if spec.is_proportion else "lines"
+    return Panel(id=id_, title=spec.title, note=spec.note, kind=kind, steps=steps, curves=curves)
+
+
+def align(curve: Sequence[tuple[float, float]], steps: Sequence[float]) -> list[float | None]:
+    """Returns the value of each step; None for a step without one."""
+    values = dict(curve)
+    return [values.get(step) for step in steps]
+
+
+Band = tuple[Sequence[float | None] | None, Sequence[float | None] | None]
+
+
+def _band(run: RunData, line: Line, steps: Sequence[float], *, is_proportion: bool) -> Band:
+    values = align(run.curve(line.metric), steps)
+    if is_proportion:
+        counts = align(run.curve("eval/num_prompts"), steps)
+        if line.metric.count("/") > 1 or not any(counts):
+            return None, None
+        pairs = [wilson_interval(value, count) for value, count in zip(values, counts, strict=True)]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if line.bounds:
+        low, high = (align(run.curve(name), steps) for name in line.bounds)
+        return (low, high) if any(value is not None for value in low) else (None, None)
+    if line.spread and (spread := run.curve(line.spread)):
+        around = [(v, s) for v, s in zip(values, align(spread, steps), strict=True)]
+        low = [None if v is None or s is None else v - s for v, s in around]
+        high = [None if v is None or s is None else v + s for v, s in around]
+        return low, high
+    return None, None
+
+
+def wilson_interval(share: float | None, count: float | None) -> tuple[float | None, float | None]:
+    """Returns the 95 % interval of Wilson for a proportion; (None, None) without a value or a count."""
+    if share is None or not count:
+        return None, None
+    z2 = CONFIDENCE_Z**2
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = CONFIDENCE_Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _values(runs: Sequence[RunData], metric: str) -> list[float]:
+    return [value for run in runs for value in run.values(metric)]
+
+
+def _is_constant(runs: Sequence[RunData], spec: PanelSpec) -> bool:
+    return all(len(set(_values(runs, line.metric))) <= 1 for line in spec.lines)

@@ -1,0 +1,167 @@
+"""Samples that a page shows: best, worst, random, longest, one prompt over time, and answers before and after."""
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from interlace.observe.answers import EvaluationAnswer
+from interlace.observe.run_data import RunData, Transcript
+from interlace.observe.step_line import printable
+
+NUM_EACH = 3
+NUM_OVER_TIME = 5
+NUM_ANSWERS = 6
+NUM_REASONS = 12
+SEED = 0
+"""Seed of the random samples: the page of a run always shows the same ones."""
+SHOWN_LETTERS = 4000
+"""Letters shown of a prompt or response; samples/ has the rest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownSample:
+    """A sample as text."""
+
+    key: str
+    """The same for each page of the run: it keeps an opened sample open on a live page."""
+    head: str
+    prompt: str
+    response: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleGroup:
+    """Samples under one heading."""
+
+    title: str
+    note: str
+    samples: Sequence[ShownSample]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureCause:
+    """Samples of a terminal event with one reason."""
+
+    event: str
+    reason: str
+    count: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerPair:
+    """Answers to one held-out prompt at the first and at the last evaluation."""
+
+    uid: str
+    prompt: str
+    right_answer: str
+    before: str
+    after: str
+    was_correct: bool
+    is_correct: bool
+
+
+def sample_groups(run: RunData) -> list[SampleGroup]:
+    """Chooses the samples of a run; groups without samples are left out."""
+    samples = [sample for sample in run.transcripts if sample.num_tokens]
+    scored = [sample for sample in samples if sample.reward is not None]
+    ordered = sorted(scored, key=lambda sample: (-(sample.reward or 0.0), -sample.step))
+    drawn = random.Random(SEED).sample(samples, min(NUM_EACH, len(samples)))
+    longest = sorted(samples, key=lambda sample: -sample.num_tokens)
+    has_spread = bool(ordered) and ordered[0].reward != ordered[-1].reward
+    groups = (
+        ("Best", "highest reward, the latest first", _distinct(ordered) if has_spread else []),
+        ("Worst", "lowest reward, the latest first", _distinct(_worst_first(scored)) if has_spread else []),
+        ("Random", "drawn from all steps", sorted(drawn, key=lambda sample: sample.step)),
+        ("Longest", "a step waits for them", _distinct(longest)),
+        ("One prompt over time", "the prompt that was drawn in the most steps", _over_time(scored)),
+    )
+    return [
+        SampleGroup(title=title, note=note, samples=[_shown(sample, title, at) for at, sample in enumerate(chosen)])
+        for title, note, chosen in groups
+        if chosen
+    ]
+
+
+def _worst_first(scored: Sequence[Transcript]) -> list[Transcript]:
+    return sorted(scored, key=lambda sample: (sample.reward or 0.0, -sample.step))
+
+
+def _distinct(samples: Sequence[Transcript]) -> list[Transcript]:
+    """Returns the first samples, one for each prompt."""
+    found: dict[str, Transcript] = {}
+    for sample in samples:
+        if len(found) == NUM_EACH:
+            break
+        found.setdefault(sample.uid, sample)
+    return list(found.values())
+
+
+def _over_time(scored: Sequence[Transcript]) -> list[Transcript]:
+    """Returns a sample for each of up to NUM_OVER_TIME steps of one prompt; empty if no prompt was drawn twice."""
+    by_prompt: dict[str, dict[int, Transcript]] = {}
+    for sample in scored:
+        by_prompt.setdefault(sample.uid, {}).setdefault(sample.step, sample)
+    most = max(by_prompt.values(), key=len, default={})
+    steps = sorted(most)
+    if len(steps) < 2:
+        return []
+    count = min(NUM_OVER_TIME, len(steps))
+    places = {round(at * (len(steps) - 1) / (count - 1)) for at in range(count)}
+    return [most[steps[place]] for place in sorted(places)]
+
+
+def _shown(sample: Transcript, title: str, place: int) -> ShownSample:
+    reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3g}"
+    versions = "" if sample.version_min is None else f", versions {sample.version_min} to {sample.version_max}"
+    head = f"Step {sample.step}: {reward}, {sample.num_tokens} tokens, {sample.event}{versions}: {sample.uid}"
+    return ShownSample(
+        key=f"{title}/{place}", head=printable(head), prompt=cut(sample.prompt), response=cut(sample.response)
+    )
+
+
+def cut(text: str) -> str:
+    """Returns text with control characters spelled out, cut to SHOWN_LETTERS."""
+    more = f"\n... {len(text) - SHOWN_LETTERS} more letters in samples/" if len(text) > SHOWN_LETTERS else ""
+    return printable(text[:SHOWN_LETTERS], keep="\n\t") + more
+
+
+def failure_causes(run: RunData) -> list[FailureCause]:
+    """Counts the samples that were not trained on, by terminal event and reason; the most frequent first."""
+    steps: dict[tuple[str, str], list[int]] = {}
+    for sample in run.transcripts:
+        if sample.event not in ("trained", ""):
+            steps.setdefault((sample.event, sample.reason), []).append(sample.step)
+    counts = Counter({key: len(found) for key, found in steps.items()})
+    return [
+        FailureCause(
+            event=event,
+            reason=printable(reason[:300]) or "-",
+            count=count,
+            first_step=min(steps[event, reason]),
+            last_step=max(steps[event, reason]),
+        )
+        for (event, reason), count in counts.most_common(NUM_REASONS)
+    ]
+
+
+def answer_pairs(answers: Mapping[int, Sequence[EvaluationAnswer]]) -> list[AnswerPair]:
+    """Pairs the answers of the first and the last evaluation; empty with fewer than two evaluations."""
+    if len(answers) < 2:
+        return []
+    before = {answer.uid: answer for answer in answers[min(answers)]}
+    return [
+        AnswerPair(
+            uid=printable(after.uid),
+            prompt=cut(after.prompt),
+            right_answer=cut(after.right_answer),
+            before=cut(before[after.uid].response),
+            after=cut(after.response),
+            was_correct=before[after.uid].correct,
+            is_correct=after.correct,
+        )
+        for after in answers[max(answers)]
+        if after.uid in before
+    ][:NUM_ANSWERS]

@@ -1,0 +1,105 @@
+"""The reference pages are up to date, and every setting, public member and metric has a meaning."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
+
+import pytest
+import yaml
+
+from tests.house.source import ROOT, package_files, tree
+
+REFERENCE = ROOT / "docs" / "reference"
+
+
+@cache
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_reference", REFERENCE / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def pages() -> dict[str, str]:
+    return dict(script().pages())
+
+
+@cache
+def metrics() -> frozenset[str]:
+    families = yaml.safe_load((REFERENCE / "metrics.yaml").read_text(encoding="utf-8"))
+    return frozenset(name for family in families for name in family["metrics"])
+
+
+def literals() -> Iterator[tuple[str, str]]:
+    """Yields (place, text) of each string of the package; parts that are computed are written NAME."""
+    for path in package_files():
+        inner = set()
+        for node in ast.walk(tree(path)):
+            place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            match node:
+                case ast.JoinedStr(values=values):
+                    inner.update(map(id, values))
+                    yield place, "".join(str(p.value) if isinstance(p, ast.Constant) else "NAME" for p in values)
+                case ast.Constant(value=str(text)) if id(node) not in inner:
+                    yield place, text
+
+
+def is_same(first: str, second: str) -> bool:
+    """Returns whether one of two names is the other with its computed parts filled in."""
+    patterns = [re.escape(name).replace("NAME", r"[\w/]+").replace("PHASE", r"\w+") for name in (first, second)]
+    return bool(re.fullmatch(patterns[0], second) or re.fullmatch(patterns[1], first))
+
+
+@pytest.mark.parametrize("name", ["settings.md", "metrics.md", "api.md"])
+def test_the_page_is_up_to_date(name: str) -> None:
+    text = (REFERENCE / name).read_text(encoding="utf-8")
+    assert text == pages()[name], "run: python docs/reference/generate.py"
+
+
+@pytest.mark.parametrize("name", ["settings.md", "metrics.md", "api.md"])
+def test_every_row_has_a_meaning(name: str) -> None:
+    empty = [line for line in pages()[name].splitlines() if line.startswith("| ") and line.endswith("|  |")]
+    assert not empty, "write a docstring, or a line in docs/reference/names.yaml: " + "\n".join(empty)
+
+
+def test_every_key_of_a_recipe_is_on_the_page() -> None:
+    listed = set(re.findall(r"^\| \[?`([\w.]+)`", pages()["settings.md"], re.MULTILINE))
+    keys = {f"{prefix}{name}" for prefix, name in _fields()}
+    assert not keys - listed, f"not listed: {sorted(keys - listed)}"
+
+
+def _fields() -> Iterator[tuple[str, str]]:
+    generate = script()
+    for config, place in ((generate.Recipe, ""), *generate.places().items()):
+        for name in config.model_fields:
+            if generate.CHOSEN.get(place) != name and name in config.__annotations__:
+                yield f"{place}." if place else "", name
+
+
+def test_every_metric_of_the_code_has_a_meaning() -> None:
+    families = {name.partition("/")[0] for name in metrics() if "/" in name}
+    missing = [
+        f"{place}: {text}"
+        for place, text in literals()
+        if re.fullmatch(r"[a-z_]+(/\w+)+", text) and text.partition("/")[0] in families
+        if not any(is_same(text, name) for name in metrics())
+    ]
+    assert not missing, "add them to docs/reference/metrics.yaml: " + "\n".join(missing)
+
+
+def test_every_documented_metric_is_in_the_code() -> None:
+    texts = {text for _, text in literals()}
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
+    whole = {text for text in texts if "/" in text}
+    gone = [
+        name
+        for name in metrics()
+        if "NAME" not in name and name.rpartition("/")[2].removeprefix("num_") not in words
+        if not any(is_same(name, text) for text in whole)
+    ]
+    assert not gone, f"remove from docs/reference/metrics.yaml: {gone}"
