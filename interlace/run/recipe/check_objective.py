@@ -27,8 +27,9 @@ def check_offline_settings(recipe: Recipe, algorithm: Algorithm) -> None:
     for section, is_set in unused.items():
         if is_set:
             raise UserError(
-                f"algorithm {name!r} trains on given rows, on which `{section}` has no effect. Remove the section, or "
-                "take an algorithm of reinforcement learning such as grpo."
+                f"algorithm {name!r} trains on given rows, on which `{section}` has no effect. Remove the section, "
+                "start from the recipe sft, dpo or reward-model, or take an algorithm of reinforcement learning, "
+                "such as grpo."
             )
     if recipe.schedule.open:
         raise UserError(f"schedule=auto plans generation, and algorithm {name!r} generates nothing. Remove it.")

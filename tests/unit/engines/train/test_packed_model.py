@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from interlace.core.errors import UserError
 from interlace.core.types import Sample
 from interlace.engines.train import (
     ActorConfig,
@@ -118,3 +119,11 @@ def test_order_and_empty_responses_are_kept() -> None:
     assert together.pop(1).shape == (0,)
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_weight_that_is_not_a_number_is_named() -> None:
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.get_parameter("model.norm.weight")[0] = torch.nan
+    with pytest.raises(UserError, match=r"not finite, because model\.norm\.weight contains NaN"):
+        LogprobEngine(model, config=TrainConfig(tokens_per_microbatch=60, temperature=TEMPERATURE))
