@@ -46,7 +46,7 @@ class _Outcome:
     def ended(self) -> list[EndedKey]:
         """Returns how each sample ended."""
         rows = read_transcripts(self.folder.samples)
-        return [EndedKey(int(row["group"]), int(row["index"]), str(row["event"])) for row in rows]  # type: ignore[call-overload]
+        return [EndedKey(int(str(row["group"])), int(str(row["index"])), str(row["event"])) for row in rows]
 
     @property
     def trained(self) -> list[tuple[object, ...]]:
