@@ -10,7 +10,7 @@ def refused(specification: str, *sentences: str) -> Callable[[Lab], None]:
 
 
 def scorers_are_killed(lab: Lab) -> None:
-    settings = (*lab.small, "reward.workers=2", "steps=3")
+    settings = (*lab.small, "reward.workers=2", "steps=3", "warmup=null")
     ended = lab.cli("chaos", "quickstart", *settings, "--faults", "kill:reward@1/step")
     ended.said(0, "0 lost, 0 duplicated", "final weights: equal", "certificate: holds")
 

@@ -77,7 +77,8 @@ class Injector:
                         heapq.heappush(self._due, (at_s, number, fault))
 
     def _inject(self, fault: FaultSpec, number: int) -> bool:
-        found = role_processes(fault.role)
+        struck = {target for target, *_ in self._open.values()}
+        found = [process for process in role_processes(fault.role) if process not in struck]
         if not found:
             return False
         target = found[keyed_random("chaos target", self._seed, fault.text, number).randrange(len(found))]
