@@ -35,7 +35,7 @@ def chaos(
     ] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Train a recipe without faults and with them, and show what was lost. Exits with 1 if a promise is broken."""
+    """Train a recipe without faults and with them, and show the lost samples. Exits with 1 if a promise is broken."""
     from interlace.observe.jsonl import to_line
     from interlace.run.chaos.faults import parse_faults
 

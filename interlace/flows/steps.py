@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from interlace.core.causes import Cause
+from interlace.core.recovery import RecoveryConfig
 from interlace.core.types import (
     Metrics,
     Sample,
@@ -13,7 +14,6 @@ from interlace.core.types import (
 )
 from interlace.rewards.shaping import ShapingConfig
 from interlace.rollouts.session import NO_LIMITS, SessionLimits
-from interlace.schedule.recovery import RecoveryConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

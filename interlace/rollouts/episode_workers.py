@@ -18,6 +18,7 @@ from interlace.core.errors import (
     RestartBudgetError,
     UserError,
 )
+from interlace.core.recovery import RestartBudget
 from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
 from interlace.observe.films import Film
@@ -42,7 +43,6 @@ from interlace.rollouts.episode_process import (
 from interlace.rollouts.session import EpisodeSession
 from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import Child, Children, Place
-from interlace.schedule.recovery import RestartBudget
 
 RETRY_S = 0.1
 """Delay, in seconds, after a process could not be started."""

@@ -1,4 +1,4 @@
-"""Certificate of a run under faults: what each fault did, and that no sample was lost or counted twice."""
+"""Certificate of a run under faults: the effect of each fault, and the count of lost and duplicated samples."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -55,9 +55,9 @@ class Certificate:
     """Seconds of all steps."""
     step_s_without_faults: float
     samples_equal: bool | None
-    """Whether the same samples were trained as without faults; None if the schedule does not promise it."""
+    """True if the run trained the same samples as without faults. None if the schedule does not promise it."""
     weights_equal: bool | None
-    """Whether the final weights are those of the run without faults, to the bit; None if it is not promised."""
+    """True if the final weights are bit-equal to the run without faults. None if the schedule does not promise it."""
 
     @property
     def injected(self) -> int:

@@ -71,10 +71,11 @@ class Injector:
                 due = []
                 while self._due and self._due[0][0] <= now_s:
                     due.append(heapq.heappop(self._due))
-            for at_s, number, fault in due:
-                if not self._inject(fault, number):
-                    with self._lock:  # the role has no process at the moment: as soon as it has one
-                        heapq.heappush(self._due, (at_s, number, fault))
+            # A role without a process at the moment gets its fault as soon as it has one.
+            postponed = [each for each in due if not self._inject(each[2], each[1])]
+            with self._lock:
+                for each in postponed:
+                    heapq.heappush(self._due, each)
 
     def _inject(self, fault: FaultSpec, number: int) -> bool:
         struck = {target for target, *_ in self._open.values()}

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from interlace.core.causes import Cause
 from interlace.core.errors import RestartBudgetError
+from interlace.core.recovery import RestartBudget
 from interlace.runtime.process.launch import GUARD, fork_servers
-from interlace.schedule.recovery import RestartBudget
 
 TRIES = 3
 """Number of consecutive failed starts of a process after which the waiting jobs fail."""
