@@ -21,6 +21,7 @@ from interlace.cli.report import report
 from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
 from interlace.cli.train import train
+from interlace.cli.watch import watch
 from interlace.core.errors import InterlaceError, UserError, is_full_disk, nearest
 
 BAD_INPUT, FAILED = 2, 1
@@ -99,6 +100,7 @@ app.command("serve")(_reporting(serve))
 app.command("engines")(_reporting(engines))
 app.command("simulate")(_reporting(simulate))
 app.command("report")(_reporting(report))
+app.command("watch")(_reporting(watch))
 app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))
