@@ -22,6 +22,7 @@ from interlace.cli.report import report
 from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
 from interlace.cli.train import train
+from interlace.cli.watch import watch
 from interlace.core.causes import Cause, cause_of
 from interlace.core.errors import InterlaceError, UserError, is_full_disk, nearest
 
@@ -104,6 +105,7 @@ app.command("serve")(_reporting(serve))
 app.command("engines")(_reporting(engines))
 app.command("simulate")(_reporting(simulate))
 app.command("report")(_reporting(report))
+app.command("watch")(_reporting(watch))
 app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))

@@ -210,9 +210,9 @@ def _seconds(row: Mapping[str, object], key: str) -> float:
 def step_view(run: str, timeline: DeviceTimeline, step: int | None) -> StepView | None:
     """Builds the picture of a step; step: None takes the middle one. Returns None if the trace lacks the step."""
     present = sorted(timeline.steps)
-    chosen = step if step is not None else present[len(present) // 2] if present else None
-    if chosen is None or chosen not in timeline.steps:
+    if not present or (step is not None and step not in timeline.steps):
         return None
+    chosen = present[len(present) // 2] if step is None else step
     start_s, end_s = timeline.steps[chosen]
     last_s = end_s + AFTER_STEP * (end_s - start_s)
     window = max(last_s - start_s, 1e-9)
