@@ -1,5 +1,7 @@
 """Identity of a run and of its checkpoints, and the settings that a resumed run may change."""
 
+from __future__ import annotations
+
 import json
 import uuid
 from collections.abc import Iterator, Mapping
@@ -74,12 +76,12 @@ def check_identity(path: Path, found: CheckpointIdentity | None, wanted: RunIden
     )
 
 
-def write_settings(folder: Path, settings: "Mapping[str, JSON]") -> None:
+def write_settings(folder: Path, settings: Mapping[str, JSON]) -> None:
     """Writes the masked settings of a run into a checkpoint."""
     (folder / SETTINGS_FILE).write_text(to_yaml(dict(settings)), encoding="utf-8")
 
 
-def check_changed_settings(checkpoint: Path, settings: "Mapping[str, JSON]") -> list[str]:
+def check_changed_settings(checkpoint: Path, settings: Mapping[str, JSON]) -> list[str]:
     """Compares the settings of a resumed run with the settings in its checkpoint.
 
     settings: masked. Returns a sentence for each changed setting. Raises UserError that lists all changes, each with
@@ -107,7 +109,7 @@ def check_changed_settings(checkpoint: Path, settings: "Mapping[str, JSON]") -> 
     return lines
 
 
-def _read_settings(path: Path) -> "Mapping[str, JSON]":
+def _read_settings(path: Path) -> Mapping[str, JSON]:
     try:
         found = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -119,7 +121,7 @@ def _read_settings(path: Path) -> "Mapping[str, JSON]":
     return found
 
 
-def _flatten(value: JSON, prefix: str) -> "Iterator[tuple[str, JSON]]":
+def _flatten(value: JSON, prefix: str) -> Iterator[tuple[str, JSON]]:
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from _flatten(inner, f"{prefix}.{name}" if prefix else name)
@@ -127,5 +129,5 @@ def _flatten(value: JSON, prefix: str) -> "Iterator[tuple[str, JSON]]":
         yield prefix, value
 
 
-def _text(value: "JSON") -> str:
+def _text(value: JSON) -> str:
     return "unset" if value is None else json.dumps(value)[:200]
