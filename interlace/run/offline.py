@@ -19,7 +19,7 @@ from interlace.run.failed_updates import FailedUpdates
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.offline_encoder import encode_rows
 from interlace.run.saving import Saver
-from interlace.run.session import RunSession
+from interlace.run.session import RunProcess
 from interlace.run.state import RunState
 from interlace.run.step_boundary import SAVE_WITHIN_S, TrainJob
 from interlace.run.step_trace import StepTrace
@@ -29,7 +29,7 @@ from interlace.stages.factory import LoopSizes, StageFactory
 StateLater: TypeAlias = Callable[[], RunState]
 
 
-class OfflineSession(RunSession):
+class OfflineSession(RunProcess):
     """One process of a run that trains on given rows."""
 
     async def _work(self, cluster: Cluster, logger: MetricsLoggers, trace: StepTrace) -> None:

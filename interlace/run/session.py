@@ -85,7 +85,7 @@ class RunBoundary(Protocol):
         ...
 
 
-class RunSession(ABC):
+class RunProcess(ABC):
     """One process of a run: cluster, loggers and workers, and the end of the process when a stop is requested."""
 
     def __init__(
