@@ -55,6 +55,7 @@ class Settings(TypedDict, total=False):
     critic: Section
     warmup: Section
     replay: Section
+    recovery: Section
     world_model: Section
     evaluation: Section
     logging: Section

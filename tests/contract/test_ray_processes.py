@@ -163,7 +163,7 @@ def test_devices_that_somebody_else_has_are_told_by_what_is_free(monkeypatch: py
     async def body(cluster: Cluster) -> None:
         monkeypatch.setattr(session, "RESERVE_WITHIN_S", 0.0)
         second = ClusterConfig(backend="ray", devices=f"cpu:{len(cluster.devices)}")
-        with pytest.raises(UserError, match=r"free now: 0 CPUs\. Ask for fewer"):
+        with pytest.raises(UserError, match=r"free now: 0 CPUs\. Request fewer"):
             open_cluster(second, Schedule())
 
     run(body)

@@ -32,6 +32,7 @@ SMALLEST = {
     "embodied": ("--only", "swap", "fleet", "--rounds", "1", "--chunks", "1"),
     "embodied_loop": ("--only", "batches", "--rounds", "1"),
     "embodied_placements": ("--devices", "8", "--presets", "rlinf-embodied-collocated"),
+    "engines": ("--model", "tiny:micro", "--requests", "4", "--tokens", "4", "--rounds", "1"),
     "end_to_end": ("--case", "one-core", "--lengths", "uniform", "--rounds", "1"),
     "planner": ("--clusters", "local", "--workloads", "quickstart", "--schedules", "verl-colocated", "--steps", "1"),
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),

@@ -74,7 +74,10 @@ def no_run(folder: Path) -> bool:
         (["quickstrat"], ["unknown recipe 'quickstrat'. Did you mean 'quickstart'?"]),
         (["none.yaml"], ["recipe 'none.yaml': there is no such file"]),
         (["mine.yaml", "promts_per_step=2"], ["unknown key 'promts_per_step'. Did you mean 'prompts_per_step'?"]),
-        (["mine.yaml", "sampling.max_tokens=2"], ["unknown key 'sampling.max_tokens'. Did you mean 'max_new_tokens'?"]),
+        (
+            ["mine.yaml", "sampling.max_tokens=2"],
+            ["unknown key 'sampling.max_tokens'. vLLM: write sampling.max_new_tokens"],
+        ),
         (["mine.yaml", "steps=many"], ["steps = 'many'", "a whole number"]),
         (["mine.yaml", "steps"], ["cannot read the override 'steps'", "key=value"]),
         (["mine.yaml", "samples_per_prompt=1"], ["samples_per_prompt=1", "'grpo'", "Set samples_per_prompt to 2"]),
@@ -109,7 +112,7 @@ def test_bad_input_is_refused(folder: Path, train: Train, args: Sequence[str], s
         (["simulate", "--timeline", "."], ["--timeline . is a folder"]),
         (["simulate", "--timeline", "/proc/t.json"], ["--timeline /proc/t.json"]),  # no file can be made there
         (["simulate", "--profile", "bytes.json"], ["profile 'bytes.json' is neither JSON nor YAML"]),
-        (["compare", "--cluster", "sim", "--schedules", "areal", "--steps", "0"], ["steps = 0", "greater than"]),
+        (["compare", "--cluster", "sim", "--schedules", "areal", "--steps", "0"], ["steps = 0: it must be 1 or more"]),
         (["compare", "--cluster", "sim", "--schedules", "areal", "minibatches=4"], ["cannot be cut into"]),
         (["compare", "--cluster", "local", "--schedules", "areal"], ["--profile are of a virtual cluster"]),
         (["profile", "--out", "."], ["--out . is a folder"]),
@@ -321,4 +324,4 @@ def test_a_disk_that_is_too_full_for_a_report_is_said(
         return write_real(Path("/dev/full") if path.name == "report.html.tmp" else path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "write_text", write_full)
-    refused(CliRunner().invoke(app, ["report", "mine"]), "the disk is full", "Make room")
+    refused(CliRunner().invoke(app, ["report", "mine"]), "the disk is full", "Free some space")

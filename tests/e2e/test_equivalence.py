@@ -107,7 +107,7 @@ def test_a_doctor_that_is_stopped_leaves_nothing_behind(tmp_path: Path, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     reward = [*LENGTHS[1:], "reward.name=tests.e2e.test_equivalence:asking_for_a_stop"]
     code, _, err = doctor("--equivalence", "quickstart", *SMALL, *reward, f"model.cache_dir={tmp_path / 'cache'}")
-    assert code == 1 and "stopped: not every schedule was tried" in err
+    assert code == 130, err
     assert [path.name for path in tmp_path.glob("interlace-*")] == []
 
 
