@@ -82,8 +82,9 @@ def _compare(
 
 
 def relative_gap(expected: Tensor, got: Tensor) -> float:
-    """Returns the largest difference, as a share of the largest expected value."""
-    return float((expected - got).abs().max() / expected.abs().max())
+    """Returns the largest difference, as a share of the largest expected value; 0 if both are equal."""
+    gap = float((expected - got).abs().max())
+    return gap and gap / float(expected.abs().max())
 
 
 def check_padded(model: PreTrainedModel) -> None:

@@ -196,7 +196,8 @@ def spread_over_queries(head: RegressionHead, hidden: Tensor, lengths: Tensor, n
     hidden: [B, L, H]. lengths: [B] tokens of a row without its padding. A row shorter than an answer, such as a probe,
     gets 0.
     """
-    found = hidden.new_zeros(*hidden.shape[:2], 2)
+    # A product, not new_zeros(): rows without queries stay in the gradient's graph, so that a backward pass runs.
+    found = hidden[..., :2] * 0
     pieces = list(found)
     for row, length in enumerate(lengths.tolist()):
         if length >= num_queries:
