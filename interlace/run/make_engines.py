@@ -100,7 +100,7 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
         loaded.model,
         loss=algorithm.loss,
         optimizer=recipe.optimizer,
-        config=train_config(recipe),
+        config=train_config(recipe, loaded.tokenizer),
         device=torch_device(context),
         ranks=ranks,
         adapter=adapter,
@@ -121,7 +121,7 @@ def make_trained_reward_model(
         new_reward_model(loaded.model, folder, seed=recipe.seed),
         loss=algorithm_of(recipe).loss,
         optimizer=recipe.optimizer,
-        config=train_config(recipe),
+        config=train_config(recipe, loaded.tokenizer),
         device=torch_device(context),
         ranks=join_ranks(context, recipe.actor),
     )
@@ -168,8 +168,8 @@ def make_process_reward_engine(
     from interlace.engines.train import ImplicitRewardEngine
 
     recipe = source.recipe
-    reference = load_source(source, context, trained=True).model
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else reference
+    loaded = load_source(source, context, trained=True)
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else loaded.model
     return ImplicitRewardEngine(
         model,
         config=recipe.critic,
@@ -177,6 +177,7 @@ def make_process_reward_engine(
         tokens_per_microbatch=recipe.tokens_per_microbatch,
         device=torch_device(context),
         ranks=join_ranks(context, recipe.critic),
+        num_ids=count_drawn_ids(recipe, loaded.tokenizer),
     )
 
 
@@ -185,7 +186,7 @@ def make_reference_engine(source: EngineSource, context: WorkerContext) -> "Logp
     from interlace.engines.train import LogprobEngine, TeacherEngine
 
     recipe, loaded = source.recipe, load_source(source, context)
-    config, device = train_config(recipe), torch_device(context)
+    config, device = train_config(recipe, loaded.tokenizer), torch_device(context)
     if not recipe.reference.ensemble and not recipe.reference.context:
         return LogprobEngine(loaded.model, config=config, device=device)
     others = [load_source(replace(source, model=model), context).model for model in recipe.reference.ensemble]
@@ -223,7 +224,14 @@ def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, cont
     return ModelScorer(reward, device=torch_device(context))
 
 
-def train_config(recipe: Recipe) -> TrainConfig:
+def count_drawn_ids(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """Returns the number of ids that the recipe's engines may sample; None for all outputs of the model."""
+    from interlace.models.loading import count_ids
+
+    return count_ids(tokenizer) if create_kind(recipe.rollout).draws_known_ids else None
+
+
+def train_config(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> TrainConfig:
     """Returns the settings of the policy's train engine."""
     update = algorithm_of(recipe).settings
     length = update.aggregation_length or recipe.sampling.max_new_tokens
@@ -233,6 +241,7 @@ def train_config(recipe: Recipe) -> TrainConfig:
         tokens_per_microbatch=recipe.tokens_per_microbatch,
         temperature=training_temperature(recipe.sampling),
         served_dtype=recipe.model.dtype,
+        num_ids=count_drawn_ids(recipe, tokenizer),
     )
 
 
@@ -242,7 +251,6 @@ def load_source(
     """Loads a model; if trained, in float32, which keeps updates of small learning rates. ranks: load it together."""
     import torch
 
-    from interlace.engines.train.packed_model import limit_ids
     from interlace.engines.train.place import useful_threads
     from interlace.models.loading import load_model
 
@@ -251,8 +259,6 @@ def load_source(
     torch.set_num_threads(threads)
     model = source.model.model_copy(update={"dtype": "float32"}) if trained else source.model
     loaded = ranks.load(model) if ranks and trained else load_model(model)
-    if create_kind(source.recipe.rollout).draws_known_ids:
-        limit_ids(loaded.model, loaded.tokenizer)
     if source.recipe.cluster.threads_per_worker is None:
         torch.set_num_threads(useful_threads(loaded.model, threads))
     return loaded

@@ -22,6 +22,7 @@ from interlace.agents.sandbox import confine, root
 from interlace.agents.sandbox.code import run_code
 from interlace.agents.sandbox.limits import MAX_REQUEST_BYTES, CodeLimits
 from interlace.agents.sandbox.seccomp import install_filter
+from interlace.core.sockets import receive_exactly
 
 HEAD = struct.Struct("<Q")
 """Size in bytes of the JSON that follows, before a request and before a reply."""
@@ -70,20 +71,10 @@ def _answer(connection: socket.socket, site: Site) -> None:
 
 def _receive(connection: socket.socket) -> bytes:
     """Reads one message. Raises EOFError if the other side hung up, ValueError for one that is too large."""
-    (size,) = HEAD.unpack(_receive_exactly(connection, HEAD.size))
+    (size,) = HEAD.unpack(receive_exactly(connection, HEAD.size))
     if size > MAX_REQUEST_BYTES:
         raise ValueError(f"a request of {size} bytes")
-    return _receive_exactly(connection, size)
-
-
-def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    content = bytearray()
-    while len(content) < size:
-        part = connection.recv(min(size - len(content), 1 << 20))
-        if not part:
-            raise EOFError
-        content += part
-    return bytes(content)
+    return receive_exactly(connection, size)
 
 
 class _Run:

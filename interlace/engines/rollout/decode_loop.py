@@ -34,6 +34,7 @@ from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import SequenceTable
 from interlace.engines.rollout.speculative import Speculator
 from interlace.models.action_head import head_of
+from interlace.models.loading import count_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,11 +59,6 @@ class EndedRow:
     failure: str = ""
 
 
-def num_ids(tokenizer: "PreTrainedTokenizerBase | None") -> int | None:
-    """Returns the number of ids up to a tokenizer's last token; None without a tokenizer."""
-    return None if tokenizer is None else 1 + max(tokenizer.get_vocab().values())
-
-
 class DecodeLoop:
     """Executor of the scheduler's plans, which appends the sampled tokens to the table's rows."""
 
@@ -84,7 +80,7 @@ class DecodeLoop:
         self._sampler: PlainSampler = own or (KernelSampler() if serving.compiled else TorchSampler())
         most = config.draft_tokens if serving.attention is not None else 0
         self._speculator = Speculator(table, most=most, below=config.draft_below)
-        self.num_drawable = None if own else num_ids(tokenizer)
+        self.num_drawable = None if own or tokenizer is None else count_ids(tokenizer)
         """Number of ids that are sampled, from 0: embeddings beyond the tokenizer's last token have no text."""
         if self._decoder and self.num_drawable:
             self._decoder.limit_drawn(self.num_drawable)

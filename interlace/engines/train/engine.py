@@ -43,6 +43,7 @@ class LogprobEngine(PackedEngine):
             speedups=config.actor,
             tokens_per_microbatch=config.tokens_per_microbatch,
             device=device,
+            num_ids=config.num_ids,
         )
         self.config = config
 
@@ -79,6 +80,7 @@ class TrainEngine(TrainedEngine):
             device=device,
             prefix=prefix,
             ranks=ranks,
+            num_ids=config.num_ids,
         )
         self.config, self._adapter = config, adapter
         self._loss = self.replay_loss = loss

@@ -38,8 +38,9 @@ class ImplicitRewardEngine(TrainedEngine):
         tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
         device: str = "cpu",
         ranks: Ranks | None = None,
+        num_ids: int | None = None,
     ) -> None:
-        """temperature: temperature of the reference's log-probs."""
+        """temperature, num_ids: of the reference's log-probs; see TrainConfig."""
         super().__init__(
             model,
             trained=config,
@@ -48,6 +49,7 @@ class ImplicitRewardEngine(TrainedEngine):
             device=device,
             prefix="process_reward",
             ranks=ranks,
+            num_ids=num_ids,
         )
         self.config, self._temperature = config, temperature
 

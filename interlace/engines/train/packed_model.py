@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from interlace.engines.train.config import SpeedupConfig, TrainedConfig
     from interlace.engines.train.packing import MicroBatch
@@ -44,24 +44,21 @@ ALIGNMENT = 64
 """Alignment in bytes of torch's allocations on a CPU."""
 
 
-_NUM_IDS = "_interlace_num_ids"
-
-
-def limit_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Leaves ids after the tokenizer's last one out of the distribution, as the rollout engine does when it samples.
-
-    Models may have more embeddings than tokens. Ranks that share the vocabulary keep all ids.
-    """
-    setattr(model, _NUM_IDS, 1 + max(tokenizer.get_vocab().values()))
-
-
 class PackedModel:
     """Runs a model on packed rows if its attention can be replaced, else on padded rows; see `attention`."""
 
     def __init__(
-        self, model: PreTrainedModel, *, device: str, trained: TrainedConfig, speedups: SpeedupConfig, ranks: Ranks
+        self,
+        model: PreTrainedModel,
+        *,
+        device: str,
+        trained: TrainedConfig,
+        speedups: SpeedupConfig,
+        ranks: Ranks,
+        num_ids: int | None,
     ) -> None:
-        self.model = model
+        """num_ids: see TrainConfig."""
+        self.model, self._num_ids = model, num_ids
         self.device = torch.device(device)
         reads = input_embedding(model.config)
         self.placeholder = None if reads is None else reads.placeholder
@@ -144,7 +141,7 @@ class PackedModel:
         if self._head:
             logprobs, entropy = self._head.logprobs(outputs, targets_T, temperature)
         else:
-            known = outputs if self.vocabulary is not None else outputs[:, : getattr(self.model, _NUM_IDS, None)]
+            known = outputs if self.vocabulary is not None else outputs[:, : self._num_ids]
             logprobs, entropy = token_logprobs(known, targets_T, temperature, self.vocabulary)
         return self.on_all(batch, logprobs), self.on_all(batch, entropy)
 

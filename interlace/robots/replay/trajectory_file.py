@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, RewardResult, Sample, SampleKey, Segment
 
 _RECORDS = {kind.__name__: kind for kind in (Sample, Prompt, Segment, RewardResult, EpisodeCounts, Message, ToolCall)}
+_ENUMS: Mapping[str, type[Enum]] = {"cause": Cause, "finish": FinishReason}
+_ENUM_TAGS = {kind: tag for tag, kind in _ENUMS.items()}
 _TAG = "\x00"
 """Key that marks a JSON object as a value other than a mapping."""
 
@@ -50,10 +53,8 @@ def _plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:
         return {_TAG: "array", "dtype": value.dtype.str, "shape": value.shape}
     if isinstance(value, Runs):
         return {_TAG: "runs", "pieces": value.pieces}
-    if isinstance(value, Cause):
-        return {_TAG: "cause", "value": value.value}
-    if isinstance(value, FinishReason):
-        return {_TAG: "finish", "value": value.value}
+    if type(value) in _ENUM_TAGS:
+        return {_TAG: _ENUM_TAGS[type(value)], "value": value.value}
     if isinstance(value, SampleKey):
         return {_TAG: "key", "value": [value.gid, value.index]}
     if is_dataclass(value) and type(value).__name__ in _RECORDS:
@@ -94,10 +95,8 @@ def _record(value: Any, arrays: _Arrays) -> Any:
             return arrays.take(value["dtype"], value["shape"])
         case "runs":
             return Runs([(number, count) for number, count in value["pieces"]])
-        case "cause":
-            return Cause(value["value"])
-        case "finish":
-            return FinishReason(value["value"])
+        case "cause" | "finish":
+            return _ENUMS[kind](value["value"])
         case "key":
             return SampleKey(*value["value"])
         case "mapping":

@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from interlace.core.sockets import receive_exactly
+
 HEAD = struct.Struct("<IQ")
 """Header of a pickle: the number of the job and the pickle's size in bytes."""
 _BEAT_S = 0.05
@@ -46,8 +48,8 @@ def framed(number: int, message: object) -> bytes:
 
 def receive(connection: socket.socket) -> tuple[int, Any]:
     """Waits for a framed message. Returns its number and content. Raises EOFError if the run hung up."""
-    number, size = HEAD.unpack(_exactly(connection, HEAD.size))
-    return number, pickle.loads(_exactly(connection, size))
+    number, size = HEAD.unpack(receive_exactly(connection, HEAD.size))
+    return number, pickle.loads(receive_exactly(connection, size))
 
 
 def take_frames(received: bytearray) -> list[tuple[int, Any]]:
@@ -107,16 +109,6 @@ class LoopServer(ABC):
         while time.monotonic() - self._beat_s < self._patience_s + _BEAT_S:
             time.sleep(_BEAT_S)
         self._blocked(asyncio.current_task(self._loop), innermost_line(self._thread))
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    content = bytearray()
-    while len(content) < size:
-        part = connection.recv(min(size - len(content), 1 << 20))
-        if not part:
-            raise EOFError
-        content += part
-    return bytes(content)
 
 
 def _end_with_the_run() -> None:

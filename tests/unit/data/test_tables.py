@@ -106,6 +106,6 @@ def test_a_hub_that_cannot_be_reached_is_refused_at_once(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("interlace.data.hub.getproxies", dict)
+    monkeypatch.setattr("interlace.core.hub.getproxies", dict)
     with pytest.raises(UserError, match=r"data set 'openai/gsm8k': http://127.0.0.1:9 cannot be reached"):
         list(read_hub(HubSource(name="openai/gsm8k"), "train"))

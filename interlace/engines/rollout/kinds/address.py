@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.models.loading import LoadedModel
 
-READY_S = 120.0
-"""Seconds for a running server to answer a warm-up request."""
-
 
 class AddressKind(EngineKind):
     """Connects to the servers at `rollout.urls`, with any model that they serve."""
@@ -71,13 +68,9 @@ class AddressKind(EngineKind):
         own_stops = end_tokens(loaded)
         link = ServerLink(
             lambda: dialect.connect(address, seed=site.seed, own_stops=own_stops),
-            link_settings(self.config, start_s=READY_S),
+            link_settings(self.config, start_s=self.config.health_timeout_s),
         )
-        try:
-            capacity = link.open()
-        except BaseException:
-            link.close()
-            raise
+        capacity = link.open()
         context = capacity.context or self.config.max_tokens
         vocab_size = loaded.model.config.get_text_config().vocab_size
         limits = Limits(

@@ -90,11 +90,7 @@ class ServedKind(EngineKind, ABC):
             process=ServerProcess(command, address, log),
             private=private,
         )
-        try:
-            capacity = link.open()
-        except BaseException:
-            link.close()
-            raise
+        capacity = link.open()
         context = capacity.context or self.config.max_tokens
         limits = Limits(
             context=context,

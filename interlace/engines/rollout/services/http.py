@@ -4,14 +4,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from interlace.core.errors import DiskFullError, UserError
 from interlace.core.types import JSON
 from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
-
-if TYPE_CHECKING:
-    pass
 
 UNIX = "unix:"
 """Prefix of an address that is a socket file of this machine: `unix:/path/to/socket`."""

@@ -90,11 +90,16 @@ class ServerLink:
     def open(self) -> ServiceCapacity:
         """Starts the server if the run owns it, waits until it is ready, and returns its capacity.
 
-        Ready means that it served a warm-up request. Raises ServiceError, OutOfMemoryError or DiskFullError.
+        Ready means that it served a warm-up request. If it fails, the link is closed. Raises ServiceError,
+        OutOfMemoryError or DiskFullError.
         """
-        if self._process is not None:
-            self._process.start()
-        return self._ready()
+        try:
+            if self._process is not None:
+                self._process.start()
+            return self._ready()
+        except BaseException:
+            self.close()
+            raise
 
     def reconnect(self) -> None:
         """Restores a lost server: starts it again if the run owns it, and waits until it is ready."""
@@ -121,7 +126,7 @@ class ServerLink:
         if self._client is not None:
             await self._client.close()
         client = self._client = self._connect()
-        deadline = time.monotonic() + (self._settings.start_s if self._process else self._settings.patience_s)
+        deadline = time.monotonic() + self._settings.start_s
         while True:
             if self._process is not None and (fault := self._process.fault()):
                 raise fault
@@ -133,7 +138,7 @@ class ServerLink:
                 if time.monotonic() > deadline:
                     raise ServiceError(f"{client.name} is not ready: {_text(error)}") from error
             await asyncio.sleep(LOOK_EVERY_S)
-        async with asyncio.timeout(max(self._settings.patience_s, self._settings.start_s if self._process else 0.0)):
+        async with asyncio.timeout(max(self._settings.patience_s, self._settings.start_s)):
             if self._process is None:  # Ends requests left by an earlier run.
                 await client.pause("abort")
                 await client.resume()

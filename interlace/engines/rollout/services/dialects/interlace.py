@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from interlace.core.types import JSON, Request
-from interlace.engines.rollout.services.http import Address, Connection
+from interlace.engines.rollout.services.dialects.base import LONG_S, SHORT_S, HttpClient
+from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.protocol import (
     LoadMode,
     OnDelta,
@@ -16,18 +17,11 @@ from interlace.engines.rollout.services.protocol import (
 )
 from interlace.engines.rollout.services.wire import ROUTES, read_capacity, read_delta, write_request
 
-SHORT_S, LONG_S = 10.0, 600.0
-"""Seconds for an answer: of operations that only change a state, and of those that move weights or compute."""
 
-
-class InterlaceClient:
+class InterlaceClient(HttpClient):
     """EngineClient of `interlace serve`. All requests of a call are sent in one message, and their deltas in one
     stream.
     """
-
-    def __init__(self, address: Address) -> None:
-        self.name = address.url
-        self._connection = Connection(address)
 
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
         """See EngineClient."""
@@ -75,9 +69,6 @@ class InterlaceClient:
 
     async def wake(self) -> None:
         await self._connection.post(f"{ROUTES}/wake", timeout_s=LONG_S)
-
-    async def close(self) -> None:
-        await self._connection.close()
 
 
 def connect(

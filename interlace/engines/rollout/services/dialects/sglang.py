@@ -1,17 +1,21 @@
 """`sglang`: SGLang's server. Not run here, because it needs a GPU: written against the source of sglang 0.5.23."""
 
-import asyncio
-import itertools
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Request
 from interlace.engines.rollout.external import finish_reason, request_seed
-from interlace.engines.rollout.services.dialects.vllm import read_spans
-from interlace.engines.rollout.services.http import Address, Connection
+from interlace.engines.rollout.services.dialects.base import (
+    LONG_S,
+    SHORT_S,
+    StreamingClient,
+    read_json_chunk,
+    read_spans,
+    read_version,
+)
+from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.protocol import (
     Delta,
     LoadMode,
@@ -22,36 +26,18 @@ from interlace.engines.rollout.services.protocol import (
     ServiceHealth,
 )
 
-SHORT_S, LONG_S = 10.0, 600.0
-"""Seconds for an answer: of operations that only change a state, and of those that move weights or compute."""
 DATA, DONE = b"data:", b"[DONE]"
 MEMORY_TAGS = ("kv_cache", "weights")
 
 
-class SGLangClient:
+class SGLangClient(StreamingClient):
     """EngineClient of SGLang's server. Each request is one stream, whose chunks contain all tokens so far."""
 
     def __init__(self, address: Address, seed: int, own_stops: Sequence[int]) -> None:
-        self.name, self._own_stops = address.url, frozenset(own_stops)
-        self._connection, self._seed = Connection(address), seed
-        self._numbers = itertools.count()
-        self._sent_as: dict[str, str] = {}
-        self._is_paused = False
+        super().__init__(address, seed)
+        self._own_stops = frozenset(own_stops)
 
-    async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
-        """See EngineClient."""
-        async with asyncio.TaskGroup() as group:
-            for request in requests:
-                group.create_task(self._stream(request, on_delta))
-
-    async def _stream(self, request: Request, on_delta: OnDelta) -> None:
-        try:
-            await self._follow(request, on_delta)
-        except UserError as error:  # The other requests continue.
-            on_delta(request.id, Delta(refusal=str(error)))
-
-    async def _follow(self, request: Request, on_delta: OnDelta) -> None:
-        sent_as = self._sent_as[request.id] = f"{request.id}~{next(self._numbers)}"
+    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
         body: dict[str, JSON] = {
             "rid": sent_as,
             "input_ids": [int(token) for token in (*request.prompt_ids, *request.generated_ids)],
@@ -59,22 +45,14 @@ class SGLangClient:
             "return_logprob": True,
             "stream": True,
         }
-        try:
-            num_seen, has_ended = 0, False
-            async for line in self._connection.lines("/generate", body):
-                if not line.startswith(DATA) or line[len(DATA) :].strip() == DONE:
-                    continue
-                delta, num_seen = read_chunk(self.name, line[len(DATA) :], num_seen)
-                has_ended = has_ended or delta.finish_reason is not None
-                on_delta(request.id, delta)
-            if not has_ended:
-                raise ServiceError(f"{self.name} ended the stream of request {request.id} before its end.")
-        finally:
-            if self._sent_as.get(request.id) == sent_as:
-                del self._sent_as[request.id]
-
-    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [*await asyncio.gather(*map(self._score, sequences))]
+        num_seen, has_ended = 0, False
+        async for line in self._connection.lines("/generate", body):
+            if not line.startswith(DATA) or line[len(DATA) :].strip() == DONE:
+                continue
+            delta, num_seen = read_chunk(self.name, line[len(DATA) :], num_seen)
+            has_ended = has_ended or delta.finish_reason is not None
+            on_delta(request.id, delta)
+        return has_ended
 
     async def _score(self, sequence: Sequence[int]) -> list[float]:
         body: dict[str, JSON] = {
@@ -124,8 +102,7 @@ class SGLangClient:
     async def health(self) -> ServiceHealth:
         await self._connection.get("/health", timeout_s=SHORT_S)
         found = await self._connection.get("/model_info", timeout_s=SHORT_S)
-        text = str(found.get("weight_version"))
-        return ServiceHealth(version=int(text) if text.isdecimal() else None, is_paused=self._is_paused)
+        return ServiceHealth(version=read_version(found.get("weight_version")), is_paused=self._is_paused)
 
     async def capacity(self) -> ServiceCapacity:
         info: Any = await self._connection.get("/server_info", timeout_s=SHORT_S)
@@ -141,9 +118,6 @@ class SGLangClient:
 
     async def wake(self) -> None:
         await self._connection.post("/resume_memory_occupation", {"tags": [*MEMORY_TAGS]}, timeout_s=LONG_S)
-
-    async def close(self) -> None:
-        await self._connection.close()
 
 
 def write_sampling(request: Request, seed: int, own_stops: frozenset[int]) -> dict[str, JSON]:
@@ -174,13 +148,7 @@ def write_sampling(request: Request, seed: int, own_stops: frozenset[int]) -> di
 
 def read_chunk(name: str, content: bytes, num_seen: int) -> tuple[Delta, int]:
     """Reads a chunk with all tokens so far; returns the new tokens and the number of all tokens."""
-    try:
-        chunk: Mapping[str, Any] = json.loads(content)
-    except ValueError:
-        raise ServiceError(f"{name} cut a stream within a chunk: {content[:80]!r}") from None
-    if "meta_info" not in chunk:
-        raise ServiceError(f"{name} ended a stream with an error: {str(chunk)[:300]}")
-    meta = chunk["meta_info"]
+    meta = read_json_chunk(name, content, "meta_info")["meta_info"]
     rows = meta.get("output_token_logprobs") or ()
     reason = meta.get("finish_reason")
     delta = Delta(

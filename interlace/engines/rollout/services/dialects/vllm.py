@@ -1,7 +1,5 @@
 """`vllm`: vLLM's server with its routes for reinforcement learning (`--enable-scale-out`, VLLM_SERVER_DEV_MODE=1)."""
 
-import asyncio
-import itertools
 import json
 import math
 import re
@@ -13,51 +11,37 @@ from typing import Any
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Request
 from interlace.engines.rollout.external import finish_reason, request_seed
-from interlace.engines.rollout.services.http import Address, Connection
+from interlace.engines.rollout.services.dialects.base import (
+    LONG_S,
+    SHORT_S,
+    StreamingClient,
+    read_json_chunk,
+    read_spans,
+    read_version,
+)
+from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.protocol import (
     Delta,
     LoadMode,
     OnDelta,
     PauseMode,
     ServiceCapacity,
-    ServiceError,
     ServiceHealth,
-    VersionRun,
 )
 
-SHORT_S, LONG_S = 10.0, 600.0
-"""Seconds for an answer: of operations that only change a state, and of those that move weights or compute."""
 ID_PREFIX = "generate-tokens-"
 """Prefix that vLLM's route adds to the id of a request."""
 DATA, DONE = b"data: ", b"[DONE]"
 
 
-class VLLMClient:
+class VLLMClient(StreamingClient):
     """EngineClient of vLLM's server. Each request is one stream."""
 
     def __init__(self, address: Address, seed: int) -> None:
-        self.name = address.url
-        self._connection, self._seed = Connection(address), seed
-        self._numbers = itertools.count()
-        self._sent_as: dict[str, str] = {}
-        """Id at the server of each running request; a resumed request gets a new id."""
+        super().__init__(address, seed)
         self._version = 0
-        self._is_paused = False
 
-    async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
-        """See EngineClient."""
-        async with asyncio.TaskGroup() as group:
-            for request in requests:
-                group.create_task(self._stream(request, on_delta))
-
-    async def _stream(self, request: Request, on_delta: OnDelta) -> None:
-        try:
-            await self._follow(request, on_delta)
-        except UserError as error:  # The other requests continue.
-            on_delta(request.id, Delta(refusal=str(error)))
-
-    async def _follow(self, request: Request, on_delta: OnDelta) -> None:
-        sent_as = self._sent_as[request.id] = f"{request.id}~{next(self._numbers)}"
+    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
         body: dict[str, JSON] = {
             "request_id": sent_as,
             "token_ids": [int(token) for token in (*request.prompt_ids, *request.generated_ids)],
@@ -67,20 +51,13 @@ class VLLMClient:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        try:
-            cached, last = 0, None
-            async for line in self._connection.lines("/inference/v1/generate", body):
-                deltas, cached = _read_line(self.name, line, cached)
-                last = _pass_on(request.id, deltas, on_delta) or last
-            if last is None:
-                raise ServiceError(f"{self.name} ended the stream of request {request.id} before its end.")
+        cached, last = 0, None
+        async for line in self._connection.lines("/inference/v1/generate", body):
+            deltas, cached = _read_line(self.name, line, cached)
+            last = _pass_on(request.id, deltas, on_delta) or last
+        if last is not None:
             on_delta(request.id, replace(last, num_cached_tokens=cached))  # the count follows the last token
-        finally:
-            if self._sent_as.get(request.id) == sent_as:
-                del self._sent_as[request.id]
-
-    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [*await asyncio.gather(*map(self._score, sequences))]
+        return last is not None
 
     async def _score(self, sequence: Sequence[int]) -> list[float]:
         body: dict[str, JSON] = {
@@ -125,7 +102,7 @@ class VLLMClient:
     async def health(self) -> ServiceHealth:
         await self._connection.get("/health", timeout_s=SHORT_S)
         found = await self._connection.get("/weight_info", timeout_s=SHORT_S)
-        return ServiceHealth(version=_version(found.get("weight_version")), is_paused=self._is_paused)
+        return ServiceHealth(version=read_version(found.get("weight_version")), is_paused=self._is_paused)
 
     async def capacity(self) -> ServiceCapacity:
         models: Any = await self._connection.get("/v1/models", timeout_s=LONG_S)
@@ -151,9 +128,6 @@ class VLLMClient:
 
     async def wake(self) -> None:
         await self._connection.post("/wake_up", timeout_s=LONG_S)
-
-    async def close(self) -> None:
-        await self._connection.close()
 
     def _sampling(self, request: Request) -> dict[str, JSON]:
         params, done = request.params, len(request.generated_ids)
@@ -185,7 +159,7 @@ def _read_line(name: str, line: bytes, cached: int) -> tuple[list[Delta], int]:
     """Reads a line of a stream. Returns its deltas, and the known number of cached tokens."""
     if not line.startswith(DATA) or line[len(DATA) :].startswith(DONE):
         return [], cached
-    chunk = _parse(name, line[len(DATA) :])
+    chunk = read_json_chunk(name, line[len(DATA) :], "choices")
     cached = max(cached, _num_cached(chunk))
     return [_read_choice(name, choice, cached) for choice in chunk["choices"]], cached
 
@@ -199,16 +173,6 @@ def _pass_on(name: str, deltas: Sequence[Delta], on_delta: OnDelta) -> Delta | N
         else:
             last = delta
     return last
-
-
-def _parse(name: str, content: bytes) -> Any:
-    try:
-        chunk = json.loads(content)
-    except ValueError:
-        raise ServiceError(f"{name} cut a stream within a chunk: {content[:80]!r}") from None
-    if "choices" not in chunk:
-        raise ServiceError(f"{name} ended a stream with an error: {str(chunk)[:300]}")
-    return chunk
 
 
 def _read_choice(name: str, choice: Mapping[str, Any], cached: int) -> Delta:
@@ -230,22 +194,9 @@ def _read_choice(name: str, choice: Mapping[str, Any], cached: int) -> Delta:
     )
 
 
-def read_spans(given: JSON) -> list[VersionRun]:
-    """Reads the version runs of a server; a version that is not a number becomes -1, which no run serves."""
-    spans: Any = given
-    return [
-        (-1 if (version := _version(span["version"])) is None else version, int(span["end"]) - int(span["start"]))
-        for span in spans
-    ]
-
-
 def _num_cached(chunk: Mapping[str, Any]) -> int:
     details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
     return int(details.get("cached_tokens") or 0)
-
-
-def _version(text: object) -> int | None:
-    return int(str(text)) if text is not None and str(text).lstrip("-").isdecimal() else None
 
 
 def _vocab_size(model: str) -> int | None:

@@ -1,0 +1,93 @@
+"""Shared parts of the dialects: connection, time limits, one stream per request, and version runs."""
+
+import asyncio
+import itertools
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON, Request
+from interlace.engines.rollout.services.http import Address, Connection
+from interlace.engines.rollout.services.protocol import Delta, OnDelta, ServiceError, VersionRun
+
+SHORT_S, LONG_S = 10.0, 600.0
+"""Seconds for an answer: of operations that only change a state, and of those that move weights or compute."""
+
+
+class HttpClient:
+    """Connection of an EngineClient to a server."""
+
+    def __init__(self, address: Address) -> None:
+        self.name = address.url
+        self._connection = Connection(address)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class StreamingClient(HttpClient, ABC):
+    """Part of an EngineClient that sends each request as one stream and each sequence to score as one request."""
+
+    def __init__(self, address: Address, seed: int) -> None:
+        super().__init__(address)
+        self._seed = seed
+        self._numbers = itertools.count()
+        self._sent_as: dict[str, str] = {}
+        """Id at the server of each running request; a resumed request gets a new id."""
+        self._is_paused = False
+
+    @abstractmethod
+    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
+        """Passes on the deltas of a request, sent with the id `sent_as`. Returns whether the request has ended."""
+
+    @abstractmethod
+    async def _score(self, sequence: Sequence[int]) -> list[float]:
+        """Scores one sequence; see EngineClient.score()."""
+
+    async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
+        """See EngineClient."""
+        async with asyncio.TaskGroup() as group:
+            for request in requests:
+                group.create_task(self._stream(request, on_delta))
+
+    async def _stream(self, request: Request, on_delta: OnDelta) -> None:
+        sent_as = self._sent_as[request.id] = f"{request.id}~{next(self._numbers)}"
+        try:
+            if not await self._follow(request, sent_as, on_delta):
+                raise ServiceError(f"{self.name} ended the stream of request {request.id} before its end.")
+        except UserError as error:  # The other requests continue.
+            on_delta(request.id, Delta(refusal=str(error)))
+        finally:
+            if self._sent_as.get(request.id) == sent_as:
+                del self._sent_as[request.id]
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See EngineClient."""
+        return [*await asyncio.gather(*map(self._score, sequences))]
+
+
+def read_json_chunk(name: str, content: bytes, key: str) -> Any:
+    """Reads a chunk of a stream, which must have a key. Raises ServiceError. name: of the server, for messages."""
+    try:
+        chunk = json.loads(content)
+    except ValueError:
+        raise ServiceError(f"{name} cut a stream within a chunk: {content[:80]!r}") from None
+    if key not in chunk:
+        raise ServiceError(f"{name} ended a stream with an error: {str(chunk)[:300]}")
+    return chunk
+
+
+def read_spans(given: JSON) -> list[VersionRun]:
+    """Reads the version runs of a server; a version that is not a number becomes -1, which no run serves."""
+    spans: Any = given
+    return [
+        (-1 if (version := read_version(span["version"])) is None else version, int(span["end"]) - int(span["start"]))
+        for span in spans
+    ]
+
+
+def read_version(text: object) -> int | None:
+    """Reads the label of a version. Returns None if it is not a number."""
+    return int(str(text)) if text is not None and str(text).lstrip("-").isdecimal() else None
