@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 PYTHON_VLLM ?= $(PYTHON)
 
-.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-loggers test-lerobot test-faults check bench clean
+.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-loggers test-lerobot test-faults test-soak check bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -50,6 +50,10 @@ test-lerobot: .venv/.installed-dev .venv-lerobot/.installed
 # Injects each known fault into a run: about half an hour. FAULTS_ARGS="--family storage" selects one family.
 test-faults: .venv/.installed-dev
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
+
+# An asynchronous run with killed processes: three minutes, or SOAK_ARGS="--minutes 120".
+test-soak: .venv/.installed-dev
+	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 # All tests and checks that need a CUDA device; they are skipped on a machine without one. Writes docs/gpu/DEVICE.json.
 test-gpu: .venv/.installed-dev

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from interlace.flows.run import StepResult
+from interlace.flows.steps import StepResult
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.online import OnlinePlanner
 from interlace.forecast.plan import PlanRequest, PlanSettings, make_plan

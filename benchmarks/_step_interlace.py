@@ -28,7 +28,7 @@ from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.kinds import EngineSite, native
 from interlace.engines.rollout.protocol import StepOutput
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import StepResult
+from interlace.flows.steps import StepResult
 from interlace.models.loading import LoadedModel, load_tokenizer
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.run.clusters.base import back_end

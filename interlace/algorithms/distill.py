@@ -38,7 +38,7 @@ class DistillSettings(PolicySettings):
     reward_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the reward's advantage, normalized in its group as in grpo; 0 trains on the teacher alone."""
     kl_estimator: KLEstimator = "k2"
-    """Estimator of `signal: loss`. The gradient of k2 is that of the reverse KL."""
+    """Estimator of `signal: loss`. The gradient of k2 is the gradient of the reverse KL."""
 
     @model_validator(mode="after")
     def _check_kl(self) -> Self:
@@ -68,7 +68,7 @@ class Distill(PolicyAlgorithm):
         return self.settings.reward_coefficient > 0
 
     def advantages(self, group: SampleGroup) -> Advantages:
-        """Computes the advantages of the reward; the loss adds those of the teacher."""
+        """Computes the advantages of the reward; the loss adds the teacher's advantages."""
         if not self.settings.reward_coefficient:
             return Advantages(advantages=per_token(np.zeros(len(group.samples), np.float32), group.samples))
         advantages_G = self.settings.reward_coefficient * group_normalized(self.rewards(group), scale_by_std=True)

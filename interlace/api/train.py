@@ -65,8 +65,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     model: a Hugging Face id or folder, a loaded model of transformers (or a pair of it and its tokenizer), or the
     section `model`.
     data: a .jsonl or .parquet file, the name of a reasoning-gym dataset, or rows (mappings, a DataFrame, a dataset)
-    with `prompt` (text, or the messages of a chat) and, if the reward names it, `answer`. The recipe sft reads
-    `completion` or whole `messages`, dpo and reward-model `chosen` and `rejected`.
+    with `prompt` (text, or the messages of a chat) and, if the reward names it, `answer`; docs/objectives.md has more.
     reward: a function whose arguments are any of prompt, response, answer, metadata, messages, completion_ids and the
     columns of a row; TRL's form with `completions`; verl's compute_score; an object with `score`; a name; the section
     `reward`; or a list of these, each alone or as a pair with its weight.
@@ -86,9 +85,9 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     given = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
-    typed = _typed(settings)
-    sections = given.sections(Path(folder), typed, has_completions=trains_on_rows(recipe, typed))
-    asked = _Asked(recipe, tuple(overrides), name, Path(folder), sections)
+    typed, root = _typed(settings), Path(folder)
+    sections = given.sections(root, typed, has_completions=trains_on_rows(recipe, typed))
+    asked = _Asked(recipe, tuple(overrides), name, root, sections)
     console = Console(quiet=quiet)
     with ExitStack() as held:
         planner = None

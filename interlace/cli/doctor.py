@@ -62,6 +62,10 @@ def doctor(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Instead: check engines, training and transfers on the CUDA device.")
     ] = False,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", metavar="RUN", help="Instead: restore the newest checkpoint of a run as a test."),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="With --gpu: also write the results to this file.")
     ] = None,
@@ -69,7 +73,9 @@ def doctor(
     """Check installation, devices and disk, and train for two steps. Exits with 1 if a check fails."""
     if json_file and not gpu:
         raise UserError(f"interlace doctor --json {json_file}: only --gpu writes results; add --gpu.")
-    if gpu:
+    if checkpoint is not None:
+        healthy = _restore_checkpoints(checkpoint)
+    elif gpu:
         healthy = _check_gpu(json_file)
     elif equivalence:
         healthy = certify_recipe(recipe or "quickstart", overrides or [])
@@ -92,6 +98,20 @@ def _check_gpu(json_file: Path | None) -> bool:
     if json_file:
         write_results(results, json_file)
     return all(result.passed for result in results)
+
+
+def _restore_checkpoints(spec: str) -> bool:
+    from interlace.cli.report import run_folder
+    from interlace.run.recipe.load import load_recipe
+    from interlace.run.restore_test import restore_checkpoints
+
+    hush_libraries()
+    folder = run_folder(spec)
+    healthy = True
+    for part in restore_checkpoints(folder, load_recipe(str(folder.config))):
+        healthy &= not part.damage
+        print(f"FAIL  {part.what.partition(':')[0]} {part.damage}" if part.damage else f"ok    {part.what}", flush=True)
+    return healthy
 
 
 def _examine() -> bool:

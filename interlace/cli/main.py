@@ -9,6 +9,7 @@ from typing import Any, ParamSpec
 import typer
 import typer.core
 
+from interlace.cli.chaos import chaos
 from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
 from interlace.cli.engines import engines
@@ -21,6 +22,8 @@ from interlace.cli.report import report
 from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
 from interlace.cli.train import train
+from interlace.cli.watch import watch
+from interlace.core.causes import Cause, cause_of
 from interlace.core.errors import InterlaceError, UserError, is_full_disk, nearest
 
 BAD_INPUT, FAILED = 2, 1
@@ -38,7 +41,9 @@ def _reporting(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except InterlaceError as error:
-            for line in (f"error: {error}", *getattr(error, "__notes__", ())):
+            cause = cause_of(error)
+            shown = () if cause == Cause.USER else (f"cause: {cause}",)
+            for line in (f"error: {error}", *shown, *getattr(error, "__notes__", ())):
                 print(line, file=sys.stderr)
             raise typer.Exit(BAD_INPUT if isinstance(error, UserError) else FAILED) from None
         except OSError as error:
@@ -46,6 +51,7 @@ def _reporting(command: Callable[P, None]) -> Callable[P, None]:
                 raise
             where = f" ({error.filename})" if error.filename else ""
             print(f"error: the disk is full{where}. Free some space, then repeat the command.", file=sys.stderr)
+            print(f"cause: {cause_of(error)}", file=sys.stderr)
             raise typer.Exit(BAD_INPUT) from None
 
     return run
@@ -99,8 +105,10 @@ app.command("serve")(_reporting(serve))
 app.command("engines")(_reporting(engines))
 app.command("simulate")(_reporting(simulate))
 app.command("report")(_reporting(report))
+app.command("watch")(_reporting(watch))
 app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))
+app.command("chaos", cls=_WithSettings)(_reporting(chaos))
 app.command("plan", cls=_WithSettings)(_reporting(plan))
 app.command("presets")(_reporting(presets))

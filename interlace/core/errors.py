@@ -28,6 +28,10 @@ class HangError(InterlaceError):
     """No operation can make progress; the message contains the wait-for graph."""
 
 
+class FailedUpdatesError(InterlaceError):
+    """The optimizer's updates failed one after another: a loss or a gradient was not finite."""
+
+
 class StoppedError(InterlaceError):
     """The run was asked to stop, and its current operation did not end in time."""
 
@@ -36,8 +40,19 @@ class WorkerDiedError(InterlaceError):
     """The process of a worker ended; the message names the worker and its operation."""
 
 
+class RestartBudgetError(UserError):
+    """Processes of a role ended too often; the run ends, and what it had learned by the last step is saved."""
+
+
 class EpisodeFailedError(InterlaceError):
     """An episode in another process failed; the message is the reason that its sample records."""
+
+    def __init__(self, reason: str, cause: str) -> None:
+        self.reason, self.cause = reason, cause
+        super().__init__(reason)
+
+    def __reduce__(self) -> tuple[type["EpisodeFailedError"], tuple[str, str]]:
+        return EpisodeFailedError, (self.reason, self.cause)
 
 
 class EpisodeLostError(InterlaceError):

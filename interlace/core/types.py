@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from interlace.core.causes import Cause
 from interlace.core.runs import Runs
 from interlace.core.sampling import MIN_TEMPERATURE as MIN_TEMPERATURE  # noqa: PLC0414 - passed on
 from interlace.core.sampling import SamplingParams as SamplingParams  # noqa: PLC0414 - passed on
@@ -83,6 +84,10 @@ class Prompt:
     """Number of the epoch or retry. It is part of the key of the sampling noise, so each attempt draws new samples."""
     source: str = ""
     """Name of the prompt's source in a mixture, or of its held-out set. Empty if the task has one source."""
+
+    def next_attempt(self) -> "Prompt":
+        """Returns the prompt for another attempt, which draws other noise."""
+        return replace(self, attempt=self.attempt + 1)
 
 
 class PromptSource(Protocol):
@@ -196,35 +201,6 @@ class Response:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Draft:
-    """Incomplete response of a request that streams."""
-
-    request_id: str
-    token_ids: Sequence[int]
-    """All tokens so far, including tokens that were generated before a resumption."""
-    text: str
-    """The tokens, decoded like the text of a Response. It may end with an incomplete character."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Progress:
-    """Results of a rollout worker since the last query."""
-
-    responses: tuple[Response, ...] = ()
-    drafts: tuple[Draft, ...] = ()
-    """Drafts of requests that stream and have new tokens since the last query."""
-    num_running: int = 0
-    num_waiting: int = 0
-    num_new_tokens: int = 0
-    kv_use: float = 0.0
-    """Largest share of the KV cache that running sequences used, 0 to 1. 0 if the engine does not report it."""
-    num_preemptions: int = 0
-    """Sequences that were preempted: they released their KV cache and must recompute it."""
-    lost: str = ""
-    """Reason why the engine cannot serve any more; empty while it can."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RewardResult:
     """The score of a sample, or the reason why scoring failed."""
 
@@ -233,6 +209,8 @@ class RewardResult:
     """Components by name. Each is a metric `reward/NAME`, or NAME if the name contains a slash."""
     failure: str | None = None
     """The exception or 'timed out after N s' if scoring failed. The sample then ends as `failed`."""
+    cause: Cause = Cause.VERIFIER
+    """Cause of the failure."""
 
 
 EMPTY_INT: IntArray = np.zeros(0, np.int32)
@@ -357,6 +335,10 @@ class Sample:
             return len(segments[0].token_ids)
         mask = self.loss_mask
         return self.num_tokens if mask is None else int(np.count_nonzero(mask))
+
+    def prompt_only(self) -> "Sample":
+        """Returns the sample as it was admitted, without results."""
+        return Sample(key=self.key, prompt=self.prompt)
 
     @property
     def uid(self) -> str:

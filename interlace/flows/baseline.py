@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from interlace.core.causes import SampleFailure
 from interlace.core.types import (
     GREEDY_INDEX,
     NO_BASELINE,
@@ -77,7 +78,8 @@ class GreedyBaseline:
         if results[0].failure is not None:
             for key in keys:
                 if key in self._admission.channel:
-                    self._on_failed(key, f"{NO_BASELINE}{results[0].failure}")
+                    reason = f"{NO_BASELINE}{results[0].failure}"
+                    self._on_failed(key, SampleFailure(reason=reason, cause=results[0].cause, is_final=True))
             self._admission.retire(gid, TerminalEvent.FAILED)
             return
         self._rewards[gid] = results[0].reward

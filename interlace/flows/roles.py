@@ -5,10 +5,11 @@ The docstrings have the four lines of a stage: Consumes, Produces, Waits for, Re
 here, because it is a `TrainStage`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from interlace.algorithms.base import Needs
+from interlace.core.causes import Cause, SampleFailure
 from interlace.core.types import (
     FloatArray,
     PromptSource,
@@ -27,7 +28,7 @@ from interlace.stages.admission import Admission
 from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
-from interlace.stages.map import Compute, Failure, G
+from interlace.stages.map import Compute, G
 
 
 class RolloutSettings(Protocol):
@@ -84,14 +85,15 @@ class RewardRole:
         shaping: ShapingConfig,
         *,
         on_failed: OnFailed,
+        on_scored: Callable[[], None],
         is_needed: bool = True,
     ) -> None:
-        """on_failed: called with each sample that could not be scored, and with the reason.
+        """on_failed: called with each sample that could not be scored. on_scored: called for each scored sample.
 
         is_needed: whether a sample without a reward fails; otherwise its reward is 0.
         """
         self._admission, self._shaping, self._is_needed = admission, shaping, is_needed
-        self.num_scored, self._on_failed = 0, on_failed
+        self.num_scored, self._on_failed, self._on_scored = 0, on_failed, on_scored
         self._stage = (
             stages.map_stage(
                 "reward",
@@ -105,10 +107,14 @@ class RewardRole:
             else None
         )
 
-    def _columns(self, result: RewardResult) -> Columns | Failure:
-        if result.failure is not None:
-            return Failure(result.failure)
+    def _count(self) -> None:
         self.num_scored += 1
+        self._on_scored()
+
+    def _columns(self, result: RewardResult) -> Columns | SampleFailure:
+        if result.failure is not None:
+            return SampleFailure(reason=result.failure, cause=result.cause)
+        self._count()
         if self._shaping.length_weight:
             return {"scored": result}
         return {"reward": result.reward, "reward_parts": result.parts}
@@ -117,12 +123,13 @@ class RewardRole:
         channel = self._admission.channel
         for sample in group.samples:
             if sample.outcome is not None:
-                self.num_scored += 1
+                self._count()
                 channel.put(sample.key, {"reward": sample.outcome.reward, "reward_parts": sample.outcome.parts})
             elif not self._is_needed:
                 channel.put(sample.key, {"reward": 0.0, "reward_parts": {}})
             else:
-                self._on_failed(sample.key, "its episode brought no reward, and the recipe has none")
+                reason = "its episode brought no reward, and the recipe has none"
+                self._on_failed(sample.key, SampleFailure(reason=reason, cause=Cause.USER))
                 channel.end(sample.key, TerminalEvent.FAILED)
 
     def score(self, samples: Stream) -> Stream:
@@ -152,8 +159,8 @@ class RewardRole:
         return scored.plus("reward", "reward_parts")
 
 
-def _unexpected(key: SampleKey, reason: str) -> None:
-    raise ValueError(f"sample {key}: {reason}")
+def _unexpected(key: SampleKey, failure: SampleFailure) -> bool:
+    raise ValueError(f"sample {key}: {failure.reason}")
 
 
 class ReferenceRole:

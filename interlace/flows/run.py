@@ -1,13 +1,13 @@
 """Interface of the policy flow: the roles of one run, joined by one channel of samples."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from interlace.algorithms.base import Algorithm
+from interlace.core.causes import SampleFailure
 from interlace.core.errors import InterlaceError
 from interlace.core.types import (
-    Metrics,
     Prompt,
     PromptSource,
     Request,
@@ -21,16 +21,15 @@ from interlace.core.types import (
 from interlace.flows.advantage_checks import check_advantages, check_shapes
 from interlace.flows.baseline import GreedyBaseline
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
-from interlace.flows.step_metrics import StepMeter
+from interlace.flows.step_metrics import StepMeter, failure_rates
+from interlace.flows.steps import Ended, LoopSettings, StepObserver, StepResult
 from interlace.observe.goodput import Ledger
 from interlace.observe.step_line import brief
-from interlace.rewards.shaping import ShapingConfig
 from interlace.robots.replay.learning import ReplayRole
 from interlace.rollouts.base import Episode
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.play import Player
 from interlace.rollouts.role_groups import ActorGroup, CriticGroup, EnvGroup, ReferenceGroup, RewardGroup, RolloutGroup
-from interlace.rollouts.session import NO_LIMITS, SessionLimits
 from interlace.rollouts.stream import ADVANTAGES_DONE, MARKS, SELECTED, Columns, Stream
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
@@ -39,6 +38,7 @@ from interlace.stages.admission import Admission
 from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
+from interlace.stages.redraws import Redraws
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,50 +76,6 @@ class RoleGroups:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """A sample that reached its terminal event."""
-
-    sample: Sample
-    event: TerminalEvent
-    reason: str = ""
-    """Reason if the sample failed, else empty."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """Result of one step."""
-
-    step: int
-    """Number of the step, from 1."""
-    version: int
-    """Version of the weights when the step ended, after its publication."""
-    metrics: Metrics
-    ended: Sequence[Ended]
-    """Samples that ended since the last step, with any event."""
-
-
-class StepObserver(Protocol):
-    """Observer of each step boundary, after the publication and before the gate opens."""
-
-    async def on_step(self, result: StepResult) -> bool:
-        """Receives the result of a step. Returning False ends the run after this step."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopSettings:
-    """Settings of sampling and rewards. The sizes of the loop are `LoopSizes` of the stages."""
-
-    sampling: SamplingParams
-    shaping: ShapingConfig = ShapingConfig()
-    """Shaping of rewards. The flow adds the parts that need a whole group; scorers add the rest."""
-    limits: SessionLimits = NO_LIMITS
-    """Limits of each episode."""
-    counts: Callable[[], Metrics] = Metrics
-    """Returns the counts of simulators since the last call."""
-
-
 SINGLE_TURN = SingleTurn()
 
 
@@ -154,7 +110,7 @@ class PolicyRun:
         self._observer: StepObserver | None = None
         self._sizes = stages.sizes
         self._ended: list[Ended] = []
-        self._failures: dict[SampleKey, str] = {}
+        self._failures: dict[SampleKey, SampleFailure] = {}
         may_open = lambda: not self.admission.closed  # noqa: E731
         self._channel: Channel[SampleKey, Sample] = Channel(
             "samples", Sample, cluster.waits, marks=MARKS, may_open=may_open, on_end=self._on_end
@@ -165,7 +121,8 @@ class PolicyRun:
         )
         self._meter = StepMeter(cluster)
         self._stopped = False
-        self.rollout = RolloutRole(stages, groups.rollout, settings, self.admission, episode, self._not_scored)
+        self.rollout = RolloutRole(stages, groups.rollout, settings, self.admission, episode, self._on_failed)
+        self.redraws = Redraws(settings.recovery, cluster, self.admission, generate=self.rollout.stage.generate)
         self._player = Player(cluster, self.rollout.pool, episode, settings.limits)
         self._baseline = self._greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
         self.reward = RewardRole(
@@ -173,7 +130,8 @@ class PolicyRun:
             groups.reward,
             self.admission,
             settings.shaping,
-            on_failed=self._not_scored,
+            on_failed=self._on_failed,
+            on_scored=self.redraws.scored,
             is_needed=algorithm.needs.reward,
         )
         self._num_not_scored, self._first_failure = 0, ""
@@ -207,7 +165,7 @@ class PolicyRun:
             reward,
             self.admission,
             self._settings.sampling,
-            on_failed=self._failures.__setitem__,
+            on_failed=self._note_failure,
         )
 
     @property
@@ -329,6 +287,7 @@ class PolicyRun:
         ended, self._ended = self._ended, []
         events = [(entry.sample, entry.event) for entry in ended]
         metrics = self._meter.measure(batch, self.version, events, len(self._channel)) | self._settings.counts()
+        metrics |= failure_rates([entry.cause for entry in ended]) | self.redraws.metrics()
         metrics |= {f"rollout/{name}": value for name, value in self.rollout.pool.engine_metrics().items()}
         result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)
         self._stopped = self._observer is not None and not await self._observer.on_step(result)
@@ -348,11 +307,20 @@ class PolicyRun:
         first = f", the first of them by {brief(self._first_failure)}" if failed else ""
         return f"{scored} samples scored, {failed} failed{first}"
 
-    def _not_scored(self, key: SampleKey, reason: str) -> None:
-        """Records the reason. If all samples of the first step fail, ends the run instead of replacing them forever."""
-        self._failures[key] = reason
+    def _note_failure(self, key: SampleKey, failure: SampleFailure) -> bool:
+        self._failures[key] = failure
+        return False
+
+    def _on_failed(self, key: SampleKey, failure: SampleFailure) -> bool:
+        """Draws the sample again and returns True, or records its failure.
+
+        If all samples of the first step fail, ends the run instead of replacing them forever.
+        """
+        if self.redraws.take(key, failure):
+            return True
+        self._note_failure(key, failure)
         self._num_not_scored += 1
-        self._first_failure = self._first_failure or reason
+        self._first_failure = self._first_failure or failure.reason
         if not self.reward.num_scored and self._num_not_scored == self._sizes.samples_per_step:
             self._cluster.fail(
                 InterlaceError(
@@ -360,6 +328,7 @@ class PolicyRun:
                     f"on. The first failed by {brief(self._first_failure)}."
                 )
             )
+        return False
 
     def _with_batch_statistics(self, groups: list[SampleGroup]) -> list[SampleGroup]:
         if not self._algorithm.needs.batch_statistics or not groups:  # all of a step's groups may have been dropped
@@ -403,4 +372,7 @@ class PolicyRun:
             raise ValueError(f"sample {sample.key} left the channel without a terminal event")
         if sample.finish_reason is None:
             self.rollout.stage.cancel(sample.key)
-        self._ended.append(Ended(sample=sample, event=event, reason=self._failures.pop(sample.key, "")))
+        self.redraws.ended(sample.key)
+        failure = self._failures.pop(sample.key, None)
+        reason, cause = (failure.reason, failure.cause) if failure else ("", None)
+        self._ended.append(Ended(sample=sample, event=event, reason=reason, cause=cause))

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import fsum
 
+from interlace.core.causes import Cause
 from interlace.core.types import Metrics, Sample, TerminalEvent
 from interlace.flows.episode_metrics import episode_metrics
 from interlace.observe.goodput import Ledger
@@ -115,6 +116,12 @@ class StepMeter:
     def _busy(self, spans: Sequence[Span], end_s: float) -> float:
         devices = by_device(spans, len(self._cluster.devices))
         return sum(busy_seconds(mine, self._start_s, end_s) for mine in devices)
+
+
+def failure_rates(causes: Sequence[Cause | None]) -> Metrics:
+    """Returns the share of ended samples that failed, for each cause that occurred. causes: None for other samples."""
+    counts = Counter(cause for cause in causes if cause is not None)
+    return {f"failed/{cause}": count / len(causes) for cause, count in sorted(counts.items())}
 
 
 def _rewards(samples: Sequence[Sample]) -> Metrics:

@@ -8,7 +8,7 @@ from multiprocessing.pool import AsyncResult, Pool
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import Metrics
-from interlace.flows.run import StepResult
+from interlace.flows.steps import StepResult
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Lengths, Profile
 from interlace.forecast.search.plans import Accepts, Planned, differing

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 
 from interlace.core.errors import HangError, SimulationStoppedError, UserError
 from interlace.core.types import TerminalEvent
-from interlace.flows.run import StepResult
+from interlace.flows.steps import StepResult
 from interlace.forecast.costs.scale import scale_model
 from interlace.forecast.search.bounds import response_lengths
 from interlace.forecast.search.candidates import leaves_out, selects_by_speed

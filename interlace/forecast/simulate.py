@@ -38,6 +38,7 @@ from interlace.run.recipe.engines import spanning_roles
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.sim.cluster import RankWrapper
 from interlace.runtime.sim.faults import Faults, with_faults
+from interlace.runtime.sim.process_faults import ProcessFaults
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
 from interlace.runtime.worker import Worker, WorkerContext
@@ -57,6 +58,8 @@ class Simulation:
     num_prompts: int = 8192
     """Number of prompts in the data set."""
     faults: Faults = ()
+    process_faults: ProcessFaults | None = None
+    """Deaths and stops of processes, from which the run recovers."""
     engine_changes: tuple[EngineChange, ...] = ()
     """Engines that leave and join during the run."""
     lengths: Mapping[SampleKey, int] = field(default_factory=dict)
@@ -100,7 +103,7 @@ class Simulation:
     @property
     def around(self) -> RankWrapper:
         """Wrapper of each rank that injects the faults."""
-        return with_faults(self.faults)
+        return self.process_faults.around if self.process_faults else with_faults(self.faults)
 
     def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
         """Returns prompts of the profile's mean length, without text; the recipe's own prompts would need its
@@ -272,7 +275,7 @@ def simulate_variants(
         recipes = {recipe.schedule.preset: recipe}
     else:
         recipes = under_each(spec, overrides, schedules)
-    _check(recipes, simulation.profile, simulation.devices)
+    check_simulated(recipes, simulation.profile, simulation.devices)
     first = next(iter(recipes))
     found = []
     for name, recipe in recipes.items():
@@ -295,7 +298,7 @@ def simulate_into(
     """
     outcomes = []
     recipes = under_each(spec, overrides, schedules)
-    _check(recipes, simulation.profile, simulation.devices)
+    check_simulated(recipes, simulation.profile, simulation.devices)
     for name, recipe in recipes.items():
         folder = RunFolder.create(root, default_name(root, f"{Path(spec).stem}-{Path(name).stem}-simulated"))
         folder.write_config(recipe)
@@ -308,7 +311,7 @@ def simulate_into(
     return outcomes
 
 
-def _check(recipes: Mapping[str, Recipe], profile: Profile, devices: tuple[Device, ...]) -> None:
+def check_simulated(recipes: Mapping[str, Recipe], profile: Profile, devices: tuple[Device, ...]) -> None:
     """Applies the checks of training: a recipe that no cluster could train is not predicted either."""
     for recipe in recipes.values():
         refuse_offline(recipe, "simulate")

@@ -16,7 +16,8 @@ from interlace.core.errors import UserError
 from interlace.core.training import LossInputs, LossOutputs
 from interlace.core.types import Prompt, Sample, SampleGroup
 from interlace.data.stream import PromptStream
-from interlace.flows.run import Ended, RoleGroups, StepResult
+from interlace.flows.run import RoleGroups
+from interlace.flows.steps import Ended, StepResult
 from interlace.forecast.costs.workers import zeros
 from interlace.forecast.elastic import EngineChange, change_engines
 from interlace.observe.goodput import Ledger

@@ -142,7 +142,7 @@ def _named(kind: str, given: str) -> Origin:
     built_in = [*built_names(), *WHEELS]
     raise UserError(
         f"{kind} {given!r}: there is no such folder or file (looked in {path.parent.resolve()}), and it is no "
-        f"Hugging Face id (owner/name).{nearest(given, built_in)}"
+        f"Hugging Face id (owner/name).{nearest(Path(given).name, built_in)}"
     )
 
 

@@ -1,16 +1,21 @@
 """Identity of a run and of its checkpoints, and the settings that a resumed run may change."""
 
+from __future__ import annotations
+
 import json
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml, to_yaml
+
+if TYPE_CHECKING:
+    from interlace.core.types import JSON
 
 CHANGEABLE = (
     "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster",

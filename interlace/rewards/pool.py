@@ -9,6 +9,8 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
+from interlace.core.causes import Cause
+from interlace.core.recovery import RestartBudget
 from interlace.core.types import RewardResult
 from interlace.rewards.base import RewardConfig, preload_modules, timed_out
 from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
@@ -36,15 +38,16 @@ class _Job:
     alone: bool = False
     """Flag: no other job may run at the same time: if several ran in a process that died, one is to blame."""
     tries: int = TRIES
-    """Ends by SIGTERM that are left before the sample counts as failed."""
+    """Ends by SIGTERM or SIGKILL that are left before the sample counts as failed."""
 
 
 class ScoringPool(Children):
     """Processes of one reward function."""
 
-    def __init__(self, config: RewardConfig, *, is_async: bool) -> None:
+    def __init__(self, config: RewardConfig, *, is_async: bool, restarts_per_hour: int | None = None) -> None:
         """An `async def` has one process, which awaits `config.workers` calls at once; other calls do not share one."""
-        super().__init__("reward", ("interlace.rewards.process", *preload_modules(config)))
+        budget = RestartBudget("reward", restarts_per_hour)
+        super().__init__("reward", ("interlace.rewards.process", *preload_modules(config)), budget=budget)
         self._config, self._is_async = config, is_async
         self._max_processes = 1 if is_async else max(1, config.workers)
         self._max_jobs = max(1, config.workers) if is_async else 1
@@ -106,7 +109,10 @@ class ScoringPool(Children):
     def _could_not_start(self, reason: str) -> None:
         jobs, self._pending = self._pending, deque()
         for job in jobs:
-            _resolve(job, RewardResult(failure=f"a process to score it in could not be started: {reason}"))
+            _resolve(
+                job,
+                RewardResult(failure=f"a process to score it in could not be started: {reason}", cause=Cause.RESOURCE),
+            )
 
     def _give(self, child: Child, job: _Job) -> None:
         job.started, job.deadline_s = False, time.monotonic() + self._limit_s
@@ -129,7 +135,10 @@ class ScoringPool(Children):
             job = self._jobs[child][number]
             job.started, job.deadline_s = True, time.monotonic() + self._limit_s
         elif word == RESULT:
-            found = [RewardResult(reward=reward, parts=parts, failure=why) for reward, parts, why in rest[0]]
+            found = [
+                RewardResult(reward=reward, parts=parts, failure=why, cause=Cause(cause))
+                for reward, parts, why, cause in rest[0]
+            ]
             job = self._jobs[child].pop(number)
             if job.size == len(found) and _may_resolve(job):
                 job.outcome.set_result(found)
@@ -157,10 +166,12 @@ class ScoringPool(Children):
 
         def outcome(job: _Job) -> RewardResult | None:
             job.tries -= 1
-            # A stop may send SIGTERM to all processes of a run: the step that the run ends with needs its scores.
-            if code == -signal.SIGTERM and job.tries:
+            # SIGTERM and SIGKILL come from outside: a stop of the whole run, or the system's lack of memory.
+            if code in (-signal.SIGTERM, -signal.SIGKILL) and job.tries:
                 return None
-            return RewardResult(failure=f"the reward function ended its process (exit code {code})")
+            cause = Cause.RESOURCE if code == -signal.SIGKILL else Cause.VERIFIER
+            failure = f"the reward function ended its process (exit code {code})"
+            return RewardResult(failure=failure, cause=cause)
 
         self._blame(child, [job for job in self._jobs[child].values() if job.started], outcome)
         self._replace(child)

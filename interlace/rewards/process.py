@@ -77,7 +77,7 @@ class _Answers:
 
     def result(self, number: int, results: Sequence[RewardResult]) -> None:
         """Sends the results of a job, one for each of its requests."""
-        self.send(RESULT, number, [(each.reward, dict(each.parts), each.failure) for each in results])
+        self.send(RESULT, number, [(each.reward, dict(each.parts), each.failure, each.cause) for each in results])
 
 
 class _AsyncServer(LoopServer):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from interlace.core.causes import cause_of
 from interlace.core.errors import UserError
 from interlace.core.types import RewardResult
 from interlace.rewards.signature import RewardTypeError
@@ -75,7 +76,7 @@ def verdict(is_right: bool, config: "RewardConfig") -> RewardResult:
 
 def failure(error: BaseException) -> RewardResult:
     """Returns the result of a sample whose scoring raised an exception."""
-    return RewardResult(failure=f"{type(error).__name__}: {_message(error)}")
+    return RewardResult(failure=f"{type(error).__name__}: {_message(error)}", cause=cause_of(error))
 
 
 def whole(text: str) -> str:

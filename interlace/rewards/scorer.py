@@ -23,9 +23,9 @@ SOON_S = 0.01
 class Scorer:
     """Scores responses by the configured functions. Processes start with the first call and end with `close`."""
 
-    def __init__(self, config: RewardConfig) -> None:
-        """Raises UserError if there is no such reward."""
-        self._config = config
+    def __init__(self, config: RewardConfig, restarts_per_hour: int | None = None) -> None:
+        """restarts_per_hour: of the processes; None for no limit. Raises UserError if there is no such reward."""
+        self._config, self._restarts_per_hour = config, restarts_per_hour
         self._reward = load_rewards(config)
         self._in_this_process = is_given(config) or not (self._reward.is_async or config.workers)
         self._pool: ScoringPool | None = None
@@ -61,7 +61,9 @@ class Scorer:
         if not jobs:
             return []
         if not self._in_this_process:
-            self._pool = self._pool or ScoringPool(self._config, is_async=self._reward.is_async)
+            self._pool = self._pool or ScoringPool(
+                self._config, is_async=self._reward.is_async, restarts_per_hour=self._restarts_per_hour
+            )
             return list(await asyncio.gather(*[asyncio.wrap_future(self._pool.submit(job)) for job in jobs]))
         if not self._reward.is_async:
             return await self._on_thread(jobs)

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from interlace.core.progress import Progress
 from interlace.core.state_parts import WEIGHTS
-from interlace.core.types import FinishReason, Metrics, Progress, Request, Response, SampleKey
+from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.rollouts.engine_job import EngineHost, Job
 from interlace.rollouts.generation_meter import GenerationMeter
 from interlace.rollouts.role_groups import RolloutGroup

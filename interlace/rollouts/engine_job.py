@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from interlace.core.types import Draft, Request, Response
+from interlace.core.progress import Draft
+from interlace.core.types import Request, Response
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.waits import Signal
 

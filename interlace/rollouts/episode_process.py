@@ -16,11 +16,12 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
+from interlace.core.causes import Cause
 from interlace.core.errors import EnginesBusyError, EpisodeLostError, UserError
+from interlace.core.progress import Draft
 from interlace.core.runs import Runs
 from interlace.core.types import (
     Completion,
-    Draft,
     FinishReason,
     FloatArray,
     Inputs,
@@ -36,7 +37,7 @@ from interlace.observe.films import Film
 from interlace.robots.episode_envs import EnvAnswer, EnvAsk, EnvProxies
 from interlace.rollouts.base import Episode, Filming, Outcome, ToolUse
 from interlace.rollouts.engine_job import OnDraft
-from interlace.rollouts.generate import failure, outcome_of
+from interlace.rollouts.generate import failure, outcome_of, sample_failure
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.runtime.clock import LoopClock
 from interlace.runtime.process.child import LoopServer, become_child, framed
@@ -46,6 +47,13 @@ NO_EPISODE = 0xFFFFFFFF
 """Number of the first message of a process, which contains None or the UserError that prevents its start."""
 BLOCKED_AFTER_S = 30.0
 """Maximum time, in seconds, that an episode may block the event loop of its process, unless its time limit is less."""
+LEAVE_S = 5.0
+"""Maximum time, in seconds, of a cancelled episode to end before its process is replaced."""
+
+
+def patience_s(timeout_s: float) -> float:
+    """Returns the run's time limit for an episode, which is longer than the limit `timeout_s` in its process."""
+    return timeout_s + min(timeout_s, BLOCKED_AFTER_S) + LEAVE_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -128,6 +136,8 @@ class EpisodeEnd:
     outcome: Outcome | None = None
     failure: str = ""
     """Reason why the episode has no outcome."""
+    cause: Cause = Cause.USER
+    """Cause of the failure."""
     rewards: Mapping[int, float] = field(default_factory=dict)
     """Rewards by turn."""
     tool_uses: Sequence[ToolUse] = ()
@@ -296,7 +306,7 @@ class _EpisodeServer(LoopServer):
         except EpisodeLostError as error:
             end = EpisodeEnd(failure=str(error), lost=True)
         except Exception as error:  # noqa: BLE001 - any error of a user's episode ends only its sample
-            end = EpisodeEnd(failure=failure(error))
+            end = EpisodeEnd(failure=failure(error), cause=sample_failure(error).cause)
         session.close()
         del self._running[number]
         if end.outcome is not None and isinstance(self._episode, Filming):

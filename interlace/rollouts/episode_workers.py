@@ -9,14 +9,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
-from interlace.core.errors import EnginesBusyError, EpisodeFailedError, EpisodeLostError, InterlaceError, UserError
+from interlace.core.causes import Cause
+from interlace.core.errors import (
+    EnginesBusyError,
+    EpisodeFailedError,
+    EpisodeLostError,
+    InterlaceError,
+    RestartBudgetError,
+    UserError,
+)
+from interlace.core.recovery import RestartBudget
 from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
 from interlace.observe.films import Film
 from interlace.robots.episode_envs import EnvAsk, EnvLeases
 from interlace.rollouts.base import Outcome, Session, Turn, TurnDraft, TurnOptions
 from interlace.rollouts.episode_process import (
-    BLOCKED_AFTER_S,
+    LEAVE_S,
     NO_EPISODE,
     EpisodeCancel,
     EpisodeEnd,
@@ -35,17 +44,10 @@ from interlace.rollouts.session import EpisodeSession
 from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import Child, Children, Place
 
-LEAVE_S = 5.0
-"""Maximum time, in seconds, of a cancelled episode to end before its process is replaced."""
 RETRY_S = 0.1
 """Delay, in seconds, after a process could not be started."""
 SHARE = 64
 """Maximum number of episodes of a process while other processes are still starting."""
-
-
-def patience_s(timeout_s: float) -> float:
-    """Returns the run's time limit for an episode, which is longer than the limit `timeout_s` in its process."""
-    return timeout_s + min(timeout_s, BLOCKED_AFTER_S) + LEAVE_S
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -66,8 +68,15 @@ class _Job:
 class _Processes(Children):
     """The processes, each with many episodes. A thread serves them and gets jobs by thread-safe queues."""
 
-    def __init__(self, make: MakeEpisode, params: SamplingParams, num_workers: int, place: Place | None) -> None:
-        super().__init__("episodes", ("interlace.rollouts.episode_process",), place)
+    def __init__(
+        self,
+        make: MakeEpisode,
+        params: SamplingParams,
+        num_workers: int,
+        place: Place | None,
+        budget: RestartBudget | None,
+    ) -> None:
+        super().__init__("episodes", ("interlace.rollouts.episode_process",), place, budget)
         self._make, self._params, self._num_workers = make, params, num_workers
         self._loop = asyncio.get_running_loop()
         self._asked: deque[tuple[_Job, ToEpisode | None]] = deque()
@@ -207,7 +216,10 @@ class _Processes(Children):
     def _fail_all(self, error: BaseException | None) -> None:
         running = [job for jobs in self._jobs.values() for job in jobs.values()]
         for job in [*running, *self._waiting, *self._lonely, *(job for job, message in self._asked if message is None)]:
-            self._pass_on(job, InterlaceError(f"the processes of episodes have ended: {error or 'the run ends'}"))
+            if isinstance(error, RestartBudgetError):
+                self._pass_on(job, error)
+            else:
+                self._pass_on(job, InterlaceError(f"the processes of episodes have ended: {error or 'the run ends'}"))
 
     def _pass_on(self, job: _Job, message: FromEpisode | Exception) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: no episode is awaited any more
@@ -223,11 +235,17 @@ class WorkerEpisodes:
     """
 
     def __init__(
-        self, make: MakeEpisode, params: SamplingParams, num_workers: int, *, place: Place | None = None
+        self,
+        make: MakeEpisode,
+        params: SamplingParams,
+        num_workers: int,
+        *,
+        place: Place | None = None,
+        budget: RestartBudget | None = None,
     ) -> None:
-        """Requires a running event loop. make: picklable. params: the run's. place: see Children."""
+        """Requires a running event loop. make: picklable. params: the run's. place, budget: see Children."""
         self._params = params
-        self._processes = _Processes(make, params, num_workers, place)
+        self._processes = _Processes(make, params, num_workers, place, budget)
         self._num_begun = 0
         self._films: list[Film] = []
         self._why_no_films = ""
@@ -271,7 +289,8 @@ class WorkerEpisodes:
             return exchange.outcome(end)
         except EpisodeLostError as error:
             if job.alone:
-                raise EpisodeFailedError(f"{error}, {here.num_begun} times, the last time alone there") from None
+                reason = f"{error}, {here.num_begun} times, the last time alone there"
+                raise EpisodeFailedError(reason, Cause.USER) from None
             raise
         except asyncio.CancelledError:
             self._processes.tell(job, EpisodeCancel())
@@ -371,7 +390,7 @@ class _Exchange:
         if end.lost:
             raise EpisodeLostError(end.failure)
         if end.outcome is None:
-            raise EpisodeFailedError(end.failure)
+            raise EpisodeFailedError(end.failure, end.cause)
         for number, value in end.rewards.items():
             self._session.reward(self._done[number], value)
         for use in end.tool_uses:

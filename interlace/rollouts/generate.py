@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Real
 
-from interlace.core.errors import EpisodeFailedError, EpisodeLostError
+from interlace.core.causes import Cause, SampleFailure, cause_of
+from interlace.core.errors import EpisodeFailedError, EpisodeLostError, RestartBudgetError
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.rollouts.asker import FromPool
 from interlace.rollouts.base import Episode, Outcome
@@ -85,7 +86,8 @@ class GenerateStage:
     def _answered(self, response: Response) -> None:
         key = response.completion.request.owner
         if response.refusal:
-            self._fail(key, f"the engine refused the request: {response.refusal}")
+            reason = f"the engine refused the request: {response.refusal}"
+            self._fail(key, SampleFailure(reason=reason, cause=Cause.ENGINE, is_final=True))
         else:
             self._write(key, response_columns(response))
 
@@ -98,28 +100,32 @@ class GenerateStage:
         ask = FromPool(self._cluster, self._pool)
         session = EpisodeSession(self._cluster, ask, sample, self._params, self._limits, num_losses=num_losses)
         try:
-            columns, reason = await played(self._episode, session, sample.prompt), ""
+            columns, failed = await played(self._episode, session, sample.prompt), None
         except EpisodeLostError as error:
             self._cluster.timeline.drop_tokens(sum(len(turn.token_ids) for turn in session.turns))
             if session.may_begin_again:
                 again = replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
                 await self._run(again, session.num_begun)
                 return
-            columns, reason = {}, f"{error}, {session.num_begun} times"
-        except Exception as error:  # noqa: BLE001 - any error of a user's episode ends only its sample
-            columns, reason = {}, failure(error)
+            reason = f"{error}, {session.num_begun} times"
+            columns, failed = {}, SampleFailure(reason=reason, cause=cause_of(error), is_final=True)
+        except RestartBudgetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any error of a user's episode fails its sample
+            columns, failed = {}, sample_failure(error)
         if self._running.pop(sample.key, None) is None:
             return  # cancelled, and the episode ended late
-        if columns:
-            self._write(sample.key, columns)
+        if failed:
+            self._fail(sample.key, failed)
         else:
-            self._fail(sample.key, reason)
+            self._write(sample.key, columns)
 
-    def _fail(self, key: SampleKey, reason: str) -> None:
-        self._on_failed(key, reason)
+    def _fail(self, key: SampleKey, failed: SampleFailure) -> None:
+        self._pool.finish(key)
+        if self._on_failed(key, failed):
+            return
         self._channel.end(key, TerminalEvent.FAILED)
         self._on_generated(key)
-        self._pool.finish(key)
 
 
 async def played(episode: Episode, session: EpisodeSession, prompt: Prompt) -> Columns:
@@ -135,6 +141,12 @@ async def played(episode: Episode, session: EpisodeSession, prompt: Prompt) -> C
 def failure(error: Exception) -> str:
     """Returns the failure reason of a sample whose episode raised."""
     return str(error) if isinstance(error, EpisodeFailedError) else f"{type(error).__name__}: {error}"
+
+
+def sample_failure(error: Exception) -> SampleFailure:
+    """Returns the failure of a sample whose episode raised an error."""
+    cause = Cause(error.cause) if isinstance(error, EpisodeFailedError) else cause_of(error)
+    return SampleFailure(reason=failure(error), cause=cause)
 
 
 def outcome_of(returned: object) -> Outcome:

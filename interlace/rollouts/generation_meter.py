@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from interlace.core.types import FinishReason, Progress, Request, Response
+from interlace.core.progress import Progress
+from interlace.core.types import FinishReason, Request, Response
 from interlace.runtime.timeline import EngineCall, Span, Timeline
 from interlace.runtime.typed_group import TypedGroup
 

@@ -5,7 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interlace.core.errors import InterlaceError
+from interlace.core.causes import Cause
+from interlace.core.errors import InterlaceError, RestartBudgetError
+from interlace.core.recovery import RestartBudget
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_job import Job
 from interlace.rollouts.role_groups import RolloutGroup
@@ -63,6 +65,8 @@ class Membership:
         self._loops: dict[EngineDriver, asyncio.Task[None]] = {}
         self.num_lost = 0
         """Number of losses since the start."""
+        self.restarts = RestartBudget("rollout", None)
+        """Budget of losses, each of which is a restart."""
 
     def start(self, driver: EngineDriver) -> None:
         """Starts the loop of an engine."""
@@ -84,6 +88,8 @@ class Membership:
         if driver in self._lost or driver not in self._pool.drivers:
             return
         self.num_lost += 1
+        if exhausted := self.restarts.spend(self._cluster.clock.now()):
+            raise RestartBudgetError(f"{exhausted} (cause: {Cause.ENGINE}). {driver.group.name} was lost: {reason}")
         self._lost[driver] = reason
         self.on_note(f"{driver.group.name} is lost: {reason}")
         driver.leave(self._others(driver))

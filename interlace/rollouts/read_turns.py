@@ -3,8 +3,9 @@
 import numpy as np
 
 from interlace.core.messages import Message, ToolSpec
+from interlace.core.progress import Draft
 from interlace.core.runs import Runs
-from interlace.core.types import Draft, Request, Response
+from interlace.core.types import Request, Response
 from interlace.rollouts.base import OnTurnDraft, Turn, TurnDraft
 from interlace.rollouts.rendering.base import Renderer
 

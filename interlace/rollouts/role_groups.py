@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from interlace.core.progress import Progress
 from interlace.core.row import RowName
-from interlace.core.types import FloatArray, Metrics, Progress, Request, Response, RewardResult, Sample, SampleKey
+from interlace.core.types import FloatArray, Metrics, Request, Response, RewardResult, Sample, SampleKey
 from interlace.robots.envs.pool import EnvBatch
 from interlace.robots.envs.process import SlotJob
 from interlace.robots.envs.spec import EnvSpec

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from interlace.core.causes import SampleFailure
 from interlace.core.types import Sample, SampleKey
 from interlace.runtime.channel import Channel, Cursor, ReaderCalls
 
@@ -10,8 +11,8 @@ SampleChannel = Channel[SampleKey, Sample]
 SampleCursor = Cursor[SampleKey, Sample]
 Columns = dict[str, object]
 """Values of a row, by column."""
-OnFailed = Callable[[SampleKey, str], None]
-"""Callback for a failed sample: called with its key and the reason."""
+OnFailed = Callable[[SampleKey, SampleFailure], bool]
+"""Called with a failed sample. Returns True if the sample is drawn again; otherwise the caller ends it as `failed`."""
 
 ADMITTED = ("key", "prompt")
 GENERATED = ("segments", "finish_reason", "text")

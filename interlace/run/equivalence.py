@@ -122,8 +122,8 @@ def certify(recipes: Mapping[str, Recipe], scratch: Path, stop: StopSignal) -> I
             schedule=name,
             num_samples=len(found.transcript),
             same_samples=found.transcript == first.transcript,
-            difference=_difference(found.last, first.last),
-            moved=_difference(first.first, first.last),
+            difference=largest_difference(found.last, first.last),
+            moved=largest_difference(first.first, first.last),
         )
 
 
@@ -132,7 +132,7 @@ def _run(recipe: Recipe, folder: RunFolder, stop: StopSignal) -> _Result:
     if report.was_stopped:
         raise InterlaceError("stopped: not every schedule was tried.")
     steps = Checkpoints(folder.checkpoints, keep=STEPS).steps()
-    first, last = (_weights(folder.checkpoints / f"step_{step}") for step in (steps[0], steps[-1]))
+    first, last = (read_weights(folder.checkpoints / f"step_{step}") for step in (steps[0], steps[-1]))
     result = _Result(transcript=_transcript(folder), first=first, last=last)
     shutil.rmtree(folder.path)
     return result
@@ -143,7 +143,7 @@ def _transcript(folder: RunFolder) -> Transcript:
     return sorted((tuple(row[name] for name in COMPARED) for row in rows), key=str)
 
 
-def _weights(checkpoint: Path) -> Weights:
+def read_weights(checkpoint: Path) -> Weights:
     """Reads the weights of every model in a checkpoint, including a critic's."""
     from safetensors.torch import load_file
 
@@ -154,7 +154,8 @@ def _weights(checkpoint: Path) -> Weights:
     }
 
 
-def _difference(ours: Weights, theirs: Weights) -> float:
+def largest_difference(ours: Weights, theirs: Weights) -> float:
+    """Returns the largest difference between two weights of one name; infinite if the names differ."""
     if ours.keys() != theirs.keys():
         return float("inf")
     return max(float((ours[name].float() - theirs[name].float()).abs().max()) for name in ours)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import FailedUpdatesError
 
 IN_A_ROW = "failed_updates_in_a_row"
 """Metric that counts failed updates up to the step's last minibatch; absent if it is 0 and did not change."""
@@ -28,15 +28,15 @@ class FailedUpdates:
         return {role: count for role, count in self._in_a_row.items() if count >= self._limit and role in before}
 
     def refuse(self, failing: Mapping[str, int], step: int) -> None:
-        """Raises InterlaceError if a role is failing."""
+        """Raises FailedUpdatesError if a role is failing."""
         for role, count in failing.items():
-            raise InterlaceError(_told(role, f"step {step}: the last {count} updates of the {role}"))
+            raise FailedUpdatesError(_told(role, f"step {step}: the last {count} updates of the {role}"))
 
     def refuse_a_run_without_updates(self) -> None:
-        """Raises InterlaceError at the run's end if no update succeeded: such a run must not look successful."""
+        """Raises FailedUpdatesError at the run's end if no update succeeded: such a run must not look successful."""
         for role in self._in_a_row:
             if role not in self._has_updated:
-                raise InterlaceError(_told(role, f"all updates of the {role}"))
+                raise FailedUpdatesError(_told(role, f"all updates of the {role}"))
 
 
 def _told(role: str, which: str) -> str:

@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from interlace.algorithms import Algorithm
+from interlace.core.recovery import RestartBudget
 from interlace.core.types import Metrics, PromptSource, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
+from interlace.flows.run import SINGLE_TURN, PolicyRun, RoleGroups
+from interlace.flows.steps import LoopSettings, StepObserver
 from interlace.models.loading import empty_model
 from interlace.rewards.shaping import ShapingConfig
 from interlace.robots.env_stage import fleet_of
@@ -16,7 +18,8 @@ from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.models.actions import ActionTokens, action_tokens
 from interlace.rollouts.base import Closing, Episode, Filming
 from interlace.rollouts.by_row import create_episode, simulators_of
-from interlace.rollouts.episode_workers import WorkerEpisodes, patience_s
+from interlace.rollouts.episode_process import patience_s
+from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.rollouts.role_groups import EnvGroup, RolloutGroup
 from interlace.rollouts.session import NO_LIMITS, SessionLimits
 from interlace.run.engine_services import follow_services
@@ -79,7 +82,10 @@ def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> t
         if isinstance(episode, Closing):
             cluster.at_end(episode.close)
         return episode, limits
-    workers = WorkerEpisodes(partial(_in_process, recipe), sampling, recipe.episode.workers, place=cluster.place_child)
+    budget = RestartBudget("episode", recipe.recovery.restarts_per_hour.get("episode"))
+    place = cluster.place_child
+    make = partial(_in_process, recipe)
+    workers = WorkerEpisodes(make, sampling, recipe.episode.workers, place=place, budget=budget)
     cluster.at_end(workers.close)
     # The processes render messages and apply timeouts; the limit here only catches a process that hangs.
     limits = replace(session_limits(recipe), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))
@@ -123,6 +129,7 @@ async def host(
         counts=envs.metrics if envs else Metrics,
         shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
         limits=limits,
+        recovery=recipe.recovery,
     )
     stages = StageFactory(
         cluster,
@@ -141,5 +148,6 @@ async def host(
         stages.gate.restore(resumed.num_groups)
     run = PolicyRun(cluster, stages, groups, algorithm or algorithm_of(recipe), settings, prompts, episode)
     follow_services(recipe, run.rollout.pool)
+    run.rollout.pool.membership.restarts = RestartBudget("rollout", recipe.recovery.restarts_per_hour.get("rollout"))
     filming = episode if isinstance(episode, Filming) else None
     return Hosted(recipe=recipe, groups=groups, run=run, sampling=sampling, filming=filming)

@@ -183,11 +183,14 @@ def wrap_engine(worker: type[Worker], make_engine: Callable[..., object]) -> Rol
     )
 
 
-def make_scorer(reward: RewardConfig, by_source: Mapping[str, RewardConfig]) -> SampleScorer:
+def make_scorer(
+    reward: RewardConfig, by_source: Mapping[str, RewardConfig], restarts_per_hour: int | None = None
+) -> SampleScorer:
     """Makes the scorer of a recipe's reward, with separate scorers for sources that have another reward."""
+    main = Scorer(reward, restarts_per_hour)
     if not by_source:
-        return Scorer(reward)
-    return ScorerBySource(Scorer(reward), {source: Scorer(config) for source, config in by_source.items()})
+        return main
+    return ScorerBySource(main, {name: Scorer(config, restarts_per_hour) for name, config in by_source.items()})
 
 
 def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
@@ -195,7 +198,9 @@ def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
     if reward.model is not None:
         make_engine = partial(make_reward_model, recipe.cluster.threads_per_worker, reward)
         return replace(wrap_engine(RewardModelWorker, make_engine), whole_on_each=True)
-    factory = partial(RewardWorker, make_scorer=partial(make_scorer, reward, recipe.task.rewards))
+    restarts = recipe.recovery.restarts_per_hour.get("reward")
+    make = partial(make_scorer, reward, recipe.task.rewards, restarts)
+    factory = partial(RewardWorker, make_scorer=make)
     return RoleWorker(worker_class=RewardWorker, factory=factory, on_host=True)
 
 

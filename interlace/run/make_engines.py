@@ -242,6 +242,7 @@ def load_source(
     """Loads a model; if trained, in float32, which keeps updates of small learning rates. ranks: load it together."""
     import torch
 
+    from interlace.engines.train.packed_model import limit_ids
     from interlace.engines.train.place import useful_threads
     from interlace.models.loading import load_model
 
@@ -250,6 +251,8 @@ def load_source(
     torch.set_num_threads(threads)
     model = source.model.model_copy(update={"dtype": "float32"}) if trained else source.model
     loaded = ranks.load(model) if ranks and trained else load_model(model)
+    if create_kind(source.recipe.rollout).draws_known_ids:
+        limit_ids(loaded.model, loaded.tokenizer)
     if source.recipe.cluster.threads_per_worker is None:
         torch.set_num_threads(useful_threads(loaded.model, threads))
     return loaded

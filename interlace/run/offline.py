@@ -10,7 +10,7 @@ from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.flows.offline import offline_training
 from interlace.flows.offline_run import OfflineRows, OfflineRun
-from interlace.flows.run import Ended
+from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import to_line, truncate_after
 from interlace.observe.loggers import MetricsLoggers
@@ -19,7 +19,7 @@ from interlace.run.failed_updates import FailedUpdates
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.offline_encoder import encode_rows
 from interlace.run.saving import Saver
-from interlace.run.session import Session
+from interlace.run.session import RunProcess
 from interlace.run.state import RunState
 from interlace.run.step_boundary import SAVE_WITHIN_S, TrainJob
 from interlace.run.step_trace import StepTrace
@@ -29,7 +29,7 @@ from interlace.stages.factory import LoopSizes, StageFactory
 StateLater: TypeAlias = Callable[[], RunState]
 
 
-class OfflineSession(Session):
+class OfflineSession(RunProcess):
     """One process of a run that trains on given rows."""
 
     async def _work(self, cluster: Cluster, logger: MetricsLoggers, trace: StepTrace) -> None:

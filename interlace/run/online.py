@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from interlace.core.types import Metrics
-from interlace.flows.run import StepResult
+from interlace.flows.steps import StepResult
 from interlace.observe.progress import ProgressView
 from interlace.schedule.schedule import Schedule
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from interlace.core.errors import InterlaceError, StoppedError
+from interlace.core.errors import InterlaceError, RestartBudgetError, StoppedError
 from interlace.core.types import JSON, TerminalEvent
 from interlace.engines.train.export import ADAPTER_FOLDER
-from interlace.flows.run import Ended, RoleGroups, shares_base
+from interlace.flows.run import RoleGroups, shares_base
+from interlace.flows.steps import Ended
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import Ledger
 from interlace.observe.loggers import MetricsLoggers, open_loggers
@@ -84,7 +85,7 @@ class RunBoundary(Protocol):
         ...
 
 
-class Session(ABC):
+class RunProcess(ABC):
     """One process of a run: cluster, loggers and workers, and the end of the process when a stop is requested."""
 
     def __init__(
@@ -118,10 +119,7 @@ class Session(ABC):
                 open_loggers(info, recipe.logging.loggers, say=self._progress.say) as logger,
                 cluster.timeline.recorded_by(self._recorder(cluster)),
             ):
-                try:
-                    await self._until_stopped(cluster, self._work(cluster, logger, trace))
-                except StoppedError:
-                    done_steps = await self._save_boundary()
+                done_steps = await self._run_work(cluster, self._work(cluster, logger, trace))
         finally:
             await trace.close()
             await cluster.shutdown()
@@ -134,6 +132,21 @@ class Session(ABC):
             checkpoint=self._checkpoints.latest(),
             ledger=boundary.ledger if boundary else Ledger(),
         )
+
+    async def _run_work(self, cluster: Cluster, work: Coroutine[Any, Any, None]) -> int | None:
+        """Runs the flow to its end. Returns the saved step if it was stopped before, else None.
+
+        If a role's budget of restarts is exhausted, saves the last boundary and raises.
+        """
+        try:
+            await self._until_stopped(cluster, work)
+        except StoppedError:
+            return await self._save_boundary()
+        except RestartBudgetError:
+            if self._boundary:
+                await self._boundary.stop()
+            raise
+        return None
 
     @property
     def _done_steps(self) -> int:

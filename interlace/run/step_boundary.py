@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.stream import PromptStream
-from interlace.flows.run import Ended, StepResult
 from interlace.flows.step_metrics import SCORED
+from interlace.flows.steps import Ended, StepResult
 from interlace.observe.answers import EvaluationAnswer, write_answers
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import to_line, truncate_after

@@ -2,7 +2,7 @@
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import TerminalEvent
-from interlace.flows.run import StepResult
+from interlace.flows.steps import StepResult
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.step_line import brief

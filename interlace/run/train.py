@@ -30,7 +30,7 @@ from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import imagining, open_learning
 from interlace.run.saving import Saver
-from interlace.run.session import Session, TrainReport
+from interlace.run.session import RunProcess, TrainReport
 from interlace.run.start import RunStart, identify_run, resumed_start
 from interlace.run.step_boundary import StepBoundary, TrainJob
 from interlace.run.step_trace import StepTrace
@@ -68,7 +68,7 @@ def train(
             start=start,
             callbacks=callbacks or Callbacks(),
         )
-        session: Session = (
+        session: RunProcess = (
             OfflineSession(job, checkpoints, identity, settings)
             if is_offline(recipe)
             else _PolicySession(job, checkpoints, identity, settings)
@@ -82,7 +82,7 @@ def train(
         folder.write_config(recipe)
 
 
-class _PolicySession(Session):
+class _PolicySession(RunProcess):
     """One process of a run that trains on samples of its policy."""
 
     async def _work(self, cluster: Cluster, logger: MetricsLoggers, trace: StepTrace) -> None:

@@ -64,6 +64,7 @@ class Channel(Generic[K, R]):
         fields = dataclasses.fields(record_type)  # type: ignore[arg-type]
         self._columns = (*(field.name for field in fields), *marks)
         self._bits = {column: 1 << place for place, column in enumerate(self._columns)}
+        self._marks = sum(self._bits[mark] for mark in marks)
         self._masks: dict[tuple[str, ...], int] = {}
         """Cache of the bit mask for each set of columns. There are few sets, and every row requests them again."""
         self._rows: dict[K, R] = {}
@@ -124,6 +125,20 @@ class Channel(Generic[K, R]):
         self._unread[key] = (1 << len(self._cursors)) - 1  # one bit per cursor
         for cursor in self._cursors:
             cursor._opened(key)
+        self._offer_to_all(key)
+
+    def reopen(self, key: K, record: R, columns: Sequence[str]) -> None:
+        """Replaces an open row by one of which only `columns`, and its marks so far, exist.
+
+        ValueError if a counting reader has had the row.
+        """
+        for cursor in self._cursors:
+            if cursor._calls and key in cursor._leased:
+                raise ValueError(f"channel {self.name!r}: reader {cursor.name!r} has counted row {key} already")
+        self._rows[key], self._have[key] = record, self._mask(tuple(columns)) | self._have[key] & self._marks
+        self._unread[key] = (1 << len(self._cursors)) - 1
+        for cursor in self._cursors:
+            cursor._reopened(key)
         self._offer_to_all(key)
 
     def put(self, key: K, values: Mapping[str, object], *, marks: Sequence[str] = ()) -> bool:
@@ -329,6 +344,11 @@ class Cursor(Generic[K, R]):
                 self._channel._acknowledged(key, self.bit)
 
     def _opened(self, key: K) -> None:
+        self._above[key] = None
+
+    def _reopened(self, key: K) -> None:
+        self._ready.pop(key, None)
+        self._leased.pop(key, None)
         self._above[key] = None
 
     def _offer(self, key: K) -> None:

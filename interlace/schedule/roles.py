@@ -37,6 +37,10 @@ class Role:
     """True if its granule counts environments, and may be a share of them: `50%`."""
     preemptible: bool = False
     """True if the role releases its devices before its work is done when another role is ready."""
+    recovery: Literal["respawn", "resume"] = "resume"
+    """Rule for a process of the role that ends. respawn: another process repeats its work while the run continues; for
+    rollout this needs an engine that is a service, for reward one with processes. resume: the run ends with the cause,
+    and continues from its newest checkpoint with `--resume`."""
     worker: str = ""
     """Class of its worker as `package.module:Class`, made as `Class(context, settings)`. `settings` is the recipe's
     section with the role's name, or None. If empty, run/launch.py makes the worker around an engine."""
@@ -52,9 +56,16 @@ class Role:
 
 
 ROLES: tuple[Role, ...] = (
-    Role(name="rollout", granule=None, preemptible=True),
-    Role(name="env", devices=HOST, granule="sample", needs_device=False, counts_envs=True),
-    Role(name="reward", one_instance=True, beside="reference", granule="sample", needs_device=False),
+    Role(name="rollout", granule=None, preemptible=True, recovery="respawn"),
+    Role(name="env", devices=HOST, granule="sample", needs_device=False, counts_envs=True, recovery="respawn"),
+    Role(
+        name="reward",
+        one_instance=True,
+        beside="reference",
+        granule="sample",
+        needs_device=False,
+        recovery="respawn",
+    ),
     Role(name="reference"),
     Role(name="critic", one_instance=True),
     Role(name="actor", one_instance=True),

@@ -71,6 +71,11 @@ class Rounds:
             self._accepted[gid] = None
         return count == self._samples_per_prompt
 
+    def redrawn(self, gid: int) -> None:
+        """Takes back a generated sample that is drawn again, unless its group is accepted."""
+        if gid not in self._accepted:
+            self._generated[gid] -= 1
+
     def is_accepted(self, gid: int) -> bool:
         """Returns whether a group counts for its round."""
         return gid in self._accepted

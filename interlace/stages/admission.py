@@ -1,6 +1,7 @@
 """The first stage: admits groups through the gate as rows of the channel, and tracks each until its end."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 from interlace.core.types import Prompt, PromptSource, Sample, SampleKey, TerminalEvent
@@ -47,7 +48,7 @@ class Admission:
         self._launches: dict[int, Launch] = {}
         """Launch of each live group, by gid."""
         self._round_step = 0
-        self._pump_due = self._ended = False
+        self._pump_due = self._ended = self._paused = False
 
     @property
     def closed(self) -> bool:
@@ -85,9 +86,26 @@ class Admission:
     def pump(self) -> None:
         """Admits groups until the gate has no room."""
         self._pump_due = False
-        if self._ended:
-            return
-        wave = self._pump_round(self._rounds) if self._rounds else self._pump_groups()
+        if not self._ended and not self._paused:
+            self._admit_wave(self._pump_round(self._rounds) if self._rounds else self._pump_groups())
+
+    def set_paused(self, paused: bool) -> None:
+        """Begins or ends a pause, in which no group is admitted. The gate stays open, so groups follow at its end."""
+        self._paused = paused
+        self.pump()
+
+    def admit_probe(self) -> None:
+        """Admits one group, or one round, during a pause."""
+        if not self._ended:
+            self._admit_wave(self._pump_round(self._rounds) if self._rounds else self._pump_groups(most=1))
+
+    def reopen(self, sample: Sample, columns: Sequence[str]) -> None:
+        """Replaces a live sample by one without results, which is drawn again."""
+        if self._rounds and self.channel.record(sample.key).segments:
+            self._rounds.redrawn(sample.key.gid)
+        self.channel.reopen(sample.key, sample, columns)
+
+    def _admit_wave(self, wave: list[Sample]) -> None:
         if wave:
             self._on_admit(wave)
         self.channel.wake()
@@ -131,9 +149,10 @@ class Admission:
         if self._rounds:
             self._rounds.end()
 
-    def _pump_groups(self) -> list[Sample]:
+    def _pump_groups(self, most: float = math.inf) -> list[Sample]:
         wave: list[Sample] = []
-        while not self.closed:
+        while not self.closed and most > 0:
+            most -= 1
             launch = Launch(prompt=next(self._source), num_samples=self._samples_per_prompt)
             wave += self._open_rows(self._steps.admit(), launch)
         return wave

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from interlace.core.causes import SampleFailure
 from interlace.core.types import PromptSource, Sample, SampleGroup, SamplingParams
 from interlace.rollouts.base import Episode
 from interlace.rollouts.generate import GenerateStage
@@ -21,7 +22,7 @@ from interlace.schedule.steps import Steps
 from interlace.schedule.tail import Oversample, TailBatching
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batches
-from interlace.stages.map import Compute, Failure, G, MapStage, R
+from interlace.stages.map import Compute, G, MapStage, R
 from interlace.stages.publish import Publisher
 from interlace.stages.train import TrainStage
 
@@ -150,7 +151,7 @@ class StageFactory:
         *,
         operation: Compute[G, R],
         writes: Sequence[str],
-        to_columns: Callable[[R], Columns | Failure],
+        to_columns: Callable[[R], Columns | SampleFailure],
         on_failed: OnFailed,
     ) -> MapStage[G, R]:
         """Creates a stage that adds columns, with the schedule's granule. Create upstream stages first."""

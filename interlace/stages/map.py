@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from interlace.core.causes import SampleFailure
 from interlace.core.types import Sample, TerminalEvent
 from interlace.rollouts.stream import Columns, OnFailed, Stream
 from interlace.runtime.cluster import Cluster
@@ -17,18 +18,11 @@ Compute = Callable[[G, Sequence[Sample]], Handle[list[R]]]
 """Operation of a worker group, given as a function such as `RewardGroup.score`."""
 
 
-class Failure:
-    """Replaces the result of a row that could not be computed, with the reason. The sample ends as `failed`."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-
 class MapStage(Generic[G, R]):
     """Adds columns to rows in granules. The replicas divide each granule evenly.
 
     Consumes: rows of the stream. It leases them after it has its devices, because rows may end while it waits.
-    Produces: the columns `writes`. A row whose result is a Failure ends as `failed`.
+    Produces: the columns `writes`. A row whose result is a SampleFailure is drawn again or ends as `failed`.
     Waits for: a granule of rows, then devices.
     Released by: rows. A partial granule is released if the gate is closed and no live row is upstream, or by a stall
         (`flush`).
@@ -42,7 +36,7 @@ class MapStage(Generic[G, R]):
         *,
         operation: Compute[G, R],
         writes: Sequence[str],
-        to_columns: Callable[[R], Columns | Failure],
+        to_columns: Callable[[R], Columns | SampleFailure],
         granule: int,
         on_failed: OnFailed,
     ) -> None:
@@ -147,9 +141,9 @@ class AttachedMap(Generic[G, R]):
             columns = self._stage.to_columns(result)
             if row.key not in self._channel:
                 continue  # the sample ended during the call
-            if isinstance(columns, Failure):
-                self._stage.on_failed(row.key, columns.reason)
-                self._channel.end(row.key, TerminalEvent.FAILED)
+            if isinstance(columns, SampleFailure):
+                if not self._stage.on_failed(row.key, columns):
+                    self._channel.end(row.key, TerminalEvent.FAILED)
             else:
                 self._channel.put(row.key, columns)
         self._cursor.acknowledge([row.key for row in rows])

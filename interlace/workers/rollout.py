@@ -7,18 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
+from interlace.core.progress import Draft, Progress
 from interlace.core.state_parts import KV, STATE, WEIGHTS
-from interlace.core.types import (
-    Completion,
-    Draft,
-    FinishReason,
-    Metrics,
-    Progress,
-    Request,
-    Response,
-    SampleKey,
-    SamplingParams,
-)
+from interlace.core.types import Completion, FinishReason, Metrics, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout.protocol import (
     ENGINE_PARTS,
     EngineReport,

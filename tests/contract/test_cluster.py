@@ -133,7 +133,7 @@ def test_waiting_with_a_limit_leaves_the_operation_going(run: Run) -> None:
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, "a")
         handle = group.later(1)
-        with pytest.raises(InterlaceError, match="it goes on"):
+        with pytest.raises(InterlaceError, match="it continues"):
             await handle.wait(timeout_s=0.0)
         assert await handle.wait(timeout_s=10) == 1
 

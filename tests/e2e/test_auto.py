@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from interlace.core.types import Metrics
-from interlace.flows.run import StepResult
+from interlace.flows.steps import StepResult
 from interlace.forecast.online import OnlinePlanner
 from interlace.forecast.plan import PlanRequest, PlanSettings
 from interlace.forecast.profile.types import Lengths, Profile, RolloutCosts, TrainCosts

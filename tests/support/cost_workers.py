@@ -8,10 +8,11 @@ from typing import Literal, cast
 import numpy as np
 
 from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Needs, rewards_of
+from interlace.core.progress import Progress
 from interlace.core.random import keyed_random
 from interlace.core.row import RowName
 from interlace.core.training import LossInputs, LossOutputs
-from interlace.core.types import FloatArray, Progress, Prompt, Request, Sample, SampleGroup, SampleKey
+from interlace.core.types import FloatArray, Prompt, Request, Sample, SampleGroup, SampleKey
 from interlace.forecast.costs.lengths import ResponseLengths
 from interlace.forecast.costs.pace import Pace
 from interlace.forecast.costs.rollout import SimulatedEngine

@@ -77,7 +77,7 @@ class OneEngine:
             channel,
             limits=self.limits,
             on_generated=lambda _key: None,
-            on_failed=failures.__setitem__,
+            on_failed=lambda key, failure: bool(failures.update({key: failure.reason})),
         )
         reader = channel.subscribe("reader", GENERATED)
         for sample in wave:

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from interlace.algorithms.base import Needs
+from interlace.core.recovery import RecoveryConfig
 from interlace.core.types import SampleKey, SamplingParams, TerminalEvent
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import SINGLE_TURN, Ended, LoopSettings, PolicyRun, StepResult
+from interlace.flows.run import SINGLE_TURN, PolicyRun
+from interlace.flows.steps import Ended, LoopSettings, StepResult
 from interlace.forecast.virtual import launch
 from interlace.observe.goodput import Ledger
 from interlace.rollouts.base import Episode
@@ -89,6 +91,7 @@ class Workload:
     refill_rounds: int = 10**6
     episode: Episode = SINGLE_TURN
     limits: SessionLimits = NO_LIMITS
+    recovery: RecoveryConfig = RecoveryConfig()
 
 
 class _Observer:
@@ -184,7 +187,8 @@ async def _run(
             epochs=work.epochs,
         ),
     )
-    settings = LoopSettings(sampling=SamplingParams(max_new_tokens=work.costs.max_tokens), limits=work.limits)
+    sampling = SamplingParams(max_new_tokens=work.costs.max_tokens)
+    settings = LoopSettings(sampling=sampling, limits=work.limits, recovery=work.recovery)
     record = Record(cluster=cluster)
     algorithm = CostAlgorithm(work.costs, work.needs, work.refill_rounds)
     prompts = CountedPrompts(work.num_prompts)

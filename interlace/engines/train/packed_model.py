@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from interlace.engines.train.config import SpeedupConfig, TrainedConfig
     from interlace.engines.train.packing import MicroBatch
@@ -42,6 +42,17 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64
 """Alignment in bytes of torch's allocations on a CPU."""
+
+
+_NUM_IDS = "_interlace_num_ids"
+
+
+def limit_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Leaves ids after the tokenizer's last one out of the distribution, as the rollout engine does when it samples.
+
+    Models may have more embeddings than tokens. Ranks that share the vocabulary keep all ids.
+    """
+    setattr(model, _NUM_IDS, 1 + max(tokenizer.get_vocab().values()))
 
 
 class PackedModel:
@@ -133,7 +144,8 @@ class PackedModel:
         if self._head:
             logprobs, entropy = self._head.logprobs(outputs, targets_T, temperature)
         else:
-            logprobs, entropy = token_logprobs(outputs, targets_T, temperature, self.vocabulary)
+            known = outputs if self.vocabulary is not None else outputs[:, : getattr(self.model, _NUM_IDS, None)]
+            logprobs, entropy = token_logprobs(known, targets_T, temperature, self.vocabulary)
         return self.on_all(batch, logprobs), self.on_all(batch, entropy)
 
     def on_all(self, batch: MicroBatch, own: Tensor) -> Tensor:

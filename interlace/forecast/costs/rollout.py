@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from interlace.core.progress import Progress
 from interlace.core.runs import Runs
-from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response, SampleKey
+from interlace.core.types import Completion, FinishReason, Metrics, Request, Response, SampleKey
 from interlace.forecast.costs.kept import KeptContexts
 from interlace.forecast.costs.pace import Pace, PacedWork
 from interlace.forecast.costs.stretch import Stretch
@@ -174,6 +175,12 @@ class SimulatedEngine(Worker):
             "num_running": float(len(self._running)),
             "older_versions": float(len(self._older)),
         }
+
+    @operation(on_device=False)
+    def recover(self) -> str:
+        """Forgets the weights, as a new process has none. Returns no reason: it always succeeds."""
+        self._version = -1
+        return ""
 
     async def onload(self) -> None:
         """Loads the state, and the cache if offload() moved it. The next call recomputes a dropped cache."""

@@ -13,7 +13,8 @@ from statistics import median
 
 from interlace.core.types import Metrics, SampleKey
 from interlace.data.stream import PromptStream
-from interlace.flows.run import RoleGroups, StepResult
+from interlace.flows.run import RoleGroups
+from interlace.flows.steps import StepResult
 from interlace.forecast.profile.types import Profile, RolloutCosts, TrainCosts
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.run.host import host

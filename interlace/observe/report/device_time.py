@@ -36,7 +36,7 @@ OTHER = "#9ca3af"
 SMALLEST_SHARE = 0.001
 """A bin with a smaller share of the device time is not listed."""
 MAX_BARS = 60
-"""If there are more steps, each bar is the mean of neighbouring steps."""
+"""Number of bars. A bar of a longer run is the mean of neighbouring steps."""
 AFTER_STEP = 0.15
 """Part of the next step that is shown after the chosen one, as a share of its length."""
 SMALLEST_GAP = 0.0005
@@ -210,9 +210,9 @@ def _seconds(row: Mapping[str, object], key: str) -> float:
 def step_view(run: str, timeline: DeviceTimeline, step: int | None) -> StepView | None:
     """Builds the picture of a step; step: None takes the middle one. Returns None if the trace lacks the step."""
     present = sorted(timeline.steps)
-    chosen = step if step is not None else present[len(present) // 2] if present else None
-    if chosen is None or chosen not in timeline.steps:
+    if not present or (step is not None and step not in timeline.steps):
         return None
+    chosen = present[len(present) // 2] if step is None else step
     start_s, end_s = timeline.steps[chosen]
     last_s = end_s + AFTER_STEP * (end_s - start_s)
     window = max(last_s - start_s, 1e-9)

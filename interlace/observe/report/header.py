@@ -65,6 +65,12 @@ def _settings(config: str) -> Mapping[str, JSON]:
     return found if isinstance(found, Mapping) else {}
 
 
+def asked_steps(config: str) -> int | None:
+    """Returns the number of steps that config.yaml asks for; None if it has none."""
+    found = _settings(config).get("steps")
+    return found if isinstance(found, int) else None
+
+
 def _text(settings: Mapping[str, JSON], *path: str) -> str:
     """Returns a setting as text; empty if it is missing."""
     value: JSON = dict(settings)

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -66,15 +66,15 @@ def write_report(folders: Sequence[RunFolder], path: Path, *, step: int | None =
 
     Raises UserError for a run that logged no step.
     """
-    entries = [read_entry(RunData.read(folder), folder) for folder in folders]
+    entries = [read_entry(RunData.read(folder), folder, DeviceTimeline.read(folder.timeline)) for folder in folders]
     write_atomic(path, render_report(entries, step))
 
 
-def read_entry(run: RunData, folder: RunFolder, *, state: str = "") -> Entry:
-    """Reads the files of a run that the page needs in addition to its data."""
+def read_entry(run: RunData, folder: RunFolder, timeline: DeviceTimeline | None, *, state: str = "") -> Entry:
+    """Reads the files of a run that the page needs in addition to its data and its timeline."""
     return Entry(
         run=run,
-        timeline=DeviceTimeline.read(folder.timeline),
+        timeline=timeline,
         config=folder.config.read_text(encoding="utf-8"),
         sessions=read_sessions(folder.path),
         answers=read_answers(folder.path),
@@ -180,9 +180,10 @@ def asset(name: str) -> str:
     return (files("interlace.observe.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def render_live_frame(title: str, styles: Iterable[str], scripts: Iterable[str]) -> str:
-    """Renders the frame of a live page, whose script requests the content."""
-    return _render("live.html", {"title": title, "styles": list(styles), "scripts": list(scripts), "names": SECTIONS})
+def render_live_frame(title: str, folder: str) -> str:
+    """Renders the frame of a live page, whose script requests the content. folder: address of the assets."""
+    styles, scripts = ([f"{folder}/{name}" for name in names] for names in (STYLES, LIVE_SCRIPTS))
+    return _render("live.html", {"title": title, "styles": styles, "scripts": scripts, "names": SECTIONS})
 
 
 def _render(template: str, context: Mapping[str, object]) -> str:

@@ -156,6 +156,7 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     sources = [name for name in found if name.startswith("source/") and name.endswith("/reward")]
     sets = [name for name in found if name.startswith("eval/") and name.count("/") == 2]
     critic = [name for name in found if name.startswith("critic/")]
+    causes = [name for name in found if name.startswith("failed/")]
     memory = [name for name in found if name.startswith("memory/")]
     extra = [
         _group("Reward parts", "mean over the scored samples of the step", parts, prefix="reward/"),
@@ -164,6 +165,7 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
             _single(name.removeprefix("critic/").replace("_", " ").capitalize(), name, "of the critic")
             for name in critic
         ],
+        _group("Failed samples by cause", "share of the samples that ended in the step", causes, prefix="failed/"),
         _group("Memory", "bytes, by role", memory, prefix="memory/"),
     ]
     held_out = PanelSpec(

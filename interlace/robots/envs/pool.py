@@ -249,8 +249,8 @@ class EnvPool(Children):
         job = home.sent[0] if home.sent else None
         if job:
             job.tries -= 1
-            # A stop may send SIGTERM to all processes of a run, but the run's last step still needs its episodes.
-            if code != -signal.SIGTERM or not job.tries:
+            # SIGTERM and SIGKILL come from outside: a stop of the whole run, or the system's lack of memory.
+            if code not in (-signal.SIGTERM, -signal.SIGKILL) or not job.tries:
                 home.sent.popleft()
                 self.counts.num_died += 1
                 self._lose(home, job, SimulatorError(f"the simulator's process died (exit code {code})"))

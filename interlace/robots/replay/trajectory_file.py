@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.messages import Message, ToolCall
 from interlace.core.runs import Runs
@@ -49,6 +50,8 @@ def _plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:
         return {_TAG: "array", "dtype": value.dtype.str, "shape": value.shape}
     if isinstance(value, Runs):
         return {_TAG: "runs", "pieces": value.pieces}
+    if isinstance(value, Cause):
+        return {_TAG: "cause", "value": value.value}
     if isinstance(value, FinishReason):
         return {_TAG: "finish", "value": value.value}
     if isinstance(value, SampleKey):
@@ -91,6 +94,8 @@ def _record(value: Any, arrays: _Arrays) -> Any:
             return arrays.take(value["dtype"], value["shape"])
         case "runs":
             return Runs([(number, count) for number, count in value["pieces"]])
+        case "cause":
+            return Cause(value["value"])
         case "finish":
             return FinishReason(value["value"])
         case "key":

@@ -9,6 +9,7 @@ from interlace.algorithms import Algorithm, AlgorithmConfig, create_algorithm, o
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.random import SEED_END
+from interlace.core.recovery import RecoveryConfig
 from interlace.core.types import SamplingParams
 from interlace.data.config import DataConfig, MixtureSource, expand_source
 from interlace.data.warmup import DemonstrationConfig
@@ -187,6 +188,8 @@ class Recipe(Config):
     """Steps between evaluations on held-out prompts. With 0, only before the first step and after the last."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep."""
+    recovery: RecoveryConfig = RecoveryConfig()
+    """Limits of recovery from failures of processes and samples."""
     sampling: SamplingParams = SamplingParams()
     optimizer: Annotated[OptimizerConfig, BeforeValidator(_refuse_foreign_value("optimizer"))] = OptimizerConfig()
     """Optimizer of the actor."""

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
 HEAD = struct.Struct("<IQ")
@@ -21,8 +22,15 @@ _BEAT_S = 0.05
 """Seconds between two heartbeats of an event loop, and between two checks of them."""
 
 
+def process_name(name: str) -> str:
+    """Returns the kernel's name of a process of a run, by its name in multiprocessing."""
+    return f"il-{name.rpartition(' ')[2]}"[:15]
+
+
 def become_child() -> None:
-    """Makes this process ignore Ctrl-C, end at SIGTERM, and end with the run."""
+    """Makes this process ignore Ctrl-C, end at SIGTERM, end with the run, and carry its role in the kernel's name."""
+    with contextlib.suppress(OSError):  # only Linux has the file
+        Path("/proc/self/comm").write_text(process_name(multiprocessing.current_process().name), encoding="ascii")
     # SIGTERM is harmless: interrupted jobs are done again in another process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -9,8 +9,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from interlace.core.causes import Cause
+from interlace.core.errors import RestartBudgetError
+from interlace.core.recovery import RestartBudget
 from interlace.runtime.process.launch import GUARD, fork_servers
 
 TRIES = 3
@@ -18,11 +22,22 @@ TRIES = 3
 FIRST_START_S, START_S = 120.0, 20.0
 """Seconds for the start of a process. The first start takes longer, because the fork server imports modules."""
 _JOIN_S = 2.0
+LOOK_S = 1.0
+"""Seconds between two looks for processes that a signal has stopped."""
 
 
 Place: TypeAlias = Callable[[str, Callable[..., None], tuple[object, ...]], tuple[Any, socket.socket]]
 """Starts a named process that runs target(connection, *arguments). Returns the process and this end of the connection.
 Raises OSError if the start fails."""
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns whether a signal has stopped a process (SIGSTOP). Always False on systems without /proc."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "T"
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -46,6 +61,15 @@ class Child:
     """True once the owner has ended it."""
     start_error: str = ""
     """Reason why it could not be started."""
+    was_stopped: bool = False
+    """True if it was killed because a signal had stopped it."""
+
+    @property
+    def last_words(self) -> str:
+        """Describes the end of the process, for a message."""
+        if self.start_error:
+            return f"did not start: {self.start_error}"
+        return "was stopped by a signal" if self.was_stopped else f"ended with exit code {self.ended_with()}"
 
     def ended_with(self) -> int | None:
         """Waits briefly for the process to end. Returns its exit code, negative for a signal."""
@@ -73,12 +97,15 @@ class Children(ABC):
     server that does not answer delays neither time limits nor close().
     """
 
-    def __init__(self, name: str, preload: tuple[str, ...], place: Place | None = None) -> None:
+    def __init__(
+        self, name: str, preload: tuple[str, ...], place: Place | None = None, budget: RestartBudget | None = None
+    ) -> None:
         """name: of the thread and the processes. preload: modules that the fork server imports for all of them.
 
-        place: function that starts a process elsewhere; if None, processes start on this machine.
+        place: function that starts a process elsewhere; if None, processes start on this machine. budget: limit of
+        restarts; None for no limit.
         """
-        self._name, self._place = name, place
+        self._name, self._place, self._budget = name, place, budget
         self._preload = preload
         self._children: list[Child] = []
         self._launched: deque[_Launch] = deque()
@@ -86,6 +113,7 @@ class Children(ABC):
         self._dying: Child | None = None
         """Process whose end is currently handled."""
         self._num_bad_starts = 0
+        self._next_look_s = 0.0
         self._closed = False
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
@@ -155,11 +183,25 @@ class Children(ABC):
         while self._launched:
             self._finish_start(self._launched.popleft())
         self._give_up_late_starts()
+        if self._place is None:
+            self._kill_stopped()
 
     def _seconds_to_wait(self) -> float | None:
         starts = [max(0.0, child.start_by_s - time.monotonic()) for child in self._children if not child.process]
         limit_s = self._patience_s()
-        return min([*starts, *([] if limit_s is None else [limit_s])], default=None)
+        look_s = [LOOK_S] if self._place is None and self._children else []
+        return min([*starts, *look_s, *([] if limit_s is None else [limit_s])], default=None)
+
+    def _kill_stopped(self) -> None:
+        """Kills processes that a signal has stopped; the next look finds that they have ended."""
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_S
+        for child in self._children:
+            if child.process is not None and is_stopped(child.process.pid):
+                child.was_stopped = True
+                child.process.kill()
 
     def _start(self, target: Callable[..., None], *args: object) -> Child:
         """Begins the start of a process that runs target(connection, *args)."""
@@ -229,6 +271,8 @@ class Children(ABC):
         self._dying = child
         self._died(child)
         self._dying = None
+        if self._budget and (reason := self._budget.spend(time.monotonic())):
+            raise RestartBudgetError(f"{reason} (cause: {Cause.RESOURCE}). The last process {child.last_words}.")
 
     def _started_badly(self, reason: str) -> None:
         self._num_bad_starts += 1

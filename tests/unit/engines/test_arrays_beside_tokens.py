@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from interlace.core.errors import UserError
-from interlace.core.messages import Message
 from interlace.core.training import UpdateConfig
 from interlace.core.types import NO_GROUP, Completion, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
@@ -15,8 +14,8 @@ from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import ActorConfig, OptimizerConfig, TrainConfig
 from interlace.models.config import RobotShape
 from interlace.robots.models.vla import build_tiny_vla
-from interlace.rollouts.base import Outcome, Turn
-from interlace.rollouts.session import _turn
+from interlace.rollouts.base import Outcome
+from interlace.rollouts.read_turns import read_turn
 from interlace.rollouts.turns import turn_columns
 
 SHAPE = RobotShape(state_size=6, action_size=3, chunk=2, bins=32)
@@ -60,7 +59,7 @@ def trainer(decoding: str, *, padded: bool = False) -> TrainEngine:
 
 def sample_of(completion: Completion, prompt_ids) -> Sample:
     prompt = Prompt(uid="robot", token_ids=np.asarray(prompt_ids, np.int32), text="", answer="")
-    turn: Turn = _turn(0, Response(completion=completion, text=""), Message(role="assistant", content=""))
+    turn = read_turn(0, Response(completion=completion, text=""), None, ())
     columns = turn_columns(prompt, [turn, replace(turn, number=1)], Outcome(), {}, ())
     return Sample(key=SampleKey(0, completion.request.owner.index), prompt=prompt, segments=columns["segments"])
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.flows.run import StepResult
+from interlace.flows.steps import StepResult
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.online import LOWEST, OnlinePlanner, with_lengths
 from interlace.forecast.plan import PlanRequest, PlanSettings

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from interlace.algorithms import create_algorithm
-from interlace.core.types import Draft, Request, SampleKey, SamplingParams
+from interlace.core.progress import Draft
+from interlace.core.types import Request, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig
 from interlace.engines.train import Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.models.tiny import build_tiny

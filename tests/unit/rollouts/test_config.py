@@ -84,7 +84,7 @@ def test_mistakes_are_named(given: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("NotAsync", {}, "a method `run` that is no `async def`"),
+        ("NotAsync", {}, "a method `run` that is not an `async def`"),
         ("NoArguments", {}, r"cannot be run as run\(prompt, session\)"),
         ("Given", {"wrd": "x"}, r"cannot be made with \(wrd='x'\)"),
         ("HERE", {}, "is a str, not a class with `run`"),

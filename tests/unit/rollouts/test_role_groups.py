@@ -57,11 +57,11 @@ PAIRS: tuple[tuple[type[TypedGroup], type[Worker]], ...] = (
 LEFT_OUT: dict[type[Worker], set[str]] = {
     CriticWorker: {"process_rewards"},
     ProcessRewardWorker: {"values"},
-    SimulatedEngine: {"health", "recover", "report", "weight_place"},
+    SimulatedEngine: {"health", "report", "weight_place"},
     SimulatedInference: {"attention"},
     SimulatedTrainer: {
-        "accumulate_replayed", "attention", "base_logprobs", "checkpoint_bytes", "copy_checkpoint", "load_optimizer",
-        "open_weights", "weight_place", "write_checkpoint",
+        "accumulate_replayed", "attention", "base_logprobs", "checkpoint_bytes", "copy_checkpoint", "evaluate",
+        "load_optimizer", "open_weights", "weight_place", "write_checkpoint",
     },
 }  # fmt: skip
 """Operations that no run asks of this worker."""

@@ -9,6 +9,7 @@ from interlace import workers
 from interlace.core.errors import UserError
 from interlace.forecast import costs as simulate
 from interlace.observe.goodput import BINS
+from interlace.robots.env_worker import EnvWorker
 from interlace.runtime.worker import OPERATION_BINS, Operation, Worker, operation, operation_of
 
 
@@ -62,6 +63,8 @@ def test_every_bin_that_an_operation_fills_is_one_of_the_ledger() -> None:
 
 def test_what_computes_nothing_of_a_step_is_idle_time_and_simulated_workers_book_as_real_ones_do() -> None:
     real, simulated = declared(workers), declared(simulate)
+    for name in ("forget", "simulate", "simulate_beside", "spec"):
+        real[name] = [how] if (how := operation_of(EnvWorker, name)) else []
     idle = {name for name, hows in real.items() if any(how.bin == "idle" for how in hows)}
     assert idle == {"copy_checkpoint", "load_optimizer"}
     for name, hows in simulated.items():

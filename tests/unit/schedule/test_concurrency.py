@@ -118,7 +118,7 @@ def test_a_number_is_a_number_and_none_is_no_limit() -> None:
     [
         ({"kind": "adaptive", "initial": 2, "floor": 4}, "must not decrease"),
         ({"kind": "adaptive", "low": 0.9}, "must not decrease"),
-        (0, "greater than or equal to 1"),
+        (0, "it must be 1 or more"),
         ("adaptiv", "adaptive"),
     ],
 )

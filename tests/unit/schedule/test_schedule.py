@@ -39,7 +39,7 @@ def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("max_staleness: 1\nbatching: arrival\nmax_staleness: 4", "key 'max_staleness' is written twice"),
-        ("on: 1", "a key reads as True, which is no text"),
+        ("on: 1", "a key reads as True, which is not text"),
         ("max_staleness: true", "max_staleness = True: it is a number, and YAML reads yes"),
         ("granularity: {actor: yes}", "granularity: actor = True: it is a number"),
         ("placement: {rollout: on}", "placement.rollout = True: it has settings, so write placement.rollout.devices="),

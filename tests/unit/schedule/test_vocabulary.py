@@ -79,8 +79,8 @@ def test_the_keys_of_other_trainers_are_known() -> None:
 def test_a_foreign_key_is_answered_with_ours_and_a_foreign_value_too() -> None:
     with pytest.raises(UserError, match=r"unknown key 'learning_rate'\. TRL, Unsloth: write optimizer\.lr\."):
         Recipe.parse({"learning_rate": 1e-5})
-    with pytest.raises(UserError, match=r"unknown algorithm 'dpo'.*recipe dpo"):
-        Recipe.parse({"algorithm": "dpo"})
+    with pytest.raises(UserError, match=r"unknown algorithm 'kto'.*algorithm dpo"):
+        Recipe.parse({"algorithm": "kto"})
     for section, values in WORDS.values.items():
         assert section in Recipe.model_fields
         assert all(sentence.endswith(".") for sentence in values.values())

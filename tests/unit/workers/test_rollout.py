@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from itertools import count
 
-from interlace.core.types import NO_GROUP, FinishReason, Progress, Request, SampleKey, SamplingParams
+from interlace.core.progress import Progress
+from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.models.tiny import build_tiny
 from interlace.runtime.worker import WorkerContext

@@ -53,6 +53,8 @@ class EngineSite:
 class EngineKind(ABC):
     """Kind of engine with a name in recipes. A subclass states the requirements of its engines and creates them."""
 
+    draws_known_ids: ClassVar[bool] = False
+    """True if the engines never draw ids after the tokenizer's last one; the trainer then leaves these out too."""
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     lacks: ClassVar[Mapping[Feature, str]] = {}
     """Abilities that these engines lack, each with the reason."""

@@ -20,6 +20,7 @@ class InterlaceKind(ServedKind):
 
     Config = InterlaceConfig
     config: InterlaceConfig
+    draws_known_ids = True
     dialect = "interlace"
     remark = "the native engine in processes with an address"
 

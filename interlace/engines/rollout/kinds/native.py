@@ -17,6 +17,7 @@ class NativeKind(EngineKind):
 
     Config = NativeConfig
     config: NativeConfig
+    draws_known_ids = True
     takes_adapters = True
     remark = "serves any causal language model of transformers"
 

@@ -169,7 +169,7 @@ def test_environments_that_cannot_work_are_refused() -> None:
         create_kind(parse_episode({"name": "environment", "environment": f"{__name__}:NoStep"})).check()
     with pytest.raises(UserError, match="set one of `environment` and `verifiers`"):
         parse_episode({"name": "environment"})
-    with pytest.raises(ValueError, match="gives the model no new message"):
+    with pytest.raises(ValueError, match="no new message for the model"):
         play(Rewarded([TWO]), name="environment", environment=f"{__name__}:EndlessSilence")
 
 

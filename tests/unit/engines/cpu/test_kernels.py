@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from interlace.engines.cpu import compiled, kernels, verify
 from interlace.engines.cpu.compiled import KernelsUnavailable
 from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
+from tests.unit.engines.rollout.conftest import tiny_model
 
 
 @pytest.fixture
@@ -30,9 +31,9 @@ def test_compiled_once_into_the_users_cache(fresh: Path, monkeypatch: pytest.Mon
     assert library.exists() and len(list((fresh / "interlace").iterdir())) == 1
 
 
-def test_no_compiler_is_said_and_served(fresh: Path, monkeypatch: pytest.MonkeyPatch, make_model) -> None:
+def test_no_compiler_is_said_and_served(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(fresh))
-    model: PreTrainedModel = make_model()
+    model: PreTrainedModel = tiny_model()
     engine = NativeEngine(model)
     assert "torch sdpa" in engine.report().attention
     assert any("no C++ compiler" in note for note in engine.report().notes)
@@ -65,12 +66,12 @@ def test_products_of_any_size_are_right_and_invariant(
     assert "c++ decoder" in report.attention and report.invariant, report
 
 
-def test_other_processors_get_another_library(fresh: Path, monkeypatch: pytest.MonkeyPatch, make_model) -> None:
+def test_other_processors_get_another_library(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiles of processors without AVX-512, where this machine can run them."""
     if not any(name in compiled.processor() for name in (" avx2 ", " avx512f ")):
         pytest.skip("no x86 processor with AVX2")
     flags = tuple("-march=haswell" if flag == "-march=native" else flag for flag in compiled.FLAGS)
     monkeypatch.setattr(compiled, "FLAGS", flags)
     monkeypatch.setattr(verify, "NUM_OTHERS", tuple(range(1, 40)))
-    report = NativeEngine(make_model(), config=NativeConfig(max_running=40)).report()
+    report = NativeEngine(tiny_model(), config=NativeConfig(max_running=40)).report()
     assert "c++ decoder" in report.attention and report.invariant, report

@@ -65,5 +65,5 @@ def test_a_log_prob_that_is_none_is_an_error(logprob: float) -> None:
 
 
 def test_an_end_that_is_unknown_is_an_error() -> None:
-    with pytest.raises(InterlaceError, match="for the reason 'error'"):
+    with pytest.raises(InterlaceError, match="for the unknown reason 'error'"):
         finish_reason("error")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, Messages, ToolCall
@@ -41,7 +42,8 @@ def trajectory(number: int, *, version: int = 0, reward: float | None = None, si
     )
     return Sample(
         key=SampleKey(number, number % 4), prompt=prompt, segments=segments, finish_reason=FinishReason.STOP, text="é",
-        outcome=RewardResult(reward=1.0, parts={"x": 0.1}), reward=float(number % 2) if reward is None else reward,
+        outcome=RewardResult(reward=1.0, parts={"x": 0.1}, cause=Cause.SANDBOX),
+        reward=float(number % 2) if reward is None else reward,
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
             r"'prime' trains a process reward model .* model.robot.head=tokens",
         ),
         (("model={path: tiny:micro}",), r"needs a policy that answers in action tokens"),
-        ((robot(), "task.starts.instructions=[' ']"), r"an instruction is missing"),
+        ((robot(), "task.starts.instructions=[' ']"), r"an instruction is empty"),
         ((robot(), "task.starts.instructions=[a, b, c]"), r"instruction 'c' .* is of task 2, .* has 2: near, far"),
         ((robot(), "task.starts.tasks=[7]"), r"is of task 7"),
         ((robot(state_size=1), "episode.features=[{of: [2]}]"), r"place 2 of a state of 2 numbers"),

@@ -1,0 +1,125 @@
+"""`interlace chaos`: a recipe under faults, and the certificate of its run."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from interlace.cli.preflight import hush_libraries
+
+if TYPE_CHECKING:
+    from interlace.run.chaos.certificate import Certificate
+    from interlace.run.chaos.faults import FaultSpec
+
+
+def chaos(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change: `rollout=interlace`.")
+    ] = None,
+    faults: Annotated[
+        str, typer.Option(help="KIND:ROLE@RATE with commas between: kill:rollout@0.1/step,stop:reward@30s.")
+    ] = "",
+    devices: Annotated[
+        str | None, typer.Option(help="Run on the virtual clock, on this number of devices. Default: run for real.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Costs of the workers on the virtual clock.")] = None,
+    restart_s: Annotated[
+        float, typer.Option("--restart-s", min=0.0, help="Seconds for the start of a process on the virtual clock.")
+    ] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Train a recipe without faults and with them, and show the lost samples. Exits with 1 if a promise is broken."""
+    from interlace.observe.jsonl import to_line
+    from interlace.run.chaos.faults import parse_faults
+
+    specs = parse_faults(faults)
+    if devices is not None:
+        found = _simulated(recipe, overrides or [], specs, devices, profile, restart_s)
+    else:
+        found = certify_faults(recipe, overrides or [], specs, quiet=as_json)
+    if as_json:
+        print(to_line(found.row()), end="")
+    else:
+        _show(found)
+    if not found.holds:
+        raise typer.Exit(1)
+
+
+def _simulated(
+    recipe: str,
+    overrides: list[str],
+    specs: "tuple[FaultSpec, ...]",
+    devices: str,
+    profile: str | None,
+    restart_s: float,
+) -> "Certificate":
+    from interlace.cli.virtual import change_profiles, virtual_cluster
+    from interlace.forecast.chaos import simulate_faults
+    from interlace.forecast.simulate import check_simulated
+    from interlace.run.recipe.load import load_recipe
+
+    simulation, rest = change_profiles(virtual_cluster(devices, profile), overrides)
+    loaded = load_recipe(recipe, rest)
+    check_simulated({recipe: loaded}, simulation.profile, simulation.devices)
+    return simulate_faults(loaded, specs, simulation, restart_s=restart_s)
+
+
+def certify_faults(
+    spec: str, overrides: list[str], faults: "tuple[FaultSpec, ...]", *, quiet: bool = False
+) -> "Certificate":
+    """Runs a recipe on this machine under faults. Raises UserError before any work for faults that cannot happen."""
+    from interlace.observe.stop import StopSignal
+    from interlace.run.chaos.faults import check_processes
+    from interlace.run.recipe.load import load_recipe
+
+    recipe = load_recipe(spec, overrides)
+    check_processes(recipe, faults)
+    hush_libraries()
+    from interlace.run.chaos.real import run_with_faults  # loads torch, so the checks without torch come first
+    from interlace.run.recipe.check import check_recipe
+
+    check_recipe(recipe)
+    console = Console(quiet=quiet)
+    say = lambda text: console.print(text, highlight=False)  # noqa: E731
+    with StopSignal(lambda: say("Stopping at the end of this step.")) as stop, _scratch() as folder:
+        return run_with_faults(recipe, faults, folder, stop, say)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Makes a folder for the runs. It stays after an error, whose message may name a file in it."""
+    folder = Path(tempfile.mkdtemp(prefix="interlace-chaos-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _show(found: "Certificate") -> None:
+    console = Console()
+    table = Table(title="Faults", title_justify="left")
+    for heading in ("fault", "target", "at (s)", "recovered after (s)"):
+        table.add_column(heading, justify="left" if heading in ("fault", "target") else "right")
+    for each in found.faults:
+        recovered = "not needed" if each.recovered_s is None else f"{each.recovered_s:.2f}"
+        table.add_row(each.fault, each.target, f"{each.at_s:.1f}", recovered)
+    console.print(table)
+    events = ", ".join(f"{count} {event}" for event, count in found.events.items())
+    equal = {True: "equal", False: "NOT equal", None: "not compared"}
+    lines = [
+        f"faults: {found.injected} injected, {found.survived} survived",
+        f"samples: {events}; {found.lost} lost, {found.duplicated} duplicated",
+        f"staleness: at most {found.staleness_max:g} versions of {found.staleness_bound} allowed",
+        f"effective training time: {found.effective_time:.1%}",
+        f"trained samples: {equal[found.samples_equal]} to those without faults",
+        f"final weights: {equal[found.weights_equal]} to those without faults, to the bit",
+        *([f"the run ended early: {found.error}"] if found.error else []),
+        "certificate: holds" if found.holds else "certificate: BROKEN",
+    ]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,40 @@
+"""`interlace watch`: the live page of runs."""
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from interlace.cli.report import run_folder
+
+if TYPE_CHECKING:
+    from interlace.observe.run_folder import RunFolder
+
+NICENESS = 10
+"""Priority of the server: the cores belong to the run."""
+
+
+def watch(
+    runs: Annotated[list[str], typer.Argument(help="Names or folders of runs; several are compared.")],
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8001,
+) -> None:
+    """Serve a page of runs that follows their files: curves, devices, samples, settings; also after they ended."""
+    folders = [run_folder(run) for run in runs]
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+    try:
+        asyncio.run(_serve(folders, port))
+    except KeyboardInterrupt:
+        print("stopped")
+
+
+async def _serve(folders: "list[RunFolder]", port: int) -> None:
+    from interlace.observe.watch.server import WatchServer
+
+    server = WatchServer(folders)
+    print(f"watching {', '.join(folder.name for folder in folders)}: {await server.start(port)}", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await server.close()

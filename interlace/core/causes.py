@@ -1,0 +1,81 @@
+"""Causes of failures: one list for samples, errors and metrics."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from interlace.core.errors import (
+    EpisodeLostError,
+    FailedUpdatesError,
+    HangError,
+    RemoteError,
+    RestartBudgetError,
+    StoppedError,
+    UserError,
+    WorkerDiedError,
+    is_full_disk,
+)
+
+
+class Cause(StrEnum):
+    """The part of a run that caused a failure."""
+
+    POLICY = "policy"
+    TOOL = "tool"
+    SANDBOX = "sandbox"
+    VERIFIER = "verifier"
+    ENGINE = "engine"
+    TRAINER = "trainer"
+    NETWORK = "network"
+    RESOURCE = "resource"
+    """Memory, disk or a process of the machine."""
+    USER = "user"
+    """Settings or code of the user."""
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """True if another attempt at the same sample may succeed."""
+        return self not in (Cause.POLICY, Cause.USER)
+
+
+CAUSE_OF_ROLE = {
+    "rollout": Cause.ENGINE,
+    "env": Cause.SANDBOX,
+    "reward": Cause.VERIFIER,
+    "reference": Cause.ENGINE,
+    "critic": Cause.TRAINER,
+    "actor": Cause.TRAINER,
+    "world_model": Cause.TRAINER,
+}
+"""Cause of the death of a role's worker."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleFailure:
+    """Failure of one sample."""
+
+    reason: str
+    cause: Cause
+    is_final: bool = False
+    """True if the sample was tried again before, so that it ends now."""
+
+
+_OF_THE_MACHINE = (MemoryError, EpisodeLostError, HangError, RestartBudgetError, StoppedError)
+
+
+def cause_of(error: BaseException, otherwise: Cause = Cause.USER) -> Cause:
+    """Returns the cause of an error. otherwise: cause of an error whose type does not determine one."""
+    if is_full_disk(error) or isinstance(error, _OF_THE_MACHINE):
+        return Cause.RESOURCE
+    if isinstance(error, ConnectionError):
+        return Cause.NETWORK
+    if isinstance(error, TimeoutError):
+        return Cause.TOOL
+    if isinstance(error, FailedUpdatesError):
+        return Cause.TRAINER
+    if isinstance(error, UserError):
+        return Cause.USER
+    if isinstance(error, WorkerDiedError | RemoteError):
+        role = re.split(r"[/\[ ]", str(error), maxsplit=1)[0]
+        return CAUSE_OF_ROLE.get(role, Cause.RESOURCE if isinstance(error, WorkerDiedError) else otherwise)
+    return otherwise

@@ -1,0 +1,92 @@
+"""A recipe on the virtual clock under faults, next to the same run without them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.random import keyed_random
+from interlace.core.types import TerminalEvent
+from interlace.forecast.simulate import Simulation, simulate
+from interlace.forecast.virtual import Simulated
+from interlace.run.chaos.certificate import Certificate, EndedKey, FaultRecord, SampleCounts
+from interlace.run.chaos.faults import EPISODE, FaultSpec
+from interlace.run.recipe.config import Recipe
+from interlace.runtime.sim.process_faults import ProcessFault, ProcessFaults
+
+
+def simulate_faults(
+    recipe: Recipe, faults: Sequence[FaultSpec], simulation: Simulation, *, restart_s: float
+) -> Certificate:
+    """Simulates a recipe without faults, then with them. restart_s: seconds for the start of a process.
+
+    Raises UserError for a role that is not simulated.
+    """
+    if fault := next((each for each in faults if each.role == EPISODE), None):
+        raise UserError(f"--faults {fault.text}: the virtual clock has no processes of episodes; leave --devices out.")
+    calm = simulate(recipe, simulation)
+    injected = ProcessFaults(_times(faults, calm, recipe.seed), restart_s)
+    schedule = recipe.schedule.resolved
+    try:
+        rough: Simulated | None = simulate(recipe, replace(simulation, process_faults=injected))
+        error = ""
+    except InterlaceError as failure:
+        rough, error = None, str(failure)
+    found = [
+        FaultRecord(fault=fault.name, target=injected.target(fault), at_s=fault.at_s, recovered_s=seconds)
+        for fault, seconds in sorted(injected.recovered_s.items(), key=lambda item: item[0].at_s)
+    ]
+    counts = SampleCounts.of(_ended(rough), recipe.samples_per_prompt)
+    return Certificate(
+        faults=found,
+        is_complete=rough is not None,
+        error=error,
+        events=counts.events,
+        lost=counts.lost,
+        duplicated=counts.duplicated,
+        staleness_max=max((result.metrics["sched/staleness_max"] for result in rough.results), default=0.0)
+        if rough
+        else 0.0,
+        staleness_bound=math.ceil(schedule.max_staleness),
+        step_s=_step_s(rough),
+        step_s_without_faults=_step_s(calm),
+        samples_equal=_trained(rough) == _trained(calm) if rough and schedule.max_staleness == 0 else None,
+        weights_equal=None,  # simulated workers have no weights
+    )
+
+
+def _times(faults: Sequence[FaultSpec], calm: Simulated, seed: int) -> list[ProcessFault]:
+    """Returns the faults at their times. The steps of the run without faults determine when a step begins."""
+    found = []
+
+    def add(fault: FaultSpec, at_s: float, number: int) -> None:
+        instance = keyed_random("chaos target", seed, fault.text, number).randrange(1 << 16)
+        found.append(ProcessFault(name=fault.text, role=fault.role, kind=fault.kind, at_s=at_s, instance=instance))
+
+    for fault in faults:
+        if fault.at_s is not None:
+            add(fault, fault.at_s, 0)
+        begin_s = calm.seconds - _step_s(calm)
+        for result in calm.results:
+            place, step_s = fault.delay_in(result.step, seed), result.metrics["timing_s/step"]
+            if place is not None:
+                add(fault, begin_s + place * step_s, result.step)
+            begin_s += step_s
+    return found
+
+
+def _step_s(run: Simulated | None) -> float:
+    return math.fsum(result.metrics["timing_s/step"] for result in run.results) if run else 0.0
+
+
+def _ended(run: Simulated | None) -> list[EndedKey]:
+    return [EndedKey(*each.sample.key, each.event) for each in run.events] if run else []
+
+
+def _trained(run: Simulated) -> list[tuple[int, str, int, int]]:
+    return sorted(
+        (result.step, each.sample.uid, each.sample.key.index, each.sample.num_tokens)
+        for result in run.results
+        for each in result.ended
+        if each.event == TerminalEvent.TRAINED
+    )

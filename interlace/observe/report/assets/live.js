@@ -1,0 +1,57 @@
+// Keeps a live page up to date: it requests the content again and again, and replaces the sections that changed.
+"use strict";
+{
+  const EVERY_MS = 2000;
+  const shown = {}; // name of a section -> its HTML
+  const connection = document.getElementById("connection");
+  let tag = "";
+
+  function tell(text, isLost) {
+    if (connection.textContent !== text) connection.textContent = text;
+    connection.classList.toggle("lost", isLost);
+  }
+
+  // Replaces a section; opened details, inputs and the focus stay as they were.
+  function replace(section, html) {
+    const open = new Set([...section.querySelectorAll("details[open][data-key]")].map((one) => one.dataset.key));
+    const known = new Set([...section.querySelectorAll("details[data-key]")].map((one) => one.dataset.key));
+    const smoothing = section.querySelector("#smoothing")?.value, bands = section.querySelector("#bands")?.checked;
+    const focused = section.contains(document.activeElement) ? document.activeElement.closest("details")?.dataset.key : null;
+    section.innerHTML = html;
+    section.hidden = !html;
+    for (const one of section.querySelectorAll("details[data-key]")) {
+      if (known.has(one.dataset.key)) one.open = open.has(one.dataset.key);
+      if (focused && one.dataset.key === focused) one.querySelector("summary").focus({ preventScroll: true });
+    }
+    if (smoothing != null && section.querySelector("#smoothing")) {
+      section.querySelector("#smoothing").value = smoothing;
+      section.querySelector("#smoothing-value").value = Number(smoothing).toFixed(2);
+      section.querySelector("#bands").checked = bands;
+    }
+  }
+
+  function show(content) {
+    document.title = `interlace: ${content.title}`;
+    for (const [name, html] of Object.entries(content.sections)) {
+      if (shown[name] === html) continue;
+      shown[name] = html;
+      replace(document.getElementById(name), html);
+    }
+    Charts.show(content.charts);
+    tag = content.tag;
+  }
+
+  async function poll() {
+    try {
+      const response = await fetch(`content?tag=${tag}`);
+      if (response.status === 200) show(await response.json());
+      if (response.ok) tell("Live: the page follows the files of the run.", false);
+      else tell(`The run cannot be read: ${await response.text()}`, true);
+    } catch {
+      tell("interlace watch has ended. The page shows the last content.", true);
+    }
+    setTimeout(poll, EVERY_MS);
+  }
+
+  poll();
+}

@@ -1,0 +1,120 @@
+"""Content of a live page, rebuilt when a file of a watched run has changed."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from interlace.observe.report.device_time import DeviceTimeline
+from interlace.observe.report.header import asked_steps
+from interlace.observe.report.page import Entry, embeddable_json, read_entry, render_content
+from interlace.observe.run_data import FileState, RunData, RunReader, file_state
+from interlace.observe.run_folder import RunFolder
+
+REST = 50.0
+"""The page is rebuilt at most so often that the server rests this many times as long as it worked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveContent:
+    """The content of the page at one time."""
+
+    tag: str
+    """Digest of the body."""
+    body: str
+    """JSON with the tag, the title, the sections and the charts."""
+
+
+class ContentSource:
+    """Builds the content of the page of some runs from their files."""
+
+    def __init__(self, folders: Sequence[RunFolder]) -> None:
+        self.folders = folders
+        self._readers = [RunReader(folder) for folder in folders]
+        self._timelines: dict[RunFolder, tuple[FileState, DeviceTimeline | None]] = {}
+        self._signature: object = None
+        self._content: LiveContent | None = None
+        self._next_s = 0.0
+
+    @property
+    def title(self) -> str:
+        """Returns the names of the runs."""
+        return ", ".join(folder.name for folder in self.folders)
+
+    def read(self) -> LiveContent:
+        """Returns the content; builds it again if a file has changed and the server has rested long enough.
+
+        Raises UserError if a file of a run is damaged.
+        """
+        now = time.monotonic()
+        if self._content is not None and now < self._next_s:
+            return self._content
+        signature = [_signature(folder) for folder in self.folders]
+        if self._content is None or signature != self._signature:
+            self._content = self._build()
+            self._signature = signature
+            self._next_s = time.monotonic() + REST * (time.monotonic() - now)
+        return self._content
+
+    def _build(self) -> LiveContent:
+        entries = [self._entry(reader) for reader in self._readers]
+        content = render_content(entries, None)
+        fields = {"title": content.title, "sections": content.sections, "charts": content.charts}
+        tag = blake2b(embeddable_json(fields).encode(), digest_size=16).hexdigest()
+        return LiveContent(tag=tag, body=embeddable_json({"tag": tag, **fields}))
+
+    def _entry(self, reader: RunReader) -> Entry:
+        run, folder = reader.read(), reader.folder
+        return read_entry(run, folder, self._read_timeline(folder), state=describe_state(folder, run))
+
+    def _read_timeline(self, folder: RunFolder) -> DeviceTimeline | None:
+        state = file_state(folder.timeline)
+        if state is None:
+            return None
+        known = self._timelines.get(folder)
+        if known is None or known[0] != state:
+            self._timelines[folder] = known = (state, DeviceTimeline.read(folder.timeline))
+        return known[1]
+
+
+def _signature(folder: RunFolder) -> object:
+    """Returns the states of the files that the page shows."""
+    files = (folder.metrics, folder.evaluations, folder.timeline, folder.config, folder.process, folder.samples)
+    return [file_state(path) for path in files], _holder_is_alive(folder)
+
+
+def describe_state(folder: RunFolder, run: RunData) -> str:
+    """Describes whether a run trains, from its files alone: running, finished, stopped, or ended without a goodbye."""
+    alive = _holder_is_alive(folder)
+    if alive:
+        return "running"
+    asked = asked_steps(folder.config.read_text(encoding="utf-8"))
+    if asked is not None and len(run.rows) >= asked:
+        return "finished"
+    if alive is None:
+        return "stopped"
+    return "ended unexpectedly: its process does not exist any more"
+
+
+def _holder_is_alive(folder: RunFolder) -> bool | None:
+    """Returns whether the process that holds the run exists; None if no process holds it.
+
+    A process on another host counts as existing, because this host cannot see it.
+    """
+    try:
+        holder = json.loads(folder.process.read_text(encoding="utf-8"))
+        pid, host = int(holder["pid"]), str(holder["host"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    if host != socket.gethostname():
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # the process of another user
+    return True

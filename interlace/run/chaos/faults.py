@@ -1,0 +1,107 @@
+"""Specification of faults: `kill:rollout@0.1/step,stop:reward@30s`."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from interlace.core.errors import UserError, nearest
+from interlace.core.random import keyed_random
+from interlace.engines.rollout.kinds import create_kind
+from interlace.rollouts.by_row import simulators_of
+from interlace.run.recipe.config import Recipe
+from interlace.schedule.roles import ROLES
+
+KINDS = ("kill", "stop")
+EPISODE = "episode"
+"""Role of the processes that run episodes, which is no role of a schedule."""
+EXAMPLE = "Write KIND:ROLE@RATE with commas between, as in kill:rollout@0.1/step,stop:reward@30s."
+_FAULT = re.compile(r"(?P<kind>[^:@]*):(?P<role>[^:@]*)@(?P<rate>[^:@]*)")
+_RATE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>/step|s)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultSpec:
+    """Faults of one kind in the processes of one role."""
+
+    text: str
+    """The specification as the user wrote it."""
+    kind: Literal["kill", "stop"]
+    """kill: SIGKILL. stop: SIGSTOP."""
+    role: str
+    per_step: float = 0.0
+    """Probability of one fault in a step; 0 for a fault at a time."""
+    at_s: float | None = None
+    """Seconds from the start of the run to the only fault; None for faults by step."""
+
+    def delay_in(self, step: int, seed: int) -> float | None:
+        """Returns the place of the fault in a step, as a share of its duration; None if the step has none."""
+        draw = keyed_random("chaos", seed, self.text, step)
+        return draw.random() if draw.random() < self.per_step else None
+
+
+def parse_faults(text: str) -> tuple[FaultSpec, ...]:
+    """Reads a specification. Raises UserError for an unknown kind, role or rate."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UserError(f"--faults {text!r} has no fault. {EXAMPLE}")
+    found = [_parse_fault(part) for part in parts]
+    if twice := next((each.text for each in found if [other.text for other in found].count(each.text) > 1), None):
+        raise UserError(f"--faults names {twice!r} twice: raise its rate instead.")
+    return tuple(found)
+
+
+def _parse_fault(part: str) -> FaultSpec:
+    match = _FAULT.fullmatch(part)
+    if match is None:
+        raise UserError(f"--faults: {part!r} is not a fault. {EXAMPLE}")
+    kind, role, rate = match["kind"], match["role"], match["rate"]
+    if kind not in KINDS:
+        raise UserError(f"--faults: {part!r} has the unknown kind {kind!r}.{nearest(kind, KINDS)}")
+    if role not in faulty_roles():
+        other = next((each for each in ROLES if each.name == role), None)
+        if other is not None:
+            raise UserError(
+                f"--faults: {part!r}: a run does not survive the death of {role!r}; it is resumed from its newest "
+                f"checkpoint. Roles that recover: {', '.join(faulty_roles())}."
+            )
+        raise UserError(f"--faults: {part!r} has the unknown role {role!r}.{nearest(role, faulty_roles())}")
+    number = _RATE.fullmatch(rate)
+    if number is None:
+        raise UserError(f"--faults: {part!r} has the rate {rate!r}. Write a probability as 0.1/step or a time as 30s.")
+    value = float(number["number"])
+    if number["unit"] == "s":
+        return FaultSpec(text=part, kind=kind, role=role, at_s=value)  # type: ignore[arg-type]  # checked above
+    if not 0 < value <= 1:
+        raise UserError(f"--faults: {part!r} has the rate {rate!r}; a probability is above 0 and at most 1.")
+    return FaultSpec(text=part, kind=kind, role=role, per_step=value)  # type: ignore[arg-type]  # checked above
+
+
+def faulty_roles() -> Sequence[str]:
+    """Returns the roles whose processes are started again while the run continues."""
+    return [*(role.name for role in ROLES if role.recovery == "respawn"), EPISODE]
+
+
+def check_processes(recipe: Recipe, faults: Sequence[FaultSpec]) -> None:
+    """Raises UserError for a fault in a role that has no process in this recipe."""
+    if recipe.cluster.backend != "local":
+        raise UserError(
+            f"cluster.backend={recipe.cluster.backend}: faults are injected into processes of this machine. Set "
+            "cluster.backend=local, or give --devices for a run on the virtual clock."
+        )
+    for fault in faults:
+        if reason := _absence(recipe, fault.role):
+            raise UserError(f"--faults {fault.text}: {reason}")
+
+
+def _absence(recipe: Recipe, role: str) -> str:
+    """Returns why a role has no process that can be killed; empty if it has one."""
+    if role == "rollout" and (not create_kind(recipe.rollout).is_service or recipe.rollout.engine == "address"):
+        return f"rollout.engine={recipe.rollout.engine} has no process that the run starts. Set rollout=interlace."
+    if role == "reward" and (recipe.reward is None or recipe.reward.model is not None or not recipe.reward.workers):
+        return "the recipe's reward has no process. Set reward.workers=1."
+    if role == EPISODE and (recipe.episode.is_single_turn or not recipe.episode.workers):
+        return "the recipe's episodes have no process. Set an episode other than single_turn and episode.workers=1."
+    if role == "env" and simulators_of(recipe.episode) is None:
+        return "the recipe has no environments."
+    return ""

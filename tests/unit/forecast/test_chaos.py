@@ -1,0 +1,64 @@
+"""A recipe under faults on the virtual clock: nothing is lost, nothing counts twice, and the bound holds."""
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.forecast.chaos import simulate_faults
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.simulate import Simulation
+from interlace.run.chaos.certificate import EndedKey, SampleCounts
+from interlace.run.chaos.faults import check_processes, parse_faults
+from interlace.run.recipe.load import load_recipe
+
+SMALL = ("steps=3", "prompts_per_step=4", "samples_per_prompt=3", "minibatches=1")
+
+
+@pytest.mark.parametrize("schedule", ["verl-colocated", "areal"])
+def test_a_recipe_under_faults_keeps_every_promise(schedule: str) -> None:
+    recipe = load_recipe("quickstart", [*SMALL, f"schedule={schedule}"])
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
+    faults = parse_faults("kill:rollout@1/step,stop:rollout@1s,kill:reward@1/step")
+    found = simulate_faults(recipe, faults, simulation, restart_s=10.0)
+    assert found.holds and found.survived == found.injected >= 1
+    assert 0 < found.effective_time <= 1
+    assert found.weights_equal is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no fault"),
+        ("kill:rollout", "is not a fault"),
+        ("crash:rollout@1s", "unknown kind 'crash'"),
+        ("kill:rolout@1s", "unknown role 'rolout'.*Did you mean 'rollout'"),
+        ("kill:actor@1s", "does not survive the death of 'actor'"),
+        ("kill:rollout@often", "has the rate 'often'"),
+        ("kill:rollout@2/step", "above 0 and at most 1"),
+        ("kill:rollout@1s,kill:rollout@1s", "twice"),
+    ],
+)
+def test_a_bad_specification_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_faults(text)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault", "message"),
+    [
+        ((), "kill:rollout@1s", "Set rollout=interlace"),
+        ((), "kill:reward@1s", "Set reward.workers=1"),
+        ((), "kill:episode@1s", "episode.workers=1"),
+        ((), "stop:env@1s", "no environments"),
+        (("cluster.backend=ray",), "kill:reward@1s", "cluster.backend=local"),
+    ],
+)
+def test_a_fault_without_a_process_is_refused(overrides: tuple[str, ...], fault: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_processes(load_recipe("quickstart", overrides), parse_faults(fault))
+
+
+def test_samples_are_counted_by_their_keys() -> None:
+    ended = [EndedKey(0, 0, "trained"), EndedKey(0, 1, "failed"), EndedKey(2, 0, "trained"), EndedKey(2, 0, "trained")]
+    counts = SampleCounts.of(ended, 2)
+    assert (counts.lost, counts.duplicated) == (3, 1)
+    assert counts.events == {"failed": 1, "trained": 3}

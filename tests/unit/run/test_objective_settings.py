@@ -1,0 +1,43 @@
+"""Settings of runs on given rows, and what commands about generation answer."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.run.library import ProgramInputs, trains_on_rows
+from interlace.run.recipe.check_objective import refuse_offline
+from interlace.run.recipe.check_settings import check_settings
+from interlace.run.recipe.load import load_recipe
+
+OFFLINE = ("sft", "dpo", "reward-model")
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_commands_about_generation_refuse_given_rows_in_one_sentence(name: str) -> None:
+    with pytest.raises(UserError, match="`interlace simulate` is for recipes whose policy generates samples"):
+        refuse_offline(load_recipe(name), "simulate")
+
+
+def test_a_program_may_give_rows_with_completions(tmp_path: Path) -> None:
+    rows = [{"prompt": "1", "chosen": "2", "rejected": "3"}]
+    assert trains_on_rows("dpo", {})
+    assert not trains_on_rows("quickstart", {})
+    sections = ProgramInputs(data=rows).sections(tmp_path, {}, has_completions=True)
+    assert sections.rows is not None
+    assert json.loads(sections.rows.read_text())["rejected"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["reward=exact"], "`reward` has no effect"),
+        (["epochs=2"], "takes each row once"),
+        (["sampling.temperature=0.7"], "sampling.temperature=0.7"),
+        (["schedule=auto"], "schedule=auto plans generation"),
+    ],
+)
+def test_settings_without_effect_are_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_settings(load_recipe("sft", changes))
