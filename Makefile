@@ -107,7 +107,9 @@ VLLM_PIP := .venv-vllm/bin/python -m pip install --quiet
 	@$(VLLM_PIP) --no-deps --editable .
 	@touch $@
 
-# The extra robots without metaworld, whose mujoco conflicts with LIBERO's.
+# The extra robots without metaworld, whose mujoco conflicts with LIBERO's. timm needs torchvision, whose wheel on PyPI does
+# not load with torch's CPU build. An index with CPU wheels has both. Otherwise torchvision is removed, because transformers
+# would import it, and the test of timm is skipped.
 SIMULATORS_PIP := .venv-simulators/bin/python -m pip install --quiet
 .venv-simulators/.installed: pyproject.toml tests/contract/environment_requirements.py
 	@echo 'installing ManiSkill, LIBERO and timm into .venv-simulators (a few minutes, once)'
@@ -115,6 +117,7 @@ SIMULATORS_PIP := .venv-simulators/bin/python -m pip install --quiet
 	@.venv-simulators/bin/python tests/contract/environment_requirements.py \
 		--extra robots --extra maniskill --extra libero --without torch --without metaworld > .venv-simulators/requirements.txt
 	@$(SIMULATORS_PIP) torch==2.13.0 timm --requirement .venv-simulators/requirements.txt
+	@.venv-simulators/bin/python -c 'import torchvision' 2>/dev/null || .venv-simulators/bin/python -m pip uninstall --quiet --yes torchvision
 	@$(SIMULATORS_PIP) --no-deps --editable .
 	@touch $@
 

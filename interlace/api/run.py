@@ -12,6 +12,7 @@ from interlace.api.advice import for_python, in_any_loop
 from interlace.api.evaluation import evaluate_spec
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
+from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import curve_svg, table_html
 from interlace.observe.run_data import RunData
@@ -83,7 +84,8 @@ class TrainedRun:
         """The trained model, loaded by transformers."""
         from transformers import AutoModelForCausalLM
 
-        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self._trained)
+        with TRANSFORMERS_LOCK:
+            found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self._trained)
         return found.eval()
 
     @cached_property

@@ -15,6 +15,7 @@ from interlace.models.loading import (
 )
 from interlace.models.size import context_length
 from interlace.models.tiny import TINY
+from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -48,7 +49,7 @@ def empty_classifier(config: ModelConfig) -> "PreTrainedModel":
     from transformers import AutoModelForSequenceClassification
 
     found = _classifier_config(find_origin(config), config)
-    with torch.device("meta"):
+    with TRANSFORMERS_LOCK, torch.device("meta"):
         model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
             found, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code
         )

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from interlace.core.errors import UserError
+from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 
 FORMAT = 1
 """Part of the cache's key; raised when the conversion changes."""
@@ -49,16 +50,18 @@ def _convert(file: Path, folder: Path) -> None:
     try:
         config = AutoConfig.from_pretrained(str(file.parent), **source)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **source)
-        quantized = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **source)
+        with TRANSFORMERS_LOCK:
+            quantized = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **source)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise UserError(f"{file} cannot be read as a causal language model: {error}") from error
     # A model read from GGUF is still marked as quantized and refuses to be saved, although its weights are dequantized.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    with torch.device("meta"):
+    with TRANSFORMERS_LOCK, torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(quantized.state_dict(), assign=True)
-    model.tie_weights()
+    with TRANSFORMERS_LOCK:  # another thread may have replaced this method for the duration of a load
+        model.tie_weights()
     try:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -13,6 +13,7 @@ from interlace.models.built import build_model, built_names, built_tokenizer, is
 from interlace.models.config import ModelConfig
 from interlace.models.gguf import converted_folder
 from interlace.models.tiny import TINY
+from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.observe.manifest import MANIFEST, find_model_damage
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def empty_model(config: ModelConfig) -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
+    with TRANSFORMERS_LOCK, torch.device("meta"):
         if config.path.startswith(TINY):
             return build_model(config).to(getattr(torch, config.dtype))
         found = _model_config(find_origin(config), config)
@@ -293,15 +294,16 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
 
     check_undamaged(origin, config, what=what)
     try:
-        loaded: Any = kind.from_pretrained(
-            origin.location,
-            dtype=getattr(torch, config.dtype),
-            local_files_only=origin.is_local,
-            trust_remote_code=config.trust_remote_code,
-            use_safetensors=True,  # Nothing is unpickled.
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # They are reported below, by name.
-        )
+        with TRANSFORMERS_LOCK:
+            loaded: Any = kind.from_pretrained(
+                origin.location,
+                dtype=getattr(torch, config.dtype),
+                local_files_only=origin.is_local,
+                trust_remote_code=config.trust_remote_code,
+                use_safetensors=True,  # Nothing is unpickled.
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # They are reported below, by name.
+            )
     except (OSError, ValueError, SafetensorError, UnpicklingError, ImportError) as error:
         pickled = sorted(Path(origin.location).glob("*.bin")) if origin.is_local else []
         hint = (

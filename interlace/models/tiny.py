@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError, nearest
+from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -85,7 +86,7 @@ def build_tiny(name: str, seed: int) -> "tuple[PreTrainedModel, PreTrainedTokeni
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
+    with TRANSFORMERS_LOCK, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return model, tokenizer

@@ -10,6 +10,7 @@ from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
 from interlace.engines.train.place import join_ranks, torch_device, torch_name
 from interlace.models.config import ModelConfig
+from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.rewards.base import RewardConfig
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_threads
@@ -145,11 +146,12 @@ def make_critic_engine(source: EngineSource, folder: Path | None, context: Worke
     from interlace.engines.train import CriticEngine, critic_model
 
     policy = load_source(source, context, trained=True).model
-    model = (
-        AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
-        if folder
-        else critic_model(policy, seed=source.recipe.seed)
-    )
+    with TRANSFORMERS_LOCK:
+        model = (
+            AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
+            if folder
+            else critic_model(policy, seed=source.recipe.seed)
+        )
     return CriticEngine(
         model,
         config=source.recipe.critic,
@@ -169,7 +171,8 @@ def make_process_reward_engine(
 
     recipe = source.recipe
     loaded = load_source(source, context, trained=True)
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else loaded.model
+    with TRANSFORMERS_LOCK:
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else loaded.model
     return ImplicitRewardEngine(
         model,
         config=recipe.critic,

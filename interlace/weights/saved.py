@@ -19,6 +19,7 @@ from interlace.core.errors import InterlaceError, UserError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import LoadedModel, Origin, check_undamaged, empty_model, find_origin, load_model
 from interlace.models.tiny import TINY
+from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.weights.plan import Box, Shard
 from interlace.weights.recording import Landing, join_landed, landed, record_load
 from interlace.weights.shards import local_part, shards_of
@@ -174,7 +175,7 @@ def watched_load(
         made.append(kind.from_pretrained(None, config=config, state_dict=dict(given), dtype=dtype))
         return made[0].state_dict()
 
-    with _on_this_thread():
+    with TRANSFORMERS_LOCK, _on_this_thread():
         landings = record_load(load, saved.shards)
     return made[0], landings
 

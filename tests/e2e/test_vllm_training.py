@@ -49,7 +49,7 @@ def test_the_engine_serves_each_version_that_was_trained(root: Path) -> None:
 
 
 def test_a_schedule_that_it_cannot_keep_is_refused() -> None:
-    with pytest.raises(UserError, match=r"'vllm' cannot do what is asked: .*kv_on_switch=offload"):
+    with pytest.raises(UserError, match=r"'vllm' cannot do this: .*kv_on_switch=offload"):
         check_recipe(load_recipe("quickstart", [*ON_VLLM, "schedule=async-colocated"]))
 
 

@@ -32,10 +32,9 @@ def a_library_that_is_not_installed(lab: Lab) -> None:
 
 
 def a_server_that_is_killed(lab: Lab) -> None:
-    """The run ends well, and no server outlives it."""
-    with lab.start(
-        "train", "quickstart", "--name", "x", *lab.small, "steps=12", "warmup=null", "rollout=interlace"
-    ) as process:
+    """The run waits for its only server, ends well, and no server outlives it."""
+    settings = ("steps=12", "warmup=null", "rollout=interlace", "cluster.devices=cpu:1")
+    with lab.start("train", "quickstart", "--name", "x", *lab.small, *settings) as process:
         servers: list[int] = []
         metrics = lab.folder / "runs/x/metrics.jsonl"  # created before the servers start, filled by the first step
         while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):

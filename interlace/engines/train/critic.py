@@ -10,6 +10,7 @@ import torch
 from interlace.core.errors import UserError
 from interlace.engines.train.config import TOKENS_PER_MICROBATCH
 from interlace.engines.train.packed_engine import TrainedEngine
+from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,8 @@ def critic_model(policy: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel:
     check_value_head(policy)
     config = type(policy.config).from_dict(policy.config.to_dict())  # without the attention that the engine installed
     config.num_labels = 1
-    model: PreTrainedModel = AutoModelForTokenClassification.from_config(config).float()
+    with TRANSFORMERS_LOCK:
+        model: PreTrainedModel = AutoModelForTokenClassification.from_config(config).float()
     model.base_model.load_state_dict(policy.base_model.state_dict())
     heads = [module for name, module in model.named_modules() if name in ("score", "classifier")]
     generator = torch.Generator().manual_seed(seed)

@@ -16,6 +16,7 @@ from interlace.engines.train.checkpoint import host_copy
 from interlace.engines.train.critic import critic_model
 from interlace.engines.train.engine import TrainEngine
 from interlace.engines.train.export import ModelFiles
+from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +48,7 @@ class RewardModelEngine(TrainEngine):
         config = copy.deepcopy(self.model.config)
         if tokenizer is not None:
             config.get_text_config().pad_token_id = config.pad_token_id = tokenizer.pad_token_id
-        with torch.device("meta"):
+        with TRANSFORMERS_LOCK, torch.device("meta"):
             empty = AutoModelForSequenceClassification.from_config(config).to(self.model.dtype)
         return (ModelFiles(empty=empty, weights=weights, tokenizer=tokenizer),)
 
@@ -66,7 +67,8 @@ def new_reward_model(policy: PreTrainedModel, folder: Path | None, *, seed: int)
             "a sequence classifier. Train a reward model on another architecture, such as Llama or Qwen."
         )
     if folder is not None:
-        found = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
+        with TRANSFORMERS_LOCK:
+            found = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
         model.load_state_dict({**found.state_dict(), BIAS: torch.zeros(1)})
     return model
 

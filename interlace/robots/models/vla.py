@@ -24,6 +24,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2ForTokenClassification
 from interlace.models.config import FLOW, GAUSSIAN, VLA_TYPE, RobotShape
 from interlace.models.flow import read_schedule
 from interlace.models.flow_head import FlowOutputs
+from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.models.words import build_word_tokenizer
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def build_tiny_vla(shape: RobotShape, seed: int) -> "tuple[VLAForCausalLM, PreTr
         flow=shape.flow.model_dump() if shape.head == FLOW else None,
     )  # fmt: skip
     config.architectures = [VLAForCausalLM.__name__]
-    with torch.random.fork_rng(devices=[]):
+    with TRANSFORMERS_LOCK, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = VLAForCausalLM(config).float()
         _curve_embeddings(model.model.embed_tokens.weight, shape.bins)

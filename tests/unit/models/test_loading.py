@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -273,3 +274,14 @@ def test_a_response_ends_at_the_chat_templates_closing_tag(tmp_path: Path) -> No
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     assert {closing, eos} <= set(load_model(ModelConfig(path=str(tmp_path))).stop_token_ids)
+
+
+def test_threads_load_tied_models_at_the_same_time(folder: Path) -> None:
+    """transformers replaces the method that ties weights while it loads, for all threads."""
+
+    def load(_: int) -> bool:
+        model = load_model(ModelConfig(path=str(folder))).model
+        return model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(load, range(12)))
