@@ -259,11 +259,15 @@ class HostedEngine:
 
     def _finish(self, completion: Completion) -> None:
         ticket = self._tickets.pop(completion.request.id, None)
-        if ticket is not None:
-            last = _delta(completion, ticket.num_sent)
-            ticket.send(
-                replace(last, finish_reason=completion.finish_reason, num_cached_tokens=completion.num_cached_tokens)
-            )
+        if ticket is None:
+            return
+        if completion.failure:
+            ticket.send(Delta(refusal=completion.failure))
+            return
+        last = _delta(completion, ticket.num_sent)
+        ticket.send(
+            replace(last, finish_reason=completion.finish_reason, num_cached_tokens=completion.num_cached_tokens)
+        )
 
 
 def _delta(completion: Completion, first: int) -> Delta:
