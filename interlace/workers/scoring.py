@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import DiskFullError, InterlaceError, UserError
 from interlace.core.state_parts import STATE
 from interlace.core.types import FloatArray, Sample
 from interlace.runtime.worker import Worker, WorkerContext, operation
@@ -81,6 +81,8 @@ class ScoringWorker(Worker):
                 try:
                     return service.score(sequences)
                 except InterlaceError as error:
+                    if isinstance(error, UserError) and not isinstance(error, DiskFullError):
+                        raise  # every service would refuse the same input
                     reasons.append(str(error))
                     service.recover()
             if time.monotonic() > deadline:
