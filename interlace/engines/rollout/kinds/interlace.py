@@ -24,9 +24,6 @@ class InterlaceKind(ServedKind):
     dialect = "interlace"
     remark = "the native engine in processes with an address"
 
-    def num_devices(self, pool: str) -> int:
-        return self.config.tensor_parallel_size if pool == "cuda" else 1
-
     def absence(self, pool: str) -> str | None:
         del pool
         if importlib.util.find_spec("aiohttp") is None:
