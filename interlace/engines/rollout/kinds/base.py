@@ -1,5 +1,6 @@
 """Shared parts of the kinds whose engines are servers."""
 
+import os
 import secrets
 import shutil
 import tempfile
@@ -141,3 +142,13 @@ def end_tokens(loaded: "LoadedModel") -> tuple[int, ...]:
     """Returns the tokens at which SGLang ends responses of a model without a request to do so."""
     tool_call_end = loaded.tokenizer.get_added_vocab().get("<|eom_id|>")
     return tuple(sorted({*loaded.stop_token_ids, *([] if tool_call_end is None else [tool_call_end])}))
+
+
+def visible_devices(devices: tuple[str, ...]) -> dict[str, str]:
+    """Returns the environment variables that restrict a server to its devices. devices: as torch names them."""
+    if not devices[0].startswith("cuda"):
+        return {}
+    held = os.environ.get("CUDA_VISIBLE_DEVICES")
+    every = held.split(",") if held else None
+    numbers = [int(device.partition(":")[2] or 0) for device in devices]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(every[number] if every else str(number) for number in numbers)}

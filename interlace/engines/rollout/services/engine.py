@@ -201,12 +201,11 @@ class ServiceEngine(LinkedServer):
     def pull_weights(self, ref: WeightRef, mode: UpdateMode, reader: WeightReader) -> None:
         """See ServiceEngineProtocol."""
         self._probe = None
+        check_mode(mode)
         folder = version_folder_of(ref)
         if folder is not None:
-            check_mode(mode)
             self._replace(folder, ref.version, mode, probe=ref.probe)
             return
-        check_mode(mode)
         with reader.open(ref) as weights:
             self._check(GivenWeights(weights))
             self._replace(self._folders.write(dict(weights), self._model.folder), ref.version, mode, probe=ref.probe)
@@ -232,11 +231,7 @@ class ServiceEngine(LinkedServer):
         """Frees the devices: running requests are computed again after onload(), regardless of `kv`."""
         if self._is_away:
             return
-        for one in self.abort():
-            if one.finish_reason == FinishReason.ABORTED:
-                self.submit(one.resumed)
-            else:
-                self._finished.append(one)
+        self._resubmit(self.abort())
         self._link.call(lambda client: client.sleep())
         self._is_away = True
 
@@ -261,6 +256,10 @@ class ServiceEngine(LinkedServer):
         else:
             self._version, self._folder, self._probe = version, folder, probe
             self._folders.keep(folder)
+        self._resubmit(partials)
+
+    def _resubmit(self, partials: Sequence[Completion]) -> None:
+        """Submits aborted requests again, with their tokens so far; the next step returns the others."""
         for one in partials:
             if one.finish_reason == FinishReason.ABORTED:
                 self.submit(one.resumed)
