@@ -36,8 +36,9 @@ FLUSH_EVERY_S = 0.02
 class ServedEngine(RolloutEngine, Protocol):
     """An engine that can run as a service."""
 
-    peek: Callable[[Sequence[str]], tuple[Completion, ...]]
-    """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
+    def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
+        """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
+        ...
 
     @property
     def model(self) -> "PreTrainedModel":
