@@ -36,7 +36,7 @@ class DPOSettings(PairSettings):
 
     @model_validator(mode="after")
     def _check_variant(self) -> Self:
-        if "target_margin" in self.model_fields_set and self.loss != "simpo" and self.target_margin != 1.0:
+        if self.loss != "simpo" and self.target_margin != 1.0:
             raise ValueError(f"target_margin belongs to loss=simpo, and loss is {self.loss}; remove it")
         if self.reference_free and self.loss in ("kto", *WITHOUT_REFERENCE):
             why = "needs the reference" if self.loss == "kto" else "has no reference"

@@ -3,12 +3,14 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import DiskFullError, InterlaceError, UserError
 from interlace.core.state_parts import STATE
+from interlace.core.trajectory import branches
 from interlace.core.types import FloatArray, Sample
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
@@ -81,6 +83,8 @@ class ScoringWorker(Worker):
                 try:
                     return service.score(sequences)
                 except InterlaceError as error:
+                    if isinstance(error, UserError) and not isinstance(error, DiskFullError):
+                        raise  # every service would refuse the same input
                     reasons.append(str(error))
                     service.recover()
             if time.monotonic() > deadline:
@@ -98,24 +102,15 @@ class _Path(NamedTuple):
 
 def _paths(sample: Sample) -> list[_Path]:
     """Lists the paths of a sample, one for each leaf."""
-    starts, offset = list[int](), 0
-    for segment in sample.segments:
-        starts.append(offset)
-        offset += len(segment.token_ids)
-    continued = {segment.parent for segment in sample.segments}
+    segments = [segment.token_ids.tolist() for segment in sample.segments]
+    starts = [0, *accumulate(map(len, segments))]
     found = []
-    for leaf in range(len(sample.segments)):
-        if leaf in continued:
-            continue
-        chain, place = [leaf], sample.segments[leaf].parent
-        while place is not None and place >= 0:
-            chain.append(place)
-            place = sample.segments[place].parent
-        tokens = [] if place is None else sample.prompt.token_ids.tolist()
+    for branch in branches(sample.segments):
+        begins_anew = sample.segments[branch[0]].parent is None
+        tokens = [] if begins_anew else sample.prompt.token_ids.tolist()
         places = []
-        for number in reversed(chain):
-            own = sample.segments[number].token_ids.tolist()
-            places.append((len(tokens), starts[number], len(own)))
-            tokens += own
+        for number in branch:
+            places.append((len(tokens), starts[number], len(segments[number])))
+            tokens += segments[number]
         found.append(_Path(tokens, places))
     return found

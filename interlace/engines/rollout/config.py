@@ -2,9 +2,9 @@
 torch.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 
@@ -103,6 +103,15 @@ class InterlaceConfig(ServedConfig):
     """Settings of the native engine in server processes."""
 
     engine: str = "interlace"
+
+    @model_validator(mode="after")
+    def _check_devices(self) -> Self:
+        if self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size = {self.tensor_parallel_size}, and a server of `interlace serve` computes on "
+                "one device; set it to 1, or take engine native, vllm or sglang"
+            )
+        return self
 
 
 class VLLMConfig(ServedConfig):

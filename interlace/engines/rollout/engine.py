@@ -1,6 +1,6 @@
 """Native rollout engine: continuous batching for any transformers causal LM, in this process."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +40,77 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class NativeEngine:
+class NativeParts:
+    """Parts of a native engine for one model, and the methods that describe them."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: NativeConfig,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        *,
+        seed: int,
+        num_threads: int,
+        mesh: "DeviceMesh | None",
+    ) -> None:
+        """See NativeEngine."""
+        self._model = model
+        context = context_length(model.config) or config.max_tokens
+        serving = serve(model, ServingConfig(engine=config, longest=context, num_threads=num_threads, mesh=mesh))
+        self._runner, self._attention, self._pool = serving.runner, serving.attention, serving.pool
+        self._store, self._report = serving.store, serving.report
+        self._weights = LiveWeights(model)
+        self.agreement = Agreement(mesh)
+        self._table = SequenceTable(config.max_running, seed)
+        first_spare = config.max_running + 1
+        spare_rows = range(first_spare, first_spare + num_retained(config)) if config.prefix_cache else ()
+        self._prefixes = PrefixIndex(
+            self._table, self._store, enabled=self._attention is not None, spare_rows=spare_rows, now=self.agreement.now
+        )
+        self._scheduler = Scheduler(self._table, self._store, self._prefixes, max_batch_tokens=config.max_batch_tokens)
+        self._decode_loop = DecodeLoop(serving, self._table, self._scheduler, tokenizer, config, self.agreement)
+        self._limits = Limits(
+            context=context, longest=self._store.longest, vocab_size=model.config.get_text_config().vocab_size,
+            has_tokenizer=tokenizer is not None, reads=input_reader(model),
+            num_drawable=self._decode_loop.num_drawable,
+        )  # fmt: skip
+
+    @property
+    def weight_shards(self) -> tuple[Shard, ...]:
+        """Returns the description of an update: every tensor once, or this rank's part of it."""
+        return self._weights.shards
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """Returns the served model. Only the caller of this engine may run it."""
+        return self._model
+
+    @property
+    def limits(self) -> Limits:
+        """Returns the limits of requests."""
+        return self._limits
+
+    def memory(self) -> EngineMemory:
+        return EngineMemory(weights=self._weights.num_bytes, kv_cache=self._pool.num_bytes)
+
+    def metrics(self) -> Metrics:
+        held = {
+            "kv_use": self._kv_use(),
+            "kv_free_tokens": float(self._store.num_free),
+            "older_versions": float(len(self._weights.versions)),
+        }
+        attention_s = self._attention.seconds if self._attention is not None else 0.0
+        return self._decode_loop.counters.read(self._scheduler, self._prefixes.num_reused_tokens, attention_s) | held
+
+    def report(self) -> EngineReport:
+        return self._report
+
+    def _kv_use(self) -> float:
+        """Returns the share of cells that running sequences hold; reusable cells of ended sequences count as free."""
+        return self._store.held(self._scheduler.running_rows()) / self._store.num_cells
+
+
+class NativeEngine(NativeParts):
     """Engine that serves requests with one model and owns the model object: no other code may run or train the object.
 
     Not thread-safe: one caller at a time. Engines and other models in the same process do not disturb each other.
@@ -66,31 +136,10 @@ class NativeEngine:
         the end of a pass. mesh: ranks that share the model's layers. Each rank has such an engine, and all must receive
         the same calls.
         """
-        config = config or NativeConfig()
         torch.set_num_threads(num_threads)
-        self._model, tokenizer = _load(model, tokenizer)
-        context = context_length(self._model.config) or config.max_tokens
-        serving = serve(self._model, ServingConfig(engine=config, longest=context, num_threads=num_threads, mesh=mesh))
-        self._runner, self._attention, self._pool = serving.runner, serving.attention, serving.pool
-        self._store, self._report = serving.store, serving.report
-        self._weights = LiveWeights(self._model)
-        self.agreement = Agreement(mesh)
-        self._table = SequenceTable(config.max_running, seed)
-        first_spare = config.max_running + 1
-        spare_rows = range(first_spare, first_spare + num_retained(config)) if config.prefix_cache else ()
-        self._prefixes = PrefixIndex(
-            self._table, self._store, enabled=self._attention is not None, spare_rows=spare_rows, now=self.agreement.now
-        )
-        self._scheduler = Scheduler(self._table, self._store, self._prefixes, max_batch_tokens=config.max_batch_tokens)
-        self._decode_loop = DecodeLoop(serving, self._table, self._scheduler, tokenizer, config, self.agreement)
-        self._limits = Limits(
-            context=context, longest=self._store.longest, vocab_size=self._model.config.get_text_config().vocab_size,
-            has_tokenizer=tokenizer is not None, reads=input_reader(self._model),
-            num_drawable=self._decode_loop.num_drawable,
-        )  # fmt: skip
+        loaded, tokenizer = _load(model, tokenizer)
+        super().__init__(loaded, config or NativeConfig(), tokenizer, seed=seed, num_threads=num_threads, mesh=mesh)
         self._live: dict[str, SequenceState] = {}
-        self.peek: Callable[[Sequence[str]], tuple[Completion, ...]] = self._peek
-        """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
         self._streaming: set[str] = set()
         """Ids of the live requests that stream."""
         self._arrivals = self._version = 0
@@ -100,23 +149,8 @@ class NativeEngine:
         self._saved: dict[int, list[Tensor]] | None = None
 
     @property
-    def weight_shards(self) -> tuple[Shard, ...]:
-        """Returns the description of an update: every tensor once, or this rank's part of it."""
-        return self._weights.shards
-
-    @property
     def version(self) -> int:
         return self._version
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """Returns the served model. Only the caller of this engine may run it."""
-        return self._model
-
-    @property
-    def limits(self) -> Limits:
-        """Returns the limits of requests."""
-        return self._limits
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
@@ -194,6 +228,11 @@ class NativeEngine:
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         wanted = list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
         return tuple(self._end(self._live[name], FinishReason.ABORTED) for name in wanted)
+
+    def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
+        """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
+        live = [self._live[name] for name in ids if name in self._live]
+        return tuple(self._completion(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
 
     def release(self, owners: Sequence[SampleKey]) -> None:
         self._prefixes.release(owners)
@@ -304,25 +343,6 @@ class NativeEngine:
         if WEIGHTS in parts:
             self._weights.residence.offload()
 
-    def memory(self) -> EngineMemory:
-        return EngineMemory(weights=self._weights.num_bytes, kv_cache=self._pool.num_bytes)
-
-    def metrics(self) -> Metrics:
-        held = {
-            "kv_use": self._kv_use(),
-            "kv_free_tokens": float(self._store.num_free),
-            "older_versions": float(len(self._weights.versions)),
-        }
-        attention_s = self._attention.seconds if self._attention is not None else 0.0
-        return self._decode_loop.counters.read(self._scheduler, self._prefixes.num_reused_tokens, attention_s) | held
-
-    def report(self) -> EngineReport:
-        return self._report
-
-    def _kv_use(self) -> float:
-        """Returns the share of cells that running sequences hold; reusable cells of ended sequences count as free."""
-        return self._store.held(self._scheduler.running_rows()) / self._store.num_cells
-
     def _held_rows(self) -> dict[int, int]:
         """Returns the rows whose content survives a switch of the device, each with its number of computed tokens."""
         running = {sequence.row: int(self._table.num_computed[sequence.row]) for sequence in self._scheduler.running}
@@ -334,10 +354,6 @@ class NativeEngine:
             self._prefixes.announce(sequence)
         if self._saved is not None:
             self._saved = {}
-
-    def _peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
-        live = [self._live[name] for name in ids if name in self._live]
-        return tuple(self._completion(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
 
     def _end(self, sequence: SequenceState, reason: FinishReason, failure: str = "") -> Completion:
         """Removes a sequence from the engine."""

@@ -157,9 +157,3 @@ class CudaCapture:
         with torch.cuda.graph(graph, pool=self._pool):
             filled = function()
         return graph.replay, filled
-
-
-def capture_eagerly(function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-    """Replaces CudaCapture on a CPU: a replay calls the function again and fills the same tensor."""
-    filled = function().clone()
-    return lambda: filled.copy_(function()), filled

@@ -1,7 +1,6 @@
 """Sampling of tokens from logits, with noise that depends only on the request and the position."""
 
 import ctypes
-import math
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from interlace.core.errors import InterlaceError
+from interlace.core.types import BoolArray
 from interlace.engines.cpu import kernels
 from interlace.engines.rollout.filters import draw_truncated, reshape_logits, reshapes_logits, truncates
 from interlace.engines.rollout.kv_store import Int64Array
@@ -117,14 +117,16 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
     params = [table.params(row) for row in rows]
     raw = [(at, logits[at].log_softmax(-1)) for at, own in enumerate(params) if own.raw_logprobs]
     has_distribution = np.ones(len(rows), np.bool_)
-    for at, (row, own) in enumerate(zip(rows, params, strict=True)):
-        if reshapes_logits(own):
-            if not _is_drawable(logits[at]):
-                refuse_logits()
+    reshaped = [at for at, own in enumerate(params) if reshapes_logits(own)]
+    if reshaped:
+        if not _are_drawable(logits[reshaped]).all():
+            refuse_logits()
+        for at in reshaped:
+            row = rows[at]
             prompt, end = table.num_prompt[row], table.num_prompt[row] + indices[at]
             known = table.token_ids[row]
-            logits[at] = reshape_logits(logits[at], own, known[:prompt], known[prompt:end])
-            has_distribution[at] = _is_drawable(logits[at])
+            logits[at] = reshape_logits(logits[at], params[at], known[:prompt], known[prompt:end])
+        has_distribution[reshaped] = _are_drawable(logits[reshaped])
     is_cut = np.asarray([truncates(own) for own in params])
     cut, whole_rows = has_distribution & is_cut, has_distribution & ~is_cut
     tokens, logprobs = np.zeros(len(rows), np.int64), np.full(len(rows), np.nan, np.float32)
@@ -140,9 +142,12 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
     return tokens, logprobs
 
 
-def _is_drawable(logits: Tensor) -> bool:
-    """Returns True if a row of logits is a distribution: minus infinity forbids a token, no other value is infinite."""
-    return math.isfinite(float(logits.max()))  # NaN, if one of them is
+def _are_drawable(logits: Tensor) -> BoolArray:
+    """Returns [N], True for each row of logits [N, V] that is a distribution: minus infinity forbids a token, no other
+    value is infinite.
+    """
+    found: BoolArray = logits.amax(-1).isfinite().cpu().numpy()  # The maximum is NaN if one of them is.
+    return found
 
 
 def _check_finite(logprobs: FloatRows) -> None:

@@ -126,11 +126,6 @@ class SlotSender:
         source = SlotSource(path=slot.path, entries=dict(parcel.entries), offsets=tuple(offsets))
         return Sent(source=source, checksum=str(found))
 
-    @property
-    def num_slots(self) -> int:
-        """Returns the number of slots."""
-        return len(self._slots)
-
     def _free_slot(self, size: int) -> _Slot:
         """Returns the oldest slot that no engine serves from, locked; makes a new one if there is none."""
         for slot in self._slots[:-1]:

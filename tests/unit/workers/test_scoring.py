@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from interlace.core.errors import DiskFullError, InterlaceError, UserError
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.engines.rollout.services.protocol import ServiceError
 from interlace.runtime.worker import WorkerContext
@@ -15,14 +16,15 @@ from interlace.workers.scoring import ScoringWorker
 class Service:
     """Gives each token after the first minus its own id and a hundredth of the token before it."""
 
-    def __init__(self, *, fails: int = 0) -> None:
+    def __init__(self, *, fails: int = 0, error: type[InterlaceError] = ServiceError) -> None:
         self.fails, self.num_calls, self.num_recovered = fails, 0, 0
+        self.error = error
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         self.num_calls += 1
         if self.fails:
             self.fails -= 1
-            raise ServiceError("the server is lost")
+            raise self.error("the server is lost")
         return [[-after - before / 100 for before, after in pairwise(one)] for one in sequences]
 
     def recover(self) -> str:
@@ -64,3 +66,15 @@ def test_another_service_scores_if_one_is_lost() -> None:
     lost, other = Service(fails=1), Service()
     [found] = worker(lost, other).logprobs([sample(segment(3))])
     assert found.tolist() == pytest.approx([-3.02]) and (lost.num_recovered, other.num_calls) == (1, 1)
+
+
+def test_an_input_that_a_service_refuses_is_not_given_to_another() -> None:
+    other = Service()
+    with pytest.raises(UserError):
+        worker(Service(fails=1, error=UserError), other).logprobs([sample(segment(3))])
+    assert not other.num_calls
+
+
+def test_another_service_scores_if_the_disk_of_one_is_full() -> None:
+    [found] = worker(Service(fails=1, error=DiskFullError), Service()).logprobs([sample(segment(3))])
+    assert found.tolist() == pytest.approx([-3.02])

@@ -1,6 +1,8 @@
 """Shared parts of the kinds whose engines are servers."""
 
+import os
 import secrets
+import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.engines.rollout.services.engine import ServiceTraits
     from interlace.engines.rollout.services.http import Address
-    from interlace.engines.rollout.services.link import LinkSettings
+    from interlace.engines.rollout.services.link import LinkSettings, ServerLink
     from interlace.engines.rollout.services.process import ServerCommand
     from interlace.models.loading import LoadedModel
     from interlace.models.size import ModelSize
@@ -66,30 +68,17 @@ class ServedKind(EngineKind, ABC):
         from interlace.engines.rollout.live_weights import LiveWeights
         from interlace.engines.rollout.protocol import EngineMemory
         from interlace.engines.rollout.request_checks import Limits
-        from interlace.engines.rollout.services.dialects import dialect_named
         from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
-        from interlace.engines.rollout.services.http import UNIX, Address
-        from interlace.engines.rollout.services.link import ServerLink
-        from interlace.engines.rollout.services.process import ServerProcess, free_port
         from interlace.models.loading import empty_model
         from interlace.models.size import model_size
 
         size = model_size(loaded.model)
         private = Path(tempfile.mkdtemp(prefix="interlace-server-"))  # mode 0700: other users cannot enter it
-        loaded.model.save_pretrained(private / "model")
-        loaded.tokenizer.save_pretrained(private / "model")
-        url = f"{UNIX}{private}/socket" if self.has_socket_file else f"http://127.0.0.1:{free_port()}"
-        address = Address(url=url, key=secrets.token_urlsafe(24))
-        log = (site.logs or private) / f"rollout-{site.instance}.log"
-        command = self.command(ServerSite(folder=private / "model", site=site, address=address, size=size))
-        dialect = dialect_named(self.dialect)
-        own_stops = end_tokens(loaded)
-        link = ServerLink(
-            lambda: dialect.connect(address, seed=site.seed, own_stops=own_stops),
-            link_settings(self.config, start_s=self.config.start_s),
-            process=ServerProcess(command, address, log),
-            private=private,
-        )
+        try:
+            link = self._make_link(loaded, site, private, size)
+        except BaseException:
+            shutil.rmtree(private, ignore_errors=True)
+            raise
         capacity = link.open()
         context = capacity.context or self.config.max_tokens
         limits = Limits(
@@ -110,6 +99,31 @@ class ServedKind(EngineKind, ABC):
         )
         return ServiceEngine(link, model, self.traits())
 
+    def _make_link(self, loaded: "LoadedModel", site: EngineSite, private: Path, size: "ModelSize") -> "ServerLink":
+        """Saves the model for a server and returns the link to it. The server is not started.
+
+        private: folder that the link removes when it is closed.
+        """
+        from interlace.engines.rollout.services.dialects import dialect_named
+        from interlace.engines.rollout.services.http import UNIX, Address
+        from interlace.engines.rollout.services.link import ServerLink
+        from interlace.engines.rollout.services.process import ServerProcess, free_port
+
+        loaded.model.save_pretrained(private / "model")
+        loaded.tokenizer.save_pretrained(private / "model")
+        url = f"{UNIX}{private}/socket" if self.has_socket_file else f"http://127.0.0.1:{free_port()}"
+        address = Address(url=url, key=secrets.token_urlsafe(24))
+        log = (site.logs or private) / f"rollout-{site.instance}.log"
+        command = self.command(ServerSite(folder=private / "model", site=site, address=address, size=size))
+        dialect = dialect_named(self.dialect)
+        own_stops = end_tokens(loaded)
+        return ServerLink(
+            lambda: dialect.connect(address, seed=site.seed, own_stops=own_stops),
+            link_settings(self.config, start_s=self.config.start_s),
+            process=ServerProcess(command, address, log),
+            private=private,
+        )
+
 
 def link_settings(config: ServiceConfig, *, start_s: float) -> "LinkSettings":
     """Returns the settings of a link. start_s: seconds for a server to become ready."""
@@ -128,3 +142,13 @@ def end_tokens(loaded: "LoadedModel") -> tuple[int, ...]:
     """Returns the tokens at which SGLang ends responses of a model without a request to do so."""
     tool_call_end = loaded.tokenizer.get_added_vocab().get("<|eom_id|>")
     return tuple(sorted({*loaded.stop_token_ids, *([] if tool_call_end is None else [tool_call_end])}))
+
+
+def visible_devices(devices: tuple[str, ...]) -> dict[str, str]:
+    """Returns the environment variables that restrict a server to its devices. devices: as torch names them."""
+    if not devices[0].startswith("cuda"):
+        return {}
+    held = os.environ.get("CUDA_VISIBLE_DEVICES")
+    every = held.split(",") if held else None
+    numbers = [int(device.partition(":")[2] or 0) for device in devices]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(every[number] if every else str(number) for number in numbers)}

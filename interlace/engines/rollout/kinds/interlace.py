@@ -4,7 +4,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from interlace.engines.rollout.config import InterlaceConfig
-from interlace.engines.rollout.kinds.base import ServedKind, ServerSite
+from interlace.engines.rollout.kinds.base import ServedKind, ServerSite, visible_devices
 
 if TYPE_CHECKING:
     from interlace.engines.rollout.services.engine import ServiceTraits
@@ -23,9 +23,6 @@ class InterlaceKind(ServedKind):
     draws_known_ids = True
     dialect = "interlace"
     remark = "the native engine in processes with an address"
-
-    def num_devices(self, pool: str) -> int:
-        return self.config.tensor_parallel_size if pool == "cuda" else 1
 
     def absence(self, pool: str) -> str | None:
         del pool
@@ -55,15 +52,3 @@ class InterlaceKind(ServedKind):
         from interlace.engines.rollout.services.engine import ServiceTraits
 
         return ServiceTraits(name="interlace serve", invariant=True, reason="it is the native engine")
-
-
-def visible_devices(devices: tuple[str, ...]) -> dict[str, str]:
-    """Returns the environment variables that restrict a server to its devices. devices: as torch names them."""
-    import os
-
-    if not devices[0].startswith("cuda"):
-        return {}
-    held = os.environ.get("CUDA_VISIBLE_DEVICES")
-    every = held.split(",") if held else None
-    numbers = [int(device.partition(":")[2] or 0) for device in devices]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(every[number] if every else str(number) for number in numbers)}

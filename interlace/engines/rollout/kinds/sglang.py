@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interlace.engines.rollout.config import SGLangConfig
 from interlace.engines.rollout.kinds import Feature
-from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite
-from interlace.engines.rollout.kinds.interlace import visible_devices
+from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite, visible_devices
 
 if TYPE_CHECKING:
     from interlace.engines.rollout.services.engine import ServiceTraits

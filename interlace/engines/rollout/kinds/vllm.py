@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from interlace.core.errors import UserError
 from interlace.engines.rollout.config import VLLMConfig
 from interlace.engines.rollout.kinds import Feature
-from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite
-from interlace.engines.rollout.kinds.interlace import visible_devices
+from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite, visible_devices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -115,6 +115,8 @@ class ServiceEngine(LinkedServer):
         self._unsent: dict[str, Request] = {}
         self._finished: list[Completion] = []
         """Requests that ended during an abort of others, for the next step."""
+        self._refused: list[tuple[Request, str]] = []
+        """Requests that the server refused before an abort, for the next step."""
         self._version = 0
         self._folder: Path | None = None
         """Folder of the version that the server serves."""
@@ -131,14 +133,16 @@ class ServiceEngine(LinkedServer):
         self._unsent[request.id] = request
 
     def step(self) -> StepOutput:
-        new_tokens, refused = 0, list[tuple[Request, str]]()
+        new_tokens = 0
         finished, self._finished = self._finished, []
+        refused, self._refused = self._refused, []
         if not self._paused and not self._is_away:
             self._send()
-            if not finished and len(self._live) and not self._link.lost:
+            if not finished and not refused and len(self._live) and not self._link.lost:
                 self._link.wait()
-            new_tokens, ended, refused = self._take()
+            new_tokens, ended, newly_refused = self._take()
             finished += ended
+            refused += newly_refused
         return StepOutput(
             finished=tuple(finished),
             num_running=len(self._live),
@@ -156,7 +160,8 @@ class ServiceEngine(LinkedServer):
         sent = [name for name in wanted if self._link.is_running(name)]
         if sent and not self._link.lost:
             self._link.abort(sent, patience_s=ABORT_S)
-        _, ended, _ = self._take()
+        _, ended, refused = self._take()
+        self._refused += refused
         chosen = set(wanted)
         found = [one for one in ended if one.request.id in chosen]
         self._finished += [one for one in ended if one.request.id not in chosen]
@@ -196,12 +201,11 @@ class ServiceEngine(LinkedServer):
     def pull_weights(self, ref: WeightRef, mode: UpdateMode, reader: WeightReader) -> None:
         """See ServiceEngineProtocol."""
         self._probe = None
+        check_mode(mode)
         folder = version_folder_of(ref)
         if folder is not None:
-            check_mode(mode)
             self._replace(folder, ref.version, mode, probe=ref.probe)
             return
-        check_mode(mode)
         with reader.open(ref) as weights:
             self._check(GivenWeights(weights))
             self._replace(self._folders.write(dict(weights), self._model.folder), ref.version, mode, probe=ref.probe)
@@ -227,11 +231,7 @@ class ServiceEngine(LinkedServer):
         """Frees the devices: running requests are computed again after onload(), regardless of `kv`."""
         if self._is_away:
             return
-        for one in self.abort():
-            if one.finish_reason == FinishReason.ABORTED:
-                self.submit(one.resumed)
-            else:
-                self._finished.append(one)
+        self._resubmit(self.abort())
         self._link.call(lambda client: client.sleep())
         self._is_away = True
 
@@ -256,6 +256,10 @@ class ServiceEngine(LinkedServer):
         else:
             self._version, self._folder, self._probe = version, folder, probe
             self._folders.keep(folder)
+        self._resubmit(partials)
+
+    def _resubmit(self, partials: Sequence[Completion]) -> None:
+        """Submits aborted requests again, with their tokens so far; the next step returns the others."""
         for one in partials:
             if one.finish_reason == FinishReason.ABORTED:
                 self.submit(one.resumed)

@@ -36,8 +36,9 @@ FLUSH_EVERY_S = 0.02
 class ServedEngine(RolloutEngine, Protocol):
     """An engine that can run as a service."""
 
-    peek: Callable[[Sequence[str]], tuple[Completion, ...]]
-    """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
+    def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
+        """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
+        ...
 
     @property
     def model(self) -> "PreTrainedModel":
@@ -259,11 +260,15 @@ class HostedEngine:
 
     def _finish(self, completion: Completion) -> None:
         ticket = self._tickets.pop(completion.request.id, None)
-        if ticket is not None:
-            last = _delta(completion, ticket.num_sent)
-            ticket.send(
-                replace(last, finish_reason=completion.finish_reason, num_cached_tokens=completion.num_cached_tokens)
-            )
+        if ticket is None:
+            return
+        if completion.failure:
+            ticket.send(Delta(refusal=completion.failure))
+            return
+        last = _delta(completion, ticket.num_sent)
+        ticket.send(
+            replace(last, finish_reason=completion.finish_reason, num_cached_tokens=completion.num_cached_tokens)
+        )
 
 
 def _delta(completion: Completion, first: int) -> Delta:

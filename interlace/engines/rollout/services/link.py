@@ -79,8 +79,7 @@ class ServerLink:
         """Version that the server should serve; None before the first load."""
         self._known_versions: set[int] = set()
         self._last_token_s = time.monotonic()
-        self._is_loading = self._is_paused = False
-        self._context: int | None = None
+        self._is_loading = False
 
     @property
     def name(self) -> str:

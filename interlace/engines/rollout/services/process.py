@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from interlace.core.errors import DiskFullError, InterlaceError
-from interlace.engines.rollout.services.http import MEMORY_TEXTS, Address
+from interlace.engines.rollout.services.http import MEMORY_TEXTS, UNIX, Address
 from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
 
 GUARD = "interlace.engines.rollout.services.guard"
@@ -52,7 +52,12 @@ class ServerProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Starts the server process; it does not listen yet."""
+        """Starts the server process; it does not listen yet.
+
+        Removes the socket file of a killed server, because a server cannot listen at a file that exists.
+        """
+        if self.address.url.startswith(UNIX):
+            Path(self.address.url.removeprefix(UNIX)).unlink(missing_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started_at = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:

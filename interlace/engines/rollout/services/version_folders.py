@@ -44,7 +44,7 @@ class VersionFolders:
         self._written.append(folder)
         once: dict[object, str] = {}
         for name, tensor in tensors.items():
-            once.setdefault((tensor.data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape)), name)
+            once.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
         kept = {name: tensors[name].detach().cpu().contiguous() for name in once.values()}
         try:
             save_file(kept, folder / NAME, metadata={"format": "pt"})

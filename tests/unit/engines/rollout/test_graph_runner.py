@@ -3,13 +3,16 @@
 A GPU captures CUDA graphs; here the capture is eager.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from interlace.engines.rollout.attention import TorchAttention
 from interlace.engines.rollout.config import KVKind, NativeConfig
-from interlace.engines.rollout.graph_runner import MIN_KEYS, GraphRunner, capture_eagerly, round_up
+from interlace.engines.rollout.graph_runner import MIN_KEYS, GraphRunner, Replay, round_up
 from interlace.engines.rollout.prepare_model import PreparedModel, ServingConfig, serve
 from interlace.engines.rollout.runner import ModelRunner
 from interlace.models.config import ModelConfig
@@ -22,6 +25,12 @@ def prepare(kv: KVKind) -> PreparedModel:
     model = load_model(ModelConfig(path="tiny:mini")).model
     config = NativeConfig(kv=kv, max_running=MAX_ROWS, max_tokens=4096, compile_kernels=False, compile_decoder=False)
     return serve(model, ServingConfig(engine=config, longest=256, num_threads=1))
+
+
+def capture_eagerly(function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    """Replaces CudaCapture on a CPU: a replay calls the function again and fills the same tensor."""
+    filled = function().clone()
+    return lambda: filled.copy_(function()), filled
 
 
 def graph_runner(prepared: PreparedModel) -> GraphRunner:

@@ -118,6 +118,14 @@ def test_a_refused_request_ends_alone(hosted: HostedEngine) -> None:
     assert received.end(request(0).id) == FinishReason.LENGTH
 
 
+def test_a_request_that_fails_is_refused_with_the_reason(hosted: HostedEngine) -> None:
+    overflows = SamplingParams.model_construct(logit_bias=((5, 1e39),), max_new_tokens=4)
+    failing, received = request(1, overflows), Received()
+    asyncio.run(hosted.generate([request(0), failing], received))
+    assert "logit_bias" in received.deltas[failing.id][-1].refusal and received.end(failing.id) is None
+    assert received.end(request(0).id) == FinishReason.LENGTH
+
+
 def test_a_version_is_loaded_between_two_tokens_and_reported(hosted: HostedEngine, tmp_path: Path) -> None:
     load_model(MODEL.model_copy(update={"seed": 9})).model.save_pretrained(tmp_path)
     long, received = request(params=SamplingParams(max_new_tokens=400)), Received()

@@ -1,0 +1,49 @@
+"""The rollout protocol works over a server in this process."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
+from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout.request_checks import Limits
+from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine, ServiceTraits
+from interlace.engines.rollout.services.hosted import HostedEngine
+from interlace.engines.rollout.services.link import LinkSettings, ServerLink
+from interlace.engines.rollout.services.protocol import ServiceCapacity
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_model
+
+SETTINGS = LinkSettings(heartbeat_s=60.0, patience_s=60.0, progress_s=60.0, start_s=60.0, probe_gap=0.05)
+WIDE = Limits(context=4096, longest=4096, vocab_size=10**7, has_tokenizer=False, reads=None)
+"""Limits within which a request can have a token that the server does not know."""
+
+
+def request(index: int, token: int) -> Request:
+    params = SamplingParams(max_new_tokens=24)
+    return Request(uid="prompt", owner=SampleKey(NO_GROUP, index), prompt_ids=[token], params=params)
+
+
+@pytest.fixture
+def link() -> Iterator[ServerLink]:
+    engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=4096))
+    found = ServerLink(lambda: HostedEngine(engine, ServiceCapacity()), SETTINGS)
+    found.open()
+    yield found
+    found.close()
+
+
+def test_a_refusal_that_arrives_during_an_abort_is_reported_by_the_next_step(link: ServerLink) -> None:
+    traits = ServiceTraits(name="server", invariant=True, reason="")
+    engine = ServiceEngine(link, ServedModel(limits=WIDE), traits)
+    good, wrong = request(0, token=5), request(1, token=10**6)
+    link.call(lambda client: client.pause("keep"))
+    engine.submit(good)
+    engine.submit(wrong)
+    engine.interrupt()
+    assert not engine.step().refused
+    link.call(lambda client: client.resume())  # The refusal arrives before the answer.
+    [ended] = engine.abort([good.id])
+    assert ended.request == good and ended.finish_reason in (FinishReason.ABORTED, FinishReason.LENGTH)
+    [(refused, reason)] = engine.step().refused
+    assert refused == wrong and "not in the model's vocabulary" in reason

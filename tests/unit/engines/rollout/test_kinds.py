@@ -1,0 +1,38 @@
+"""The kinds of engines state what their engines use."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.engines.rollout.config import InterlaceConfig
+from interlace.engines.rollout.kinds import EngineSite, create_kind, parse_engine
+from interlace.engines.rollout.kinds.base import ServerSite
+from interlace.engines.rollout.kinds.interlace import InterlaceKind
+from interlace.engines.rollout.services.process import ServerCommand
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_model
+
+
+class WithoutCommand(InterlaceKind):
+    """A kind that fails after the model was saved."""
+
+    def command(self, server: ServerSite) -> ServerCommand:
+        assert any(server.folder.iterdir())
+        raise UserError("there is no command")
+
+
+def test_a_served_native_engine_has_one_device() -> None:
+    with pytest.raises(UserError, match=r"tensor_parallel_size = 2, .* one device; set it to 1"):
+        parse_engine({"engine": "interlace", "tensor_parallel_size": 2})
+    assert create_kind(InterlaceConfig()).num_devices("cuda") == 1
+
+
+def test_a_server_that_cannot_be_started_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = ModelConfig(path="tiny:micro")
+    site = EngineSite(model=model, devices=("cpu",), seed=0, num_threads=1)
+    with pytest.raises(UserError, match="no command"):
+        WithoutCommand(InterlaceConfig()).create(load_model(model), site)
+    assert not list(tmp_path.iterdir())
