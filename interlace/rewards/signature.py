@@ -310,7 +310,7 @@ def is_async(function: object) -> bool:
     """Returns whether calls of a function, or of the function in a partial, are awaited."""
     while isinstance(function, partial):
         function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(vars(type(function)).get("__call__"))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def fixed_by_partial(function: object) -> frozenset[str]:

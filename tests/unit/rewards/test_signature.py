@@ -68,6 +68,17 @@ def test_arguments_are_passed_by_name(function: object, expected: object) -> Non
     assert values(function) == [expected]
 
 
+def test_an_object_that_inherits_an_async_call_is_awaited() -> None:
+    class AsyncJudge:
+        async def __call__(self, response: str) -> float:
+            return float(len(response))
+
+    class InheritingJudge(AsyncJudge):
+        pass
+
+    assert reward_call(InheritingJudge()).is_async and values(InheritingJudge()) == [1.0]
+
+
 def test_a_function_of_a_batch_gets_lists_of_all_samples() -> None:
     def trl(prompts: list[str], completions: list[str], level: list[int], **columns: list[object]) -> list[Any]:
         assert columns["answer"] == ["A", "B"] and columns["completion_ids"] == [[1, 2], [1, 2]]
