@@ -10,15 +10,12 @@ from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Prompt, RewardResult, Sample
 from interlace.models.classifier import load_classifier
 from interlace.models.residence import Residence
-from interlace.rewards.base import RewardConfig
+from interlace.rewards.base import MODEL, RewardConfig
 from interlace.rewards.shaping import shaped
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
-
-PART = "model"
-"""The part that holds the model's own number."""
 
 
 class ModelScorer:
@@ -54,7 +51,7 @@ class ModelScorer:
         for rows in _batches(readable, [len(tokens) for tokens in ids], self._settings.tokens_per_batch):
             for row, number in zip(rows, self._forward([ids[row] for row in rows]).tolist(), strict=True):
                 found[row] = (
-                    RewardResult(reward=number, parts={PART: number})
+                    RewardResult(reward=number, parts={MODEL: number})
                     if math.isfinite(number)
                     else RewardResult(failure=f"the reward model gave {number}")
                 )

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.rewards.base import RewardConfig, evaluate
+from interlace.rewards.base import RewardConfig
 from interlace.rewards.results import WRONG_TYPE
 from interlace.rewards.signature import ScoreRequest, check_row, reward_call
+from tests.support.evaluate_reward import evaluate
 
 CHAT = ({"role": "user", "content": "P"},)
 
