@@ -112,9 +112,10 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write
     for part in config.mixture:
         style = part.format or config.format
         ours, theirs = _source_rows(part, style)
-        train += loader.prompts(ours, part, style, part.label)
+        kept = loader.prompts(ours, part, style, part.label)
+        train += kept
         heldout += loader.prompts(theirs, part, style, part.label)
-        if not any(prompt.source == part.label for prompt in train):
+        if not kept:
             raise UserError(f"source {part.label!r} of task.mixture has no prompt to train on. Remove it.")
     for name, source in config.heldout_sets.items():
         style = source.format or config.format

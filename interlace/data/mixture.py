@@ -50,10 +50,7 @@ class MixtureSampler(PromptSampler):
         self._blocks: dict[int, list[int]] = {}
 
     def draw(self, number: int) -> PromptDraw:
-        block, offset = divmod(number, self._block)
-        sources = self._sources(block)
-        source = sources[offset]
-        place = self._num_before(source, block) + sources[:offset].count(source)
+        source, place = self._place(number)
         found = self._parts[source].sampler.draw(place)
         return PromptDraw(self._parts[source].positions[found.position], found.attempt)
 
@@ -80,10 +77,8 @@ class MixtureSampler(PromptSampler):
         def state(numbers: Sequence[int]) -> JsonValue:
             places: list[list[int]] = [[] for _ in self._parts]
             for number in numbers:
-                block, offset = divmod(number, self._block)
-                sources = self._sources(block)
-                source = sources[offset]
-                places[source].append(self._num_before(source, block) + sources[:offset].count(source))
+                source, place = self._place(number)
+                places[source].append(place)
             return [state(own) for state, own in zip(taken, places, strict=True)]
 
         return state
@@ -93,6 +88,13 @@ class MixtureSampler(PromptSampler):
         for part, own in zip(self._parts, states, strict=True):
             if own is not None:
                 part.sampler.restore(own)
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Returns the source of a draw, and the number of earlier draws of this source."""
+        block, offset = divmod(number, self._block)
+        sources = self._sources(block)
+        source = sources[offset]
+        return source, self._num_before(source, block) + sources[:offset].count(source)
 
     def _num_before(self, source: int, block: int) -> int:
         """Counts a source's draws in all blocks before one."""

@@ -6,7 +6,6 @@ here, because it is a `TrainStage`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from interlace.algorithms.base import Needs
 from interlace.core.causes import Cause, SampleFailure
@@ -16,29 +15,18 @@ from interlace.core.types import (
     RewardResult,
     SampleGroup,
     SampleKey,
-    SamplingParams,
     TerminalEvent,
 )
+from interlace.flows.steps import LoopSettings
 from interlace.rewards.shaping import ShapingConfig, group_shaped
 from interlace.rollouts.base import Episode
 from interlace.rollouts.role_groups import CriticGroup, RewardGroup, RolloutGroup
-from interlace.rollouts.session import SessionLimits
 from interlace.rollouts.stream import Columns, OnFailed, Stream
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
 from interlace.stages.map import Compute, G
-
-
-class RolloutSettings(Protocol):
-    """Settings of the rollout role."""
-
-    @property
-    def sampling(self) -> SamplingParams: ...
-
-    @property
-    def limits(self) -> SessionLimits: ...
 
 
 class RolloutRole:
@@ -48,7 +36,7 @@ class RolloutRole:
         self,
         stages: StageFactory,
         engines: Sequence[RolloutGroup],
-        settings: RolloutSettings,
+        settings: LoopSettings,
         admission: Admission,
         episode: Episode,
         on_failed: OnFailed,

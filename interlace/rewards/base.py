@@ -33,7 +33,7 @@ becomes `correct` or `incorrect`; a number is the reward itself; the values of a
 and their sum is the reward. It may be an `async def`."""
 
 MODEL = "model"
-"""The name of the reward that a model gives."""
+"""The name of the reward that a model gives, and of the part that holds the model's own number."""
 
 
 class RewardModelConfig(ModelConfig):
@@ -226,13 +226,6 @@ def memory_limit_mib(config: RewardConfig) -> int | None:
 def _builtins(config: RewardConfig) -> list[Any]:
     names = [name for name in reward_names(config) if ":" not in name]
     return [builtin_module("reward", rewards, name, hidden=HIDDEN) for name in names]
-
-
-def evaluate(function: object, config: RewardConfig, request: ScoreRequest) -> RewardResult:
-    """Scores one response by one function. An exception of the function comes back as a failure."""
-    call = function if isinstance(function, RewardCall) else reward_call(function)
-    [result] = evaluate_batch(LoadedReward(calls=(call,)), config, [request])
-    return result
 
 
 def evaluate_batch(reward: LoadedReward, config: RewardConfig, requests: Sequence[ScoreRequest]) -> list[RewardResult]:

@@ -4,20 +4,18 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from interlace.core.errors import UserError
 from interlace.core.messages import to_mapping
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Prompt, RewardResult, Sample
 from interlace.models.classifier import load_classifier
 from interlace.models.residence import Residence
-from interlace.rewards.base import RewardConfig
+from interlace.rewards.base import MODEL, RewardConfig
 from interlace.rewards.shaping import shaped
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
-
-PART = "model"
-"""The part that holds the model's own number."""
 
 
 class ModelScorer:
@@ -41,16 +39,19 @@ class ModelScorer:
 
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result a sample, in their order. A sample that the model cannot read or score fails alone."""
-        chat = self._settings.chat_template
-        ids = [scored_ids(self._tokenizer, sample.prompt, sample.text, chat_template=chat) for sample in samples]
-        fitting = [row for row, tokens in enumerate(ids) if self._context is None or len(tokens) <= self._context]
-        found = [
-            RewardResult(failure=f"{len(tokens)} tokens, and the reward model reads {self._context}") for tokens in ids
-        ]
-        for rows in _batches(fitting, [len(tokens) for tokens in ids], self._settings.tokens_per_batch):
+        ids: list[list[int]] = []
+        found: list[RewardResult] = []
+        readable: list[int] = []
+        for row, sample in enumerate(samples):
+            tokens, unread = self._read(sample)
+            ids.append(tokens)
+            found.append(RewardResult(failure=unread))
+            if unread is None:
+                readable.append(row)
+        for rows in _batches(readable, [len(tokens) for tokens in ids], self._settings.tokens_per_batch):
             for row, number in zip(rows, self._forward([ids[row] for row in rows]).tolist(), strict=True):
                 found[row] = (
-                    RewardResult(reward=number, parts={PART: number})
+                    RewardResult(reward=number, parts={MODEL: number})
                     if math.isfinite(number)
                     else RewardResult(failure=f"the reward model gave {number}")
                 )
@@ -58,6 +59,17 @@ class ModelScorer:
             shaped(result, sample.sampled_ids, self._config.shaping)
             for result, sample in zip(found, samples, strict=True)
         ]
+
+    def _read(self, sample: Sample) -> tuple[list[int], str | None]:
+        """Returns the tokens of a sample, and the reason why the model cannot read them; None if it can."""
+        chat = self._settings.chat_template
+        try:
+            tokens = scored_ids(self._tokenizer, sample.prompt, sample.text, chat_template=chat)
+        except UserError as error:
+            return [], str(error)
+        if self._context is not None and len(tokens) > self._context:
+            return tokens, f"{len(tokens)} tokens, and the reward model reads {self._context}"
+        return tokens, None
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> "Tensor":
         """Computes [texts] the model's numbers, in float32."""
@@ -77,14 +89,18 @@ def scored_ids(
 ) -> list[int]:
     """Returns the tokens of a prompt and a response as a reward model reads them, in training and in scoring.
 
-    chat_template: writes the conversation by the chat template of the tokenizer, if it has one.
+    chat_template: writes the conversation by the chat template of the tokenizer, if it has one. Raises UserError if the
+    template refuses the conversation.
     """
     if not (chat_template and tokenizer.chat_template):
         return list(tokenizer(prompt.text + response)["input_ids"])
     conversation = [to_mapping(message) for message in prompt.messages]
     turns = [*(conversation or [{"role": "user", "content": prompt.text}]), {"role": "assistant", "content": response}]
     # The template writes the special tokens, so it makes text first. Its annotation has no messages with calls.
-    text = str(tokenizer.apply_chat_template(turns, tokenize=False))  # type: ignore[arg-type]
+    try:
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False))  # type: ignore[arg-type]
+    except Exception as error:  # a template is a program, which may raise any error
+        raise UserError(f"the reward model's chat template: {str(error)[:500] or type(error).__name__}") from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -7,11 +7,11 @@ one value for each sample. verl's names `solution_str`, `ground_truth`, `extra_i
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias
 
+from interlace.core.callables import unwrapped
 from interlace.core.errors import UserError, nearest
 from interlace.core.types import JSON
 
@@ -80,7 +80,10 @@ class RewardCall:
 
     def names(self, argument: str) -> bool:
         """Returns whether the function receives an argument."""
-        return self.takes_any or argument in self.required or argument in self.optional
+        return self.takes_any or self._has_parameter(argument)
+
+    def _has_parameter(self, argument: str) -> bool:
+        return argument in self.required or argument in self.optional
 
     def missing(self, request: ScoreRequest) -> str | None:
         """Returns the first required argument that a row cannot provide; None if it provides all."""
@@ -139,13 +142,12 @@ class RewardCall:
     def _chosen(self, given: "_Arguments") -> dict[str, Any]:
         """Returns the arguments of a call in the order of the signature."""
         found: dict[str, Any] = {}
-        named = {*self.required, *self.optional}
-        fixed = fixed_by_partial(self.function)
         for parameter in self.signature.parameters.values():
             if parameter.kind == parameter.VAR_KEYWORD:
-                rest = given.values.items()
-                found[parameter.name] = {name: value for name, value in rest if name not in named and name not in fixed}
-            elif parameter.name in named and parameter.name in given:
+                _, taken = unwrapped(self.function)
+                taken |= {*self.required, *self.optional}
+                found[parameter.name] = {name: value for name, value in given.values.items() if name not in taken}
+            elif self._has_parameter(parameter.name) and parameter.name in given:
                 found[parameter.name] = given[parameter.name]
         return found
 
@@ -241,7 +243,7 @@ def reward_call(function: object, name: str = "") -> RewardCall:
 
 
 def _with_arguments(call: RewardCall) -> RewardCall:
-    fixed = fixed_by_partial(call.function)
+    _, fixed = unwrapped(call.function)  # a row's column does not replace an argument of a partial
     kinds = list(call.signature.parameters.values())
     named = [each for each in kinds if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     free = [each for each in named if each.name not in fixed]
@@ -308,27 +310,14 @@ def check_row(call: RewardCall, request: ScoreRequest, place: str) -> None:
 
 def is_async(function: object) -> bool:
     """Returns whether calls of a function, or of the function in a partial, are awaited."""
-    while isinstance(function, partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(vars(type(function)).get("__call__"))
-
-
-def fixed_by_partial(function: object) -> frozenset[str]:
-    """Returns the arguments that a functools.partial gives by name: a row's column does not replace them."""
-    return frozenset(_fixed(function))
-
-
-def _fixed(function: object) -> Iterator[str]:
-    while isinstance(function, partial):
-        yield from function.keywords
-        function = function.func
+    inner, _ = unwrapped(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
 def name_of_function(function: object) -> str:
     """Returns the name of a function for messages: its own, the name of the function in a partial, or of its class."""
-    while isinstance(function, partial):
-        function = function.func
-    return str(getattr(function, "__qualname__", "") or type(function).__name__).replace("<locals>.", "")
+    inner, _ = unwrapped(function)
+    return str(getattr(inner, "__qualname__", "") or type(inner).__name__).replace("<locals>.", "")
 
 
 def _callable_of(function: object, name: str) -> AnyFunction:

@@ -361,6 +361,7 @@ class _Exchange:
             self._processes.tell(self._job, nothing)
             return
         except Exception as error:  # noqa: BLE001 - any error of the session ends the episode
+            self._processes.tell(self._job, EpisodeCancel())
             self._job.messages.put_nowait(error)
             return
         self._done[ask.turn] = turn

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
-from interlace.core.errors import EpisodeLostError
+from interlace.core.causes import cause_of
+from interlace.core.errors import EpisodeLostError, RestartBudgetError
 from interlace.core.types import NO_GROUP, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.rollouts.base import Episode
 from interlace.rollouts.engine_job import OnDraft
-from interlace.rollouts.generate import played
+from interlace.rollouts.generate import played, sample_failure
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.rollouts.stream import Columns
@@ -62,8 +63,12 @@ class Player:
             except EpisodeLostError as error:
                 if session.may_begin_again:
                     continue
-                columns = Columns(outcome=RewardResult(failure=f"{error}, {session.num_begun} times"))
+                reason = f"{error}, {session.num_begun} times"
+                columns = Columns(outcome=RewardResult(failure=reason, cause=cause_of(error)))
+            except RestartBudgetError:
+                raise
             except Exception as error:  # noqa: BLE001 - any error of a user's episode ends only its sample
-                columns = Columns(outcome=RewardResult(failure=f"{type(error).__name__}: {error}"))
+                failed = sample_failure(error)
+                columns = Columns(outcome=RewardResult(failure=failed.reason, cause=failed.cause))
             break
         return replace(sample, **columns)  # type: ignore[arg-type]  # a stage's columns are untyped

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import TypeAlias
 
 from interlace.core.types import Metrics, SampleGroup, TerminalEvent
 from interlace.rollouts.lending import Lending
@@ -10,8 +9,6 @@ from interlace.rollouts.pool import EnginePool
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.schedule import Schedule
 from interlace.stages.admission import Admission
-
-Staleness: TypeAlias = list[int]
 
 
 class Batch:
@@ -29,7 +26,7 @@ class Batch:
         """Places whose group was dropped without a replacement."""
         self.metrics: Metrics = {}
         """Metrics that the trained roles report for this step."""
-        self.staleness: Staleness = []
+        self.staleness: list[int] = []
         """For each sample: the version at which its group was taken, minus the oldest version of its tokens."""
 
     @property

@@ -51,8 +51,8 @@ class TrainStage:
         self.num_updates = 0
         """Optimizer steps that were started."""
         self._flush = False
-        self._waiting_for: Minibatches | None = None
-        self._changed = lambda: None
+        self._waiting_for: tuple[Batch, Minibatches] | None = None
+        """Batch whose groups the stage waits for, and its minibatches."""
 
     async def update(self, batch: Batch) -> None:
         """Trains one step on the batch and adds the worker's metrics to `batch.metrics`."""
@@ -71,11 +71,13 @@ class TrainStage:
 
     def flush(self) -> bool:
         """Releases a partial granule for training, at a stall. Returns whether it released groups."""
-        minibatches = self._waiting_for
-        if minibatches is None or self._flush or self._whole_batch or not minibatches.ready():
+        if self._waiting_for is None or self._flush or self._whole_batch:
+            return False
+        batch, minibatches = self._waiting_for
+        if not minibatches.ready():
             return False
         self._flush = True
-        self._changed()
+        batch.changed.fire()
         return True
 
     async def _train(self, parts: Sequence[Part]) -> list[Sample]:
@@ -122,7 +124,7 @@ class TrainStage:
 
     async def _ready(self, batch: Batch, minibatches: Minibatches) -> list[Part]:
         """Returns the next granule, or all groups that are ready if the batch is closed or a stall flushes it."""
-        self._waiting_for, self._changed = minibatches, batch.changed.fire
+        self._waiting_for = batch, minibatches
         need = batch.size if self._whole_batch else min(self._granule_groups, batch.size - minibatches.num_trained)
         while True:
             if batch.closed or self._flush or minibatches.num_left >= need:

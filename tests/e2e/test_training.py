@@ -174,6 +174,27 @@ def test_a_run_whose_first_samples_all_fail_ends_there(root: Path) -> None:
     assert {row["event"] for row in samples(root, "unreachable")} == {"failed"}
 
 
+_scored: list[str] = []
+
+
+def interrupted(response: str) -> float:
+    _scored.append(response)
+    if len(_scored) == 12:
+        raise ConnectionError("the judge does not answer")
+    return float(len(response))
+
+
+def test_a_pause_of_admission_and_its_end_are_told(root: Path) -> None:
+    reward = ["reward.name=tests.e2e.test_training:interrupted", "reward.tag=null", "reward.answer_format=text"]
+    heard = Said()
+    few = ["evaluation.num_prompts=1", "evaluation.samples_per_prompt=0", "recovery.failures_in_a_row=1"]
+    run(root, "interrupted", [*reward, *few, "recovery.probe_s=0.05", "steps=2"], progress=heard)
+    assert [line for line in heard.lines if "admitted" in line] == [
+        "1 attempts in a row failed (cause: network): no prompt is admitted until an attempt succeeds",
+        "an attempt succeeded: prompts are admitted again",
+    ]
+
+
 def parted(prompt: str, response: str, answer: str, metadata: object) -> dict[str, float]:
     return {"right": float(response == answer), "short": -0.01 * len(response)}
 

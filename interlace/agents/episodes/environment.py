@@ -1,16 +1,17 @@
 """Episode with an environment of messages: a class with reset and step, or a package of `verifiers`."""
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self, cast
 
 from pydantic import Field, JsonValue, model_validator
 
 from interlace.agents.episodes.verifiers_tasks import VerifiersTaskEpisode
 from interlace.agents.server.host import SessionHost
+from interlace.agents.tools.function import on_thread
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, as_message, as_tool, to_mapping
 from interlace.core.plugins import load_object
@@ -111,10 +112,10 @@ class EnvironmentEpisode:
 
 
 async def _called(method: Callable[..., Any], argument: object) -> object:
-    """Calls a method; a sync method runs on a thread."""
+    """Calls a method; a sync method runs on a separate thread."""
     if inspect.iscoroutinefunction(method):
         return await method(argument)
-    return await asyncio.to_thread(method, argument)
+    return await on_thread(partial(method, argument))
 
 
 def _stepped(returned: object) -> tuple[list[Message], float, bool]:

@@ -1,6 +1,7 @@
 """Client of the sandbox's fork server."""
 
 import asyncio
+import dataclasses
 import json
 import socket
 import subprocess
@@ -9,12 +10,11 @@ from pathlib import Path
 from typing import Self
 
 from interlace.agents.sandbox.config import SandboxConfig
-from interlace.agents.sandbox.limits import MAX_REQUEST_BYTES, CodeResult
+from interlace.agents.sandbox.limits import HEAD, MAX_REQUEST_BYTES, CodeResult
 from interlace.agents.sandbox.probe import GUARDS, SandboxReport, open_target, read_attack_code, read_findings
 from interlace.core.errors import InterlaceError, UserError
 
 _ROOT = Path(__file__).resolve().parents[3]
-_HEAD_BYTES = 8
 
 
 class Sandbox:
@@ -76,8 +76,8 @@ class Sandbox:
                 raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
-            writer.write(len(request).to_bytes(_HEAD_BYTES, "little") + request)
-            size = int.from_bytes(await reader.readexactly(_HEAD_BYTES), "little")
+            writer.write(HEAD.pack(len(request)) + request)
+            (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
             return await reader.readexactly(size)
         finally:
             writer.close()
@@ -91,7 +91,7 @@ class Sandbox:
 
 
 def _start_server(config: SandboxConfig) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    arguments = [json.dumps(_as_json(config)), json.dumps(config.modules)]
+    arguments = [json.dumps(dataclasses.asdict(config.limits)), json.dumps(config.modules)]
     environment = {
         "PYTHONPATH": str(_ROOT),
         "PYTHONHASHSEED": "0",  # a set has the same order in every run
@@ -117,11 +117,6 @@ def _start_server(config: SandboxConfig) -> "tuple[subprocess.Popen[bytes], sock
         server.wait()
         raise UserError(f"the sandbox's server could not be started: {report['error']}.")
     return server, ours
-
-
-def _as_json(config: SandboxConfig) -> dict[str, float]:
-    limits = config.limits
-    return {name: getattr(limits, name) for name in limits.__dataclass_fields__}
 
 
 def _describe_refusal(report: SandboxReport) -> str:

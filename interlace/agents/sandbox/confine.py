@@ -14,8 +14,6 @@ from interlace.agents.sandbox import kernel
 from interlace.agents.sandbox.limits import CodeLimits
 from interlace.agents.sandbox.root import enter_empty_root, python_paths
 
-NO_USER = 65534
-"""User and group of the runs if root started the server: no limit of processes binds root."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 NAMESPACES = {"network": kernel.NEW_NET, "pid": kernel.NEW_PID, "mounts": kernel.NEW_MOUNTS, "ipc": kernel.NEW_IPC}
 _SYS_CAPSET, _SYS_KEYCTL = {"x86_64": 126, "aarch64": 91}, {"x86_64": 250, "aarch64": 219}
@@ -66,8 +64,8 @@ def hide_files() -> dict[str, str]:
         lost = {"files": f"no empty root: {error}"}
     if is_root:
         os.setgroups([])
-        os.setresgid(NO_USER, NO_USER, NO_USER)
-        os.setresuid(NO_USER, NO_USER, NO_USER)
+        os.setresgid(*[kernel.NO_USER] * 3)
+        os.setresuid(*[kernel.NO_USER] * 3)
         kernel.prctl(_PR_SET_DUMPABLE, 1)  # without it, the files in /proc/self belong to root
     return lost
 

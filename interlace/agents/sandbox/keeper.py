@@ -12,7 +12,6 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import time
@@ -20,12 +19,10 @@ from pathlib import Path
 
 from interlace.agents.sandbox import confine, root
 from interlace.agents.sandbox.code import run_code
-from interlace.agents.sandbox.limits import MAX_REQUEST_BYTES, CodeLimits
+from interlace.agents.sandbox.limits import HEAD, MAX_REQUEST_BYTES, CodeLimits
 from interlace.agents.sandbox.seccomp import install_filter
 from interlace.core.sockets import receive_exactly
 
-HEAD = struct.Struct("<Q")
-"""Size in bytes of the JSON that follows, before a request and before a reply."""
 _READ = 1 << 16
 _ALL_HANDLES = 1 << 20
 

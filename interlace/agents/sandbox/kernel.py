@@ -3,6 +3,8 @@
 import ctypes
 import os
 
+NO_USER = 65534
+"""User and group of the runs if root started the server: no limit of processes binds root."""
 libc = ctypes.CDLL(None, use_errno=True)
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_RDONLY, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 1, 4096, 16384, 1 << 18

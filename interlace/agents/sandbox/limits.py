@@ -1,8 +1,11 @@
 """Limits and result of one run of code. Standard library only: the fork server imports this module."""
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+HEAD = struct.Struct("<Q")
+"""Size in bytes of the JSON that follows, before a request and before a reply."""
 MAX_REQUEST_BYTES = 64 << 20
 """Largest size of a request: the code and its standard input, as JSON."""
 

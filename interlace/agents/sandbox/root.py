@@ -146,4 +146,4 @@ def _write_users() -> None:
     etc = _inside(Path("/etc"))
     etc.mkdir(exist_ok=True)
     for file, line in (("passwd", "nobody:x:{}:{}::/tmp:/bin/sh\n"), ("group", "nogroup:x:{}:\n")):
-        (etc / file).write_text(line.format(65534, 65534))
+        (etc / file).write_text(line.format(kernel.NO_USER, kernel.NO_USER))

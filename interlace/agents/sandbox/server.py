@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from interlace.agents.sandbox import confine
+from interlace.agents.sandbox import confine, kernel
 from interlace.agents.sandbox.keeper import Site, keep_run
 from interlace.agents.sandbox.limits import CodeLimits
 
@@ -29,7 +29,7 @@ def main() -> None:
     try:
         lost = confine.hide_files()
     except OSError as error:
-        _report({"error": f"root could not become user {confine.NO_USER}: {error.strerror}"})
+        _report({"error": f"root could not become user {kernel.NO_USER}: {error.strerror}"})
         return
     folder = Path(tempfile.mkdtemp(prefix="interlace-sandbox-")) if "files" in lost else None
     try:

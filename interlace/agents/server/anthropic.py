@@ -11,6 +11,7 @@ from interlace.agents.server.ask import (
     Event,
     TextCodec,
     cached_tokens,
+    calls_of,
     check_tools,
     details_of,
     finish_of,
@@ -165,7 +166,7 @@ def _head(answer: Answers) -> dict[str, JSON]:
 
 def _blocks(answer: Answers) -> list[JSON]:
     message = shown(answer.turns[0], answer.ask)
-    calls = [call for call in message.tool_calls if not call.error]
+    calls = calls_of(message)
     found: list[JSON] = []
     if message.content or not calls:
         found.append({"type": "text", "text": message.content})

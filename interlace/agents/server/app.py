@@ -5,6 +5,7 @@ import contextlib
 import math
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ LARGEST_BODY = 32 << 20
 """Bytes of a request's body: a context of a million tokens, as ids, has about 8 MB."""
 LONG_BODY = 1 << 14
 """Body size in bytes from which a body is parsed on a thread, so that the event loop stays responsive."""
+KEPT_SESSIONS = 1024
+"""Number of ended sessions of clients whose keys are still known."""
 MODEL = "policy"
 """Name of the model. A request may give any name, and its answer repeats the name."""
 _DIALECTS: Mapping[str, tuple[Dialect, str]] = {
@@ -107,7 +110,11 @@ class SessionServer:
         self.metrics = ServerMetrics()
         self._codec, self._visitors, self._control, self._add_routes = codec, visitors, control, add_routes
         self._open: dict[str, Conversation] = {}
-        """Sessions by key; an ended session stays until its owner removes it."""
+        """Sessions by key. An ended session stays until its owner removes it, or, if a client opened it, until
+        KEPT_SESSIONS later ones have ended.
+        """
+        self._ended: deque[str] = deque()
+        """Keys of ended sessions of clients, oldest first."""
         self._visits: dict[str, contextlib.AsyncExitStack] = {}
         self._retries = Retries()
         self._url = ""
@@ -151,7 +158,7 @@ class SessionServer:
 
     async def close(self) -> None:
         """Ends all sessions and stops listening."""
-        for conversation in self._open.values():
+        for conversation in [*self._open.values()]:
             await conversation.end()
         await self._retries.close()
         for stack in self._visits.values():
@@ -282,6 +289,10 @@ class SessionServer:
         conversation.check_open()
         await conversation.end()
         if stack := self._visits.pop(conversation.key, None):
+            self._ended.append(conversation.key)
+            self.metrics.sessions -= 1
+            if len(self._ended) > KEPT_SESSIONS:
+                del self._open[self._ended.popleft()]
             await stack.aclose()
         return json_response({"turns": conversation.num_turns, "reward": conversation.reward})
 

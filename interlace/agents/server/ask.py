@@ -6,7 +6,7 @@ from typing import Protocol
 
 from interlace.agents.server.body import Body
 from interlace.agents.server.errors import ApiError, as_openai
-from interlace.core.messages import Message, ToolSpec
+from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import JSON, FinishReason, IntArray, SamplingParams
 from interlace.rollouts.base import Context, Turn, TurnDraft
 
@@ -160,6 +160,11 @@ def check_tools(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     return tuple(tools)
 
 
+def calls_of(message: Message) -> tuple[ToolCall, ...]:
+    """Returns the calls of a message that could be read."""
+    return tuple(call for call in message.tool_calls if not call.error)
+
+
 def shown(turn: Turn, ask: Ask) -> Message:
     """Returns an answer in the form that its client gets.
 
@@ -167,18 +172,18 @@ def shown(turn: Turn, ask: Ask) -> Message:
     that requested one call gets the first.
     """
     message = turn.message
-    if message.tool_calls and all(call.error for call in message.tool_calls):
+    if message.tool_calls and not calls_of(message):
         content_at = max(0, turn.text.find(message.content))
         return Message(role="assistant", content=turn.text[content_at:])
     if ask.one_call:
-        message = replace(message, tool_calls=tuple(call for call in message.tool_calls if not call.error)[:1])
+        message = replace(message, tool_calls=calls_of(message)[:1])
     cuts = [place for stop in ask.stop if (place := message.content.find(stop)) >= 0]
     return message if not cuts else Message(role="assistant", content=message.content[: min(cuts)])
 
 
 def finish_of(turn: Turn) -> str:
     """Returns the reason why an answer ended, in OpenAI's terms."""
-    if any(not call.error for call in turn.message.tool_calls):
+    if calls_of(turn.message):
         return "tool_calls"
     return "length" if turn.finish_reason == FinishReason.LENGTH else "stop"
 

@@ -11,6 +11,7 @@ from interlace.agents.server.ask import (
     Event,
     OpenAIErrors,
     TextCodec,
+    calls_of,
     check_tools,
     finish_of,
     logprobs_of,
@@ -181,8 +182,7 @@ def chat_message(message: Message) -> dict[str, JSON]:
 def _calls(message: Message) -> list[JSON]:
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-        for call in message.tool_calls
-        if not call.error
+        for call in calls_of(message)
     ]
 
 

@@ -12,6 +12,7 @@ from interlace.agents.server.ask import (
     OpenAIErrors,
     TextCodec,
     cached_tokens,
+    calls_of,
     check_tools,
     details_of,
     finish_of,
@@ -123,7 +124,7 @@ def _head(answer: Answers) -> dict[str, JSON]:
 
 def _items(answer: Answers) -> list[JSON]:
     message = shown(answer.turns[0], answer.ask)
-    calls = [call for call in message.tool_calls if not call.error]
+    calls = calls_of(message)
     items: list[JSON] = [_message_item(answer, message.content)] if message.content or not calls else []
     items += [
         {

@@ -1,10 +1,11 @@
 """Converts callable objects to functions, from which tools can be made."""
 
-import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
+
+from interlace.core.callables import unwrapped
 
 
 def as_function(found: Callable[..., object]) -> Callable[..., object]:
@@ -14,7 +15,7 @@ def as_function(found: Callable[..., object]) -> Callable[..., object]:
     """
     if inspect.isroutine(found):
         return found
-    inner, fixed = _unwrapped(found)
+    inner, fixed = unwrapped(found)
     own = inner if inspect.isroutine(inner) else type(inner).__call__
     signature = inspect.signature(found)
     shown = [parameter for parameter in signature.parameters.values() if parameter.name not in fixed]
@@ -31,12 +32,3 @@ def as_function(found: Callable[..., object]) -> Callable[..., object]:
     function.__signature__ = signature.replace(parameters=shown)
     function.__annotations__ = typing.get_type_hints(own, include_extras=True)
     return cast(Callable[..., object], function)
-
-
-def _unwrapped(found: object) -> tuple[Any, set[str]]:
-    """Returns the innermost function of a partial, and the names of the keyword arguments that it fixes."""
-    fixed: set[str] = set()
-    while isinstance(found, functools.partial):
-        fixed |= set(found.keywords)
-        found = found.func
-    return found, fixed

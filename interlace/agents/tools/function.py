@@ -56,10 +56,10 @@ async def on_thread(call: Callable[[], object]) -> object:
         value, error = None, None
         try:
             value = context.run(call)
-        except Exception as raised:  # noqa: BLE001 - the caller receives it
-            error = raised
-        except BaseException as raised:  # noqa: BLE001 - SystemExit or KeyboardInterrupt ends only its call
-            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+        except BaseException as raised:  # noqa: BLE001 - the caller receives it
+            # SystemExit and KeyboardInterrupt end only their call. A future refuses a StopIteration.
+            is_plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+            error = raised if is_plain else RuntimeError(f"{type(raised).__name__}: {raised}")
         try:
             loop.call_soon_threadsafe(settle, value, error)
         except RuntimeError:  # the loop has been closed

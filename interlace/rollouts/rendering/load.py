@@ -1,11 +1,10 @@
 """Creation of renderers and lookup of parsers by their settings."""
 
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
-from interlace.core.plugins import builtin_module, builtin_names, concrete_subclass, load_object
+from interlace.core.plugins import class_names, find_class
 from interlace.rollouts.rendering import parsers
 from interlace.rollouts.rendering.chat_template import ChatTemplateRenderer
 from interlace.rollouts.rendering.config import RendererConfig
@@ -26,17 +25,12 @@ def create_renderer(
 
 def parser_names() -> list[str]:
     """Lists the built-in parsers, sorted."""
-    return builtin_names(parsers)
+    return class_names(parsers, Parser)
 
 
 def load_parser(name: str) -> Parser:
     """Loads a built-in by name, or a user's `package.module:Name`. Raises UserError if it does not exist."""
-    if ":" in name:
-        return concrete_subclass(f"parser {name!r}", load_object("parser", name), Parser)()  # type: ignore[type-abstract]
-    module = builtin_module("parser", parsers, name)
-    classes = [value for value in vars(module).values() if inspect.isclass(value)]
-    kind: type[Parser] = next(one for one in classes if issubclass(one, Parser) and one.__module__ == module.__name__)
-    return kind()
+    return find_class("parser", parsers, name, Parser)()  # type: ignore[type-abstract]
 
 
 def find_parser(template: str) -> Parser:

@@ -8,7 +8,8 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, RewardResult
-from interlace.rewards.base import RewardConfig, Score, ScoreRequest, evaluate, load_reward
+from interlace.rewards.base import RewardConfig, Score, ScoreRequest, load_reward
+from tests.support.evaluate_reward import evaluate
 
 
 def score(config: RewardConfig, response: str, answer: str = "", **metadata: JSON) -> RewardResult:

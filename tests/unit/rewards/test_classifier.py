@@ -82,6 +82,16 @@ def test_what_the_model_cannot_read_fails_alone(tmp_path: Path) -> None:
     assert results[1].failure == f"{CONTEXT + 1} tokens, and the reward model reads {CONTEXT}"
 
 
+def test_a_conversation_that_the_chat_template_refuses_fails_alone(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = "{{ raise_exception('no letters') if messages[0].content == 'a' }}" + TEMPLATE
+    tokenizer.save_pretrained(path)
+    refused, scored = scorer(path).score(samples((("a", "b"), ("2", "4"))))
+    assert refused.failure == "the reward model's chat template: no letters"
+    assert scored.reward == pytest.approx(alone(path, "[user]2[assistant]4"), abs=1e-5)
+
+
 def test_what_the_model_gives_no_number_for_fails(tmp_path: Path) -> None:
     broken = scorer(write_model(tmp_path))
     with torch.no_grad():

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.rewards.base import RewardConfig, evaluate
+from interlace.rewards.base import RewardConfig
 from interlace.rewards.results import WRONG_TYPE
 from interlace.rewards.signature import ScoreRequest, check_row, reward_call
+from tests.support.evaluate_reward import evaluate
 
 CHAT = ({"role": "user", "content": "P"},)
 
@@ -66,6 +67,17 @@ async def awaited(response: str, *, level: int, absent: str = "default") -> Any:
 )
 def test_arguments_are_passed_by_name(function: object, expected: object) -> None:
     assert values(function) == [expected]
+
+
+def test_an_object_that_inherits_an_async_call_is_awaited() -> None:
+    class AsyncJudge:
+        async def __call__(self, response: str) -> float:
+            return float(len(response))
+
+    class InheritingJudge(AsyncJudge):
+        pass
+
+    assert reward_call(InheritingJudge()).is_async and values(InheritingJudge()) == [1.0]
 
 
 def test_a_function_of_a_batch_gets_lists_of_all_samples() -> None:

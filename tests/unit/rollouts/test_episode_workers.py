@@ -1,12 +1,15 @@
 """Episodes in worker processes give the same samples, and a failure there ends no other episode."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from interlace.core.types import Sample, SampleKey
+from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.rollouts.episode_process import MakeEpisode
 from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.runtime.cluster import Cluster
@@ -94,6 +97,32 @@ def test_a_sample_whose_simulator_breaks_begins_again_twice_and_ends_once(num_wo
     keys, failures, attempts = run("break")
     assert keys == [key for key in every if key != FIRST] and attempts == {"0", "1", "2"}
     assert list(failures) == [FIRST] and failures[FIRST].startswith("the simulator gave NaN, 3 times")
+
+
+class BrokenSession:
+    """Session in the controller whose turns fail by an internal error."""
+
+    key, params, may_begin_again = FIRST, PARAMS, True
+
+    async def generate(self, *_args: object, **_fields: object) -> None:
+        raise ZeroDivisionError("an internal error")
+
+
+def test_an_internal_error_of_a_turn_ends_the_episode_in_its_process() -> None:
+    async def run() -> None:
+        episodes = WorkerEpisodes(make_three_turns, PARAMS, 1)
+        session: Any = BrokenSession()
+        try:
+            with pytest.raises(ZeroDivisionError):
+                await episodes.run(Prompt(uid="p", token_ids=np.ones(3, np.int32), text="", answer=""), session)
+            async with asyncio.timeout(10):
+                while any(episodes._processes._jobs.values()):
+                    await asyncio.sleep(0.01)
+            assert not episodes.num_lost
+        finally:
+            episodes.close()
+
+    asyncio.run(run())
 
 
 def test_processes_that_cannot_start_fail_the_samples_with_the_reason() -> None:

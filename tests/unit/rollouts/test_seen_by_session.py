@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from interlace.core.errors import EpisodeLostError
+from interlace.core.causes import Cause
+from interlace.core.errors import EpisodeFailedError, EpisodeLostError, RestartBudgetError
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.engines.rollout import NativeConfig
@@ -101,5 +102,28 @@ def test_an_evaluation_begins_a_lost_episode_again(times: int, reward: float, fa
         [sample] = await player.play([(PROMPT, 0)], PARAMS)
         assert sample.outcome is not None and (sample.outcome.reward, sample.outcome.failure) == (reward, failure)
         assert episode.attempts == [0, 1, 2] and sample.prompt.attempt == 0
+
+    asyncio.run(run_on(ClusterConfig(backend="local", devices="cpu:1"), Schedule(), flow))
+
+
+@dataclass
+class Raising:
+    error: Exception
+
+    async def run(self, prompt: Prompt, session: Session) -> float:
+        raise self.error
+
+
+def test_an_exhausted_budget_of_restarts_ends_an_evaluation_and_a_failure_keeps_its_cause() -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine().pool(cluster, 1)
+        failed = Raising(EpisodeFailedError("the page is gone", Cause.NETWORK))
+        [sample] = await Player(cluster, pool, failed, NO_LIMITS).play([(PROMPT, 0)], PARAMS)
+        assert sample.outcome is not None
+        assert (sample.outcome.failure, sample.outcome.cause) == ("the page is gone", Cause.NETWORK)
+        with pytest.raises(RestartBudgetError, match="too many restarts"):
+            await Player(cluster, pool, Raising(RestartBudgetError("too many restarts")), NO_LIMITS).play(
+                [(PROMPT, 0)], PARAMS
+            )
 
     asyncio.run(run_on(ClusterConfig(backend="local", devices="cpu:1"), Schedule(), flow))

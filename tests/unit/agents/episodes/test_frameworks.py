@@ -2,8 +2,10 @@
 
 import asyncio
 import sys
+import threading
 import types
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import numpy as np
@@ -140,6 +142,16 @@ class Guess:
         return [{"role": "user", "content": "no"}], float(right), right or not self.left
 
 
+class Meeting(Guess):
+    """Environment whose step waits for the step of another episode."""
+
+    both = threading.Barrier(2)
+
+    def step(self, message: Message) -> tuple[list[Mapping[str, str]], float, bool]:
+        self.both.wait(5)
+        return [], 1.0, True
+
+
 class NoStep:
     def reset(self, row: Mapping[str, JSON]) -> None: ...
 
@@ -156,6 +168,16 @@ def test_an_environment_speaks_in_turn_and_rewards_turns() -> None:
     assert [tool.name for tool in session.asked[0][1]] == ["hint"]
     assert [message.content for message in session.asked[1][0]] == ["guess at level 4", "1", "no"]
     assert session.asked[2][0] == [1, 1.0]  # the second turn, rewarded
+
+
+def test_steps_of_environments_do_not_wait_for_threads_of_the_event_loop() -> None:
+    episode = create_kind(parse_episode({"name": "environment", "environment": f"{__name__}:Meeting"})).create()
+
+    async def together() -> list[Outcome]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        return await asyncio.gather(*(episode.run(ROW, Rewarded([TWO])) for _ in range(2)))
+
+    assert [outcome.text for outcome in asyncio.run(together())] == ["2", "2"]
 
 
 def test_an_environment_ends_at_its_own_limit() -> None:

@@ -333,6 +333,35 @@ def test_health_needs_no_key_and_metrics_count() -> None:
     served(ScriptedSession([HELLO]), use)
 
 
+def test_keys_of_long_ended_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_SESSIONS", 1)
+
+    class Guests:
+        @asynccontextmanager
+        async def session(self, seed: int | None) -> AsyncIterator[Session]:
+            yield ScriptedSession([])
+
+        def busy_s(self) -> float | None:
+            return None
+
+    async def use(client: Client) -> None:
+        keys = []
+        for _ in range(2):
+            client.key = "sk-mine"
+            client.key = (await client.post("/v1/sessions", {}))["api_key"]
+            keys.append(client.key)
+            await client.post("/v1/session/end", {})
+            await client.post("/v1/chat/completions", ASK)
+            assert client.status == 409
+        client.key = keys[0]
+        await client.post("/v1/chat/completions", ASK)
+        assert client.status == 401
+        async with client.http.get(client.url + "/metrics", headers={"x-api-key": "sk-mine"}) as response:
+            assert "interlace_sessions 1" in (await response.text()).splitlines()
+
+    served(ScriptedSession([]), use, visitors=Guests(), api_key="sk-mine")
+
+
 @pytest.mark.parametrize(("name", "value"), [("n", True), ("n", 1.5), ("n", "2")])
 def test_a_field_of_another_type_is_named(name: str, value: object) -> None:
     with pytest.raises(ApiError, match=r"n = .*: it must be a whole number"):

@@ -48,6 +48,11 @@ def exits() -> str:
     raise SystemExit(3)
 
 
+def takes_from_an_empty_iterator() -> str:
+    """Takes the first item of nothing."""
+    return next(iter(()))
+
+
 class Basket:
     """Things of one episode."""
 
@@ -118,6 +123,16 @@ def test_functions_are_called_with_arguments_of_their_types() -> None:
     [tool] = source(f"{HERE}:exits").open(VISIT)
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
         called(tool, {})
+
+
+def test_a_tool_that_raises_stop_iteration_fails() -> None:
+    [tool] = source(f"{HERE}:takes_from_an_empty_iterator").open(VISIT)
+
+    async def call() -> object:
+        return await asyncio.wait_for(tool.call({}), 5)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(call())
 
 
 def test_each_episode_has_an_object_of_its_own() -> None:
