@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -34,15 +35,25 @@ def check_servers(addresses: Sequence[Address], dialect: str, wanted: WantedMode
     _check_distinct([address.url for address in addresses])
     thread = LoopThread("check of engine services")
     try:
-        found = thread.run(_look(addresses, dialect))
+        thread.run(_check(addresses, dialect, wanted))
     finally:
         thread.close()
-    for url, capacity in found.items():
-        _check_model(url, capacity, wanted)
-    seen: dict[str, str] = {}
-    for url, capacity in found.items():
-        if capacity.identity and (other := seen.setdefault(capacity.identity, url)) != url:
-            raise UserError(f"rollout.urls: {other} and {url} are one server. Name each server once.")
+
+
+async def _check(addresses: Sequence[Address], dialect: str, wanted: WantedModel) -> None:
+    """Checks the capacities before the requests: two addresses of one server would get two requests of one id."""
+    clients = {address.url: dialect_named(dialect).connect(address, seed=0) for address in addresses}
+    try:
+        found = await asyncio.gather(*(_find_capacity(url, client, dialect) for url, client in clients.items()))
+        seen: dict[str, str] = {}
+        for url, capacity in zip(clients, found, strict=True):
+            _check_model(url, capacity, wanted)
+            if capacity.identity and (other := seen.setdefault(capacity.identity, url)) != url:
+                raise UserError(f"rollout.urls: {other} and {url} are one server. Name each server once.")
+        await asyncio.gather(*(_request_token(url, client) for url, client in clients.items()))
+    finally:
+        for client in clients.values():
+            await client.close()
 
 
 def _check_distinct(urls: Sequence[str]) -> None:
@@ -65,35 +76,37 @@ def _places(url: str) -> list[object]:
     return [info[4] for info in infos]
 
 
-async def _look(addresses: Sequence[Address], dialect: str) -> Mapping[str, ServiceCapacity]:
-    found = await asyncio.gather(*(_look_at(address, dialect) for address in addresses))
-    return dict(zip([address.url for address in addresses], found, strict=True))
-
-
-async def _look_at(address: Address, dialect: str) -> ServiceCapacity:
-    client = dialect_named(dialect).connect(address, seed=0)
+async def _find_capacity(url: str, client: EngineClient, dialect: str) -> ServiceCapacity:
     try:
-        try:
-            async with asyncio.timeout(HEALTH_S):
-                await client.health()
-        except (ServiceError, TimeoutError) as error:
-            known = ", ".join(dialect_names())
-            raise UserError(
-                f"rollout.urls: no server of dialect {dialect!r} answers at {address.url}: {error or 'no answer'}. "
-                f"Start it, correct the address, or set rollout.dialect to the server's kind ({known})."
-            ) from None
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                capacity = await client.capacity()
-                await _try_request(client)
-        except (ServiceError, TimeoutError) as error:
-            raise UserError(
-                f"rollout.urls: {address.url} answers about its health and did not serve a request of one token: "
-                f"{error or 'no answer'}. Look at the server's log."
-            ) from None
-        return capacity
-    finally:
-        await client.close()
+        async with asyncio.timeout(HEALTH_S):
+            await client.health()
+    except (ServiceError, TimeoutError) as error:
+        known = ", ".join(dialect_names())
+        raise UserError(
+            f"rollout.urls: no server of dialect {dialect!r} answers at {url}: {error or 'no answer'}. "
+            f"Start it, correct the address, or set rollout.dialect to the server's kind ({known})."
+        ) from None
+    with _naming(url):
+        async with asyncio.timeout(ANSWER_S):
+            return await client.capacity()
+
+
+async def _request_token(url: str, client: EngineClient) -> None:
+    with _naming(url):
+        async with asyncio.timeout(ANSWER_S):
+            await _try_request(client)
+
+
+@contextmanager
+def _naming(url: str) -> Iterator[None]:
+    """Raises UserError with the address if the server fails after it answered about its health."""
+    try:
+        yield
+    except (ServiceError, TimeoutError) as error:
+        raise UserError(
+            f"rollout.urls: {url} answers about its health and did not serve a request of one token: "
+            f"{error or 'no answer'}. Look at the server's log."
+        ) from None
 
 
 async def _try_request(client: EngineClient) -> None:
