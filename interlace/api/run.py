@@ -16,6 +16,7 @@ from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import curve_svg, table_html
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_identity import SETTINGS_FILE
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
@@ -30,7 +31,7 @@ Chat: TypeAlias = Sequence[Mapping[str, JSON]]
 """Messages, each with `role` and `content`."""
 CURVES = ("reward/mean", "response_length/mean", "eval/accuracy_greedy")
 """Metrics that a notebook shows as curves."""
-_STATE = ("optimizer*", "state*", "critic", "replay", "*.jsonl", "manifest*", "rng*", "*.pt")
+_STATE = ("optimizer*", "state*", "critic", "replay", "*.jsonl", "manifest*", "rng*", "*.pt", SETTINGS_FILE)
 """Files of a checkpoint that belong to the run and not to the model."""
 
 

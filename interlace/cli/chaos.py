@@ -77,9 +77,11 @@ def certify_faults(
     """Runs a recipe on this machine under faults. Raises UserError before any work for faults that cannot happen."""
     from interlace.observe.stop import StopSignal
     from interlace.run.chaos.faults import check_processes
+    from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.load import load_recipe
 
     recipe = load_recipe(spec, overrides)
+    refuse_offline(recipe, "chaos")
     check_processes(recipe, faults)
     hush_libraries()
     from interlace.run.chaos.real import run_with_faults  # loads torch, so the checks without torch come first

@@ -14,6 +14,7 @@ from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import to_line, truncate_after
 from interlace.observe.loggers import MetricsLoggers
+from interlace.observe.quiet import QuietWatch
 from interlace.run.evaluation import Evaluation
 from interlace.run.failed_updates import FailedUpdates
 from interlace.run.recipe.config import algorithm_of
@@ -52,7 +53,9 @@ class OfflineSession(RunProcess):
         stages = StageFactory(cluster, recipe.schedule.resolved, sizes)
         run = OfflineRun(cluster, stages, groups, algorithm_of(recipe), rows, lambda: boundary)
         saver = Saver(cluster, self._checkpoints, groups, self._folder, settings=self._settings)
-        boundary = self._boundary = OfflineBoundary(job, run, saver, stream, logger=logger, trace=trace)
+        boundary = self._boundary = OfflineBoundary(
+            job, run, saver, stream, logger=logger, trace=trace, quiet=self._quiet
+        )
         await boundary.begin()
         await offline_training(run)
         await boundary.finish()
@@ -70,9 +73,10 @@ class OfflineBoundary:
         *,
         logger: MetricsLoggers,
         trace: StepTrace,
+        quiet: QuietWatch,
     ) -> None:
         self._job, self._run, self._saver, self._stream = job, run, saver, stream
-        self._logger, self._trace = logger, trace
+        self._logger, self._trace, self._quiet = logger, trace, quiet
         self._recipe, self._folder, self._progress = job.recipe, job.folder, job.progress
         self._failed_updates = FailedUpdates(job.recipe.optimizer.max_failed_updates)
         self._state: StateLater | None = None
@@ -106,6 +110,7 @@ class OfflineBoundary:
             found["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(step, found)
         self._progress.step(step, found)
+        self._quiet.heard(f"step {step + 1}")
         if is_due:
             self._saver.write(self._state())
         if failing := self._failed_updates.failing(found):
@@ -151,10 +156,12 @@ class OfflineBoundary:
 
     async def _evaluate(self, title: str) -> Metrics:
         self._progress.stage(title, 0, 1)
+        self._quiet.heard(title)
         found = await self._run.evaluate()
         self._evaluated_at = self.done_steps
         told = ", ".join(f"{name.removeprefix('eval/')} {value:.4g}" for name, value in found.items())
         self._progress.stage(title, 1, 1, told or "no held-out rows")
+        self._quiet.heard(f"step {self.done_steps + 1}")
         if found:
             truncate_after(self._folder.evaluations, self.done_steps - 1)  # a resumed run may repeat the last one
             with self._folder.evaluations.open("a", encoding="utf-8") as file:
