@@ -82,17 +82,12 @@ def simulate(
     timeline: str | Path | None = None,
 ) -> ScheduleTable:
     """Runs a recipe on a virtual clock, with workers that only take time. The command has the same options."""
-    from interlace.cli.virtual import virtual_cluster
-    from interlace.forecast.simulate import simulate_variants
+    from interlace.cli.virtual import simulate_schedules, virtual_cluster
 
     path = writable(Path(timeline), "--timeline") if timeline else None
     simulation = virtual_cluster(str(devices), profile, num_prompts=prompts)
-    results = simulate_variants(recipe, list(overrides), schedule, simulation, timeline=path)
-    rows = [
-        {**result.row(results[0]), "price_per_million_tokens": simulation.price(result.tokens_per_s)}
-        for result in results
-    ]
-    return ScheduleTable(rows=rows, failed={})
+    found = simulate_schedules(recipe, overrides, schedule, simulation, path)
+    return ScheduleTable(rows=found.rows(), failed={})
 
 
 @for_python

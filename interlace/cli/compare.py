@@ -77,11 +77,10 @@ def compare(
 def _simulated(
     recipe: str, overrides: Sequence[str], schedules: str, devices: int, profile: str | None
 ) -> "list[ScheduleOutcome]":
-    from interlace.forecast.costs.profiles import load_profile
-    from interlace.forecast.simulate import Simulation, simulate_into
+    from interlace.cli.virtual import virtual_cluster
+    from interlace.forecast.simulate import simulate_into
 
-    simulation = Simulation(profile=load_profile(profile), num_devices=devices)
-    return simulate_into(recipe, overrides, schedules, ROOT, simulation)
+    return simulate_into(recipe, overrides, schedules, ROOT, virtual_cluster(str(devices), profile))
 
 
 def show_comparison(

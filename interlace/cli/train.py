@@ -10,7 +10,7 @@ from rich.console import Console
 
 from interlace.cli.preflight import ROOT, hush_libraries
 from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
-from interlace.observe.run_identity import CHANGEABLE
+from interlace.observe.run_identity import CHANGEABLE, may_change
 
 if TYPE_CHECKING:
     from interlace.forecast.online import OnlinePlanner
@@ -113,17 +113,14 @@ def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack)
     held.enter_context(RunLock(folder))  # before reading files that another process may write
     started_with = load_recipe(str(folder.config))
     for override in overrides:
-        may_change = f"{override_key(override)}.".startswith(tuple(f"{key}." for key in CHANGEABLE))
         # The command that started the run may be repeated with --resume, because it changes nothing.
-        if not may_change and load_recipe(str(folder.config), [override]) != started_with:
+        if not may_change(override_key(override)) and load_recipe(str(folder.config), [override]) != started_with:
             raise UserError(
                 f"{override!r} would make the resumed run another one. With --resume only {', '.join(CHANGEABLE)} may "
                 "be changed; for anything else start a new run."
             )
     settings = load_recipe(str(folder.config), overrides)
-    done = max(Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).steps(), default=0)
-    if settings.steps < done:
-        raise UserError(f"steps={settings.steps}, but {folder.path} has trained {done} already: give {done} or more.")
+    Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).check_num_steps(settings.steps)
     check_settings(settings)
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 

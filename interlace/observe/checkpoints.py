@@ -110,6 +110,14 @@ class Checkpoints:
         steps = self.steps()
         return self._folder / f"step_{steps[-1]}" if steps else None
 
+    def check_num_steps(self, num_steps: int) -> None:
+        """Raises UserError if a resumed run with this number of steps would end before its newest checkpoint."""
+        done = max(self.steps(), default=0)
+        if num_steps < done:
+            raise UserError(
+                f"steps={num_steps}, but {self._folder.parent} has trained {done} already: give {done} or more."
+            )
+
     def _check_space(self, step: int, num_bytes: int) -> None:
         free = shutil.disk_usage(self._folder).free
         if free < num_bytes:
