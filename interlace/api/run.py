@@ -92,7 +92,7 @@ class TrainedRun:
         """The tokenizer of the trained model."""
         from interlace.models.loading import load_tokenizer
 
-        return load_tokenizer(self.recipe.model.model_copy(update={"path": str(self._trained), "tokenizer": None}))
+        return load_tokenizer(self.recipe.model.stored_in(self._trained))
 
     @for_python
     def generate(

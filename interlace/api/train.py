@@ -1,12 +1,12 @@
 """`interlace.train`: a run from a program or a notebook."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from rich.console import Console
 
@@ -85,8 +85,8 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     given = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
-    typed, root = _typed(settings), Path(folder)
-    sections = given.sections(root, typed, has_completions=trains_on_rows(recipe, typed))
+    root = Path(folder)
+    sections = given.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
     asked = _Asked(recipe, tuple(overrides), name, root, sections)
     console = Console(quiet=quiet)
     with ExitStack() as held:
@@ -142,10 +142,6 @@ class _Options:
     resume: bool
     planner: "OnlinePlanner | None"
     callbacks: Callbacks
-
-
-def _typed(settings: Any) -> Mapping[str, object]:
-    return dict(settings)
 
 
 def _fresh(

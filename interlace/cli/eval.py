@@ -81,4 +81,4 @@ def checkpoint_of(run: "RunFolder", settings: "Recipe") -> "ModelConfig":
             f"run {run.path} has no {'whole checkpoint' if found.damaged else 'checkpoint yet'}; it writes one at its "
             "end, or every checkpoint_every steps."
         )
-    return settings.model.model_copy(update={"path": str(found.path), "tokenizer": None})
+    return settings.model.stored_in(found.path)

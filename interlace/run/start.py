@@ -47,9 +47,10 @@ def identify_run(recipe: Recipe, folder: RunFolder, *, resume: bool) -> RunIdent
     readable manifest is used.
     """
     run = read_run_id(folder.path) if resume else None
-    for step in reversed(Checkpoints(folder.checkpoints, keep=1).steps()) if run is None and resume else ():
+    checkpoints = Checkpoints(folder.checkpoints, keep=1)
+    for step in reversed(checkpoints.steps()) if run is None and resume else ():
         with contextlib.suppress(OSError, ValueError):
-            found = read_identity(folder.checkpoints / f"step_{step}")
+            found = read_identity(checkpoints.path(step))
             run = run or (found.run if found else None)
     record_session(folder.path, sys.argv)
     return RunIdentity(run=run or create_run_id(folder.path), model=recipe.model.path)
