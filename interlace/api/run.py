@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rich.console import Console
+
 from interlace.api.advice import for_python, in_any_loop
-from interlace.api.evaluation import evaluate_spec
+from interlace.cli.eval import evaluate_spec
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.observe.checkpoints import Checkpoints
@@ -122,7 +124,7 @@ class TrainedRun:
     @in_any_loop
     def evaluate(self, overrides: Sequence[str] = (), *, quiet: bool = True) -> Evaluation:
         """Evaluates the trained model on the held-out prompts. overrides: changes of settings, as KEY=VALUE."""
-        return evaluate_spec(str(self.folder), None, overrides, quiet=quiet)
+        return evaluate_spec(str(self.folder), None, overrides, Console(quiet=quiet), quiet=quiet)[1]
 
     @for_python
     def report(self, out: str | Path | None = None) -> Path:

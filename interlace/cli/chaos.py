@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import hush_libraries, say
 
 if TYPE_CHECKING:
     from interlace.run.chaos.certificate import Certificate
@@ -124,4 +124,4 @@ def _show(found: "Certificate") -> None:
         "certificate: holds" if found.holds else "certificate: BROKEN",
     ]
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)

@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.preflight import ROOT, hush_libraries
+from interlace.cli.preflight import ROOT, hush_libraries, say
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.step_line import number, short
 
@@ -68,7 +68,7 @@ def compare(
             print(to_line({"recipe": recipe, "report": str(report), "schedules": rows}), end="")
         else:
             show_comparison(console, outcomes)
-            console.print(f"Report on all schedules: {report}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"Report on all schedules: {report}")
     if failed:
         reasons = "\n".join(f"schedule {name} failed: {reason}" for name, reason in failed.items())
         raise InterlaceError(f"{len(failed)} of the schedules failed.\n{reasons}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import writable
+from interlace.cli.preflight import say, writable
 
 
 def simulate(
@@ -52,8 +52,8 @@ def simulate(
             if (price := simulation.price(each.tokens_per_s)) is not None:
                 console.print(f"{each.outcome.schedule}: a million trained tokens cost {price:.3g}", highlight=False)
             if each.spanning:
-                console.print(
+                say(
+                    console,
                     f"{each.outcome.schedule}: instances of {' and '.join(each.spanning)} span several devices: a "
                     "plan. No engine was run here on several GPUs, and `interlace train` refuses it with native.",
-                    markup=False, highlight=False, soft_wrap=True,
-                )  # fmt: skip
+                )

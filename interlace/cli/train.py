@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import ROOT, hush_libraries
+from interlace.cli.preflight import ROOT, hush_libraries, say
 from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
 from interlace.observe.run_identity import CHANGEABLE, may_change
 
@@ -88,16 +88,16 @@ def _fresh(
     folder = open_run(ROOT, name, overwrite=target.overwrite, held=held)
     console.print(derived_numbers_table(derived_numbers(settings, derived)))
     if derived.num_dropped_prompts:
-        console.print(
+        say(
+            console,
             f"{derived.num_dropped_prompts} prompts have more than task.max_prompt_tokens tokens and were dropped.",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        )
     if settings.prompts_per_step > derived.num_train_prompts:
-        console.print(
+        say(
+            console,
             f"prompts_per_step={settings.prompts_per_step}, and there are {derived.num_train_prompts} prompts to train "
             f"on: a step uses each about {settings.prompts_per_step / derived.num_train_prompts:.1f} times.",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        )
     return settings, folder, planner
 
 
@@ -179,15 +179,10 @@ def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console:
         console.print(goodput_table(report.ledger))
         # The ledger of the steps, as on the report page; the table above includes start-up and evaluations.
         if waste := ledger_of(RunData.read(folder).rows).largest_waste():
-            console.print(waste.sentence, markup=False, highlight=False, soft_wrap=True)
+            say(console, waste.sentence)
     console.print(written_paths(folder, report))
     if report.was_stopped:
-        console.print(
-            f"Stopped after step {report.done_steps} of {report.num_steps}. {_how_to_go_on(folder)}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(console, f"Stopped after step {report.done_steps} of {report.num_steps}. {_how_to_go_on(folder)}")
 
 
 def _how_to_go_on(folder: "RunFolder") -> str:
