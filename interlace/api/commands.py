@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop, outside_of_loops
-from interlace.api.evaluation import evaluate_spec
 from interlace.api.run import TrainedRun
+from interlace.cli.eval import evaluate_spec
 from interlace.cli.preflight import hush_libraries, writable
+from interlace.cli.report import find_run
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
 from interlace.observe.notebook import table_html
 from interlace.observe.progress import open_progress
-from interlace.observe.run_folder import RunFolder, folder_name
+from interlace.observe.run_folder import folder_name
 from interlace.observe.stop import StopSignal
 from interlace.run.evaluation import Evaluation
 
@@ -82,17 +83,12 @@ def simulate(
     timeline: str | Path | None = None,
 ) -> ScheduleTable:
     """Runs a recipe on a virtual clock, with workers that only take time. The command has the same options."""
-    from interlace.cli.virtual import virtual_cluster
-    from interlace.forecast.simulate import simulate_variants
+    from interlace.cli.virtual import simulate_schedules, virtual_cluster
 
     path = writable(Path(timeline), "--timeline") if timeline else None
     simulation = virtual_cluster(str(devices), profile, num_prompts=prompts)
-    results = simulate_variants(recipe, list(overrides), schedule, simulation, timeline=path)
-    rows = [
-        {**result.row(results[0]), "price_per_million_tokens": simulation.price(result.tokens_per_s)}
-        for result in results
-    ]
-    return ScheduleTable(rows=rows, failed={})
+    found = simulate_schedules(recipe, overrides, schedule, simulation, path)
+    return ScheduleTable(rows=found.rows(), failed={})
 
 
 @for_python
@@ -191,15 +187,14 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates a run, a checkpoint or any model on the held-out prompts of a recipe; by default on the run's own."""
     spec = str(run_or_model.folder if isinstance(run_or_model, TrainedRun) else run_or_model)
-    return evaluate_spec(spec, recipe, overrides, quiet=quiet)
+    return evaluate_spec(spec, recipe, overrides, Console(quiet=quiet), quiet=quiet)[1]
 
 
 @for_python
 def load_run(run: str | Path, *, folder: str | Path = "runs") -> TrainedRun:
     """Reads a run by its name or its folder. folder: of the runs. Raises UserError if there is none."""
-    for path in (Path(run), Path(folder) / run):
-        if RunFolder(path=path).config.is_file():
-            return TrainedRun(folder=path)
+    if found := find_run(str(run), Path(folder)):
+        return TrainedRun(folder=found.path)
     raise UserError(f"{str(run)!r} is not a run: neither {run} nor {Path(folder) / run} has a config.yaml.")
 
 
@@ -215,11 +210,10 @@ def serve(
 ) -> "Server":
     """Serves a model or a run over HTTP in the background, and returns once it listens. Port 0 takes a free one."""
     from interlace.api.background import Server
-    from interlace.cli.serve import served_recipe
+    from interlace.cli.serve import refuse_equal_keys, served_recipe
     from interlace.run.serve import ServeOptions
 
-    if api_key is not None and api_key == admin_key:
-        raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")
+    refuse_equal_keys(api_key, admin_key)
     hush_libraries()
     spec = str(model_or_run.folder if isinstance(model_or_run, TrainedRun) else model_or_run)
     recipe = served_recipe(spec, list(overrides))

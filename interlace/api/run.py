@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rich.console import Console
+
 from interlace.api.advice import for_python, in_any_loop
-from interlace.api.evaluation import evaluate_spec
+from interlace.cli.eval import evaluate_spec
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
@@ -17,6 +19,7 @@ from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import curve_svg, table_html
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_identity import SETTINGS_FILE
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
@@ -31,7 +34,7 @@ Chat: TypeAlias = Sequence[Mapping[str, JSON]]
 """Messages, each with `role` and `content`."""
 CURVES = ("reward/mean", "response_length/mean", "eval/accuracy_greedy")
 """Metrics that a notebook shows as curves."""
-_STATE = ("optimizer*", "state*", "critic", "replay", "*.jsonl", "manifest*", "rng*", "*.pt")
+_STATE = ("optimizer*", "state*", "critic", "replay", "*.jsonl", "manifest*", "rng*", "*.pt", SETTINGS_FILE)
 """Files of a checkpoint that belong to the run and not to the model."""
 
 
@@ -93,7 +96,7 @@ class TrainedRun:
         """The tokenizer of the trained model."""
         from interlace.models.loading import load_tokenizer
 
-        return load_tokenizer(self.recipe.model.model_copy(update={"path": str(self._trained), "tokenizer": None}))
+        return load_tokenizer(self.recipe.model.stored_in(self._trained))
 
     @for_python
     def generate(
@@ -123,7 +126,7 @@ class TrainedRun:
     @in_any_loop
     def evaluate(self, overrides: Sequence[str] = (), *, quiet: bool = True) -> Evaluation:
         """Evaluates the trained model on the held-out prompts. overrides: changes of settings, as KEY=VALUE."""
-        return evaluate_spec(str(self.folder), None, overrides, quiet=quiet)
+        return evaluate_spec(str(self.folder), None, overrides, Console(quiet=quiet), quiet=quiet)[1]
 
     @for_python
     def report(self, out: str | Path | None = None) -> Path:

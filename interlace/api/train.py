@@ -1,12 +1,12 @@
 """`interlace.train`: a run from a program or a notebook."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from rich.console import Console
 
@@ -18,7 +18,7 @@ from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import NotebookProgress, is_notebook
 from interlace.observe.progress import ProgressView, open_progress
 from interlace.observe.run_folder import RunFolder, default_name, latest_name
-from interlace.observe.run_identity import CHANGEABLE
+from interlace.observe.run_identity import CHANGEABLE, flatten, may_change
 from interlace.observe.run_lock import RunLock, open_run
 from interlace.observe.stop import StopSignal
 from interlace.rewards.base import GIVEN
@@ -85,8 +85,8 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     given = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
-    typed, root = _typed(settings), Path(folder)
-    sections = given.sections(root, typed, has_completions=trains_on_rows(recipe, typed))
+    root = Path(folder)
+    sections = given.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
     asked = _Asked(recipe, tuple(overrides), name, root, sections)
     console = Console(quiet=quiet)
     with ExitStack() as held:
@@ -144,10 +144,6 @@ class _Options:
     callbacks: Callbacks
 
 
-def _typed(settings: Any) -> Mapping[str, object]:
-    return dict(settings)
-
-
 def _fresh(
     asked: _Asked, console: Console, held: ExitStack, *, overwrite: bool
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
@@ -174,39 +170,21 @@ def _resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
     held.enter_context(RunLock(folder))
     before = load_recipe(str(folder.config))
     recipe = asked.sections.recipe(load_recipe(str(folder.config), asked.overrides))
-    old, new = dict(_flat(before.model_dump(mode="json"))), dict(_flat(recipe.model_dump(mode="json")))
-    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and not _may_change(key, old)]
-    if changed:
+    old, new = dict(flatten(before.model_dump(mode="json"))), dict(flatten(recipe.model_dump(mode="json")))
+    keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    if changed := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:
         told = "; ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed)
         raise UserError(
             f"run {folder.name!r} was started with other settings ({told}). With --resume only {', '.join(CHANGEABLE)} "
             "may be changed; for anything else start a new run."
         )
-    done = max(Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints).steps(), default=0)
-    if recipe.steps < done:
-        raise UserError(f"steps={recipe.steps}, but {folder.path} has trained {done} already: give {done} or more.")
+    Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints).check_num_steps(recipe.steps)
     check_settings(recipe)
     from interlace.run.recipe.check import check_recipe
 
     with rows_by_place(asked.sections.rows):
         check_recipe(recipe)
     return recipe, folder
-
-
-def _may_change(key: str, old: Mapping[str, object]) -> bool:
-    """Returns whether a resumed run may change a setting: a function of the program gets a new name in each program."""
-    if key == "reward.name" or key.startswith("reward.parts"):
-        return str(old.get(key, "")).startswith(GIVEN)
-    return f"{key}.".startswith(tuple(f"{each}." for each in CHANGEABLE))
-
-
-def _flat(value: object, prefix: str = "") -> list[tuple[str, object]]:
-    """Returns the settings by their dotted keys."""
-    if isinstance(value, Mapping) and value:
-        return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}" if prefix else key)]
-    if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        return [pair for place, inner in enumerate(value) for pair in _flat(inner, f"{prefix}.{place}")]
-    return [(prefix, value)]
 
 
 def _progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import hush_libraries, say
 
 if TYPE_CHECKING:
     from interlace.observe.stop import StopSignal
@@ -29,7 +29,7 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
     console = Console()
     recipes = equivalence.variants(equivalence.toy(load_recipe(spec, overrides)))
     small = next(iter(recipes.values()))
-    console.print(f"{spec} at toy size: {_sizes(small)}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"{spec} at toy size: {_sizes(small)}")
     trials: list[Trial] = []
     with (
         StopSignal(lambda: console.print("Stopping at the end of this step.")) as stop,
@@ -45,7 +45,7 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
             status.update(f"training under schedule {next(names, '')!r}")
     console.print(_table(trials))
     verdict = "\n".join(_verdict(trials))
-    console.print(verdict, markup=False, highlight=False, soft_wrap=True)
+    say(console, verdict)
     return trials[0].moved > 0 and all(trial.holds for trial in trials)
 
 

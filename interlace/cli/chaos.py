@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import hush_libraries, say
 
 if TYPE_CHECKING:
     from interlace.run.chaos.certificate import Certificate
@@ -77,9 +77,11 @@ def certify_faults(
     """Runs a recipe on this machine under faults. Raises UserError before any work for faults that cannot happen."""
     from interlace.observe.stop import StopSignal
     from interlace.run.chaos.faults import check_processes
+    from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.load import load_recipe
 
     recipe = load_recipe(spec, overrides)
+    refuse_offline(recipe, "chaos")
     check_processes(recipe, faults)
     hush_libraries()
     from interlace.run.chaos.real import run_with_faults  # loads torch, so the checks without torch come first
@@ -122,4 +124,4 @@ def _show(found: "Certificate") -> None:
         "certificate: holds" if found.holds else "certificate: BROKEN",
     ]
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)

@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.preflight import ROOT, hush_libraries
+from interlace.cli.preflight import ROOT, hush_libraries, say
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.step_line import number, short
 
@@ -68,7 +68,7 @@ def compare(
             print(to_line({"recipe": recipe, "report": str(report), "schedules": rows}), end="")
         else:
             show_comparison(console, outcomes)
-            console.print(f"Report on all schedules: {report}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"Report on all schedules: {report}")
     if failed:
         reasons = "\n".join(f"schedule {name} failed: {reason}" for name, reason in failed.items())
         raise InterlaceError(f"{len(failed)} of the schedules failed.\n{reasons}")
@@ -77,11 +77,10 @@ def compare(
 def _simulated(
     recipe: str, overrides: Sequence[str], schedules: str, devices: int, profile: str | None
 ) -> "list[ScheduleOutcome]":
-    from interlace.forecast.costs.profiles import load_profile
-    from interlace.forecast.simulate import Simulation, simulate_into
+    from interlace.cli.virtual import virtual_cluster
+    from interlace.forecast.simulate import simulate_into
 
-    simulation = Simulation(profile=load_profile(profile), num_devices=devices)
-    return simulate_into(recipe, overrides, schedules, ROOT, simulation)
+    return simulate_into(recipe, overrides, schedules, ROOT, virtual_cluster(str(devices), profile))
 
 
 def show_comparison(

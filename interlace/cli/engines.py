@@ -12,6 +12,7 @@ from rich.table import Table
 
 from interlace.cli.report import find_run
 from interlace.core.errors import UserError
+from interlace.observe.atomic_file import write_atomic
 
 PATIENCE_S = 600.0
 """Seconds that a run may take to apply a change."""
@@ -44,9 +45,8 @@ def _command(folder: Path, verb: str, engine: str) -> str:
     if not commands.is_dir():
         raise UserError(f"{folder.parent} is not a run that trains now: it has no folder {commands}.")
     name = f"{time.time_ns()}-{uuid.uuid4().hex[:8]}"
-    part, file = commands / f"{name}.part", commands / f"{name}.json"
-    part.write_text(json.dumps({"verb": verb, "engine": engine}), encoding="utf-8")
-    part.rename(file)
+    file = commands / f"{name}.json"
+    write_atomic(file, json.dumps({"verb": verb, "engine": engine}))
     answer = commands / f"{name}.answer"
     deadline = time.monotonic() + PATIENCE_S
     while not answer.exists():

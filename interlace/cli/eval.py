@@ -14,6 +14,7 @@ from interlace.core.errors import UserError
 if TYPE_CHECKING:
     from interlace.models.config import ModelConfig
     from interlace.observe.run_folder import RunFolder
+    from interlace.run.evaluation import Evaluation
     from interlace.run.recipe.config import Recipe
 
 
@@ -31,17 +32,28 @@ def evaluate(
 ) -> None:
     """Answer a recipe's held-out prompts and print how many answers are right."""
     from interlace.cli.outcome import evaluation_tables
+
+    console = Console()
+    settings, evaluation = evaluate_spec(run_or_model, recipe, overrides or [], console, quiet=quiet)
+    for table in evaluation_tables(settings, evaluation):
+        console.print(table)
+
+
+def evaluate_spec(
+    spec: str, recipe: str | None, overrides: Sequence[str], console: Console, *, quiet: bool
+) -> "tuple[Recipe, Evaluation]":
+    """Evaluates what `spec` names: a run, a checkpoint or a model. Returns the settings too. Raises UserError.
+
+    recipe: None takes the run's.
+    """
     from interlace.observe.progress import open_progress
 
     hush_libraries()
-    settings = evaluated_recipe(run_or_model, recipe, overrides or [])
+    settings = evaluated_recipe(spec, recipe, overrides)
     from interlace.run.evaluate_model import evaluate_model  # loads torch, so a bad recipe is refused before it
 
-    console = Console()
     with open_progress(console, num_steps=0, quiet=quiet) as progress:
-        evaluation = evaluate_model(settings, progress)
-    for table in evaluation_tables(settings, evaluation):
-        console.print(table)
+        return settings, evaluate_model(settings, progress)
 
 
 def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[str]) -> "Recipe":
@@ -81,4 +93,4 @@ def checkpoint_of(run: "RunFolder", settings: "Recipe") -> "ModelConfig":
             f"run {run.path} has no {'whole checkpoint' if found.damaged else 'checkpoint yet'}; it writes one at its "
             "end, or every checkpoint_every steps."
         )
-    return settings.model.model_copy(update={"path": str(found.path), "tokenizer": None})
+    return settings.model.stored_in(found.path)

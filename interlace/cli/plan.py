@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.plan_table import differences, show_memory, show_plans, unique
-from interlace.cli.preflight import hush_libraries, writable
+from interlace.cli.preflight import hush_libraries, say, writable
 from interlace.cli.virtual import change_profiles, sheet_cluster, virtual_cluster
 from interlace.core.errors import UserError
 
@@ -60,13 +60,13 @@ def plan(
         return
     console = Console()
     if found.note:
-        _say(console, found.note)
+        say(console, found.note)
     _show(console, made, recipe, measured, with_memory=devices is not None)
     if explain:
         _explain(console, made)
-    _say(console, f"To train with it, add to the recipe:  schedule: {found.file}")
+    say(console, f"To train with it, add to the recipe:  schedule: {found.file}")
     loads = f"which loads as any schedule does (schedule={found.file})"
-    _say(console, f"Written to {found.file}, {loads}. Front and reasons: {found.report}")
+    say(console, f"Written to {found.file}, {loads}. Front and reasons: {found.report}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,11 +138,7 @@ def _virtual(
 
 def say_to_stderr(text: str) -> None:
     """Prints a line of progress to standard error; standard output contains only the plan."""
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(Console(stderr=True), text)
 
 
 def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
@@ -165,14 +161,14 @@ def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
 def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes | None", *, with_memory: bool) -> None:
     found = made.found
     show_plans(console, made, recipe)
-    _say(
+    say(
         console,
         f"{found.num_scored} schedules simulated, {found.num_pruned} ruled out before by memory or a lower bound. "
         "s/step ± two standard errors over simulated steps; what the profile gets wrong comes on top. stale: mean / "
         "most versions. cost: of a million trained tokens.",
     )
     if measured:
-        _say(console, measured.text())
+        say(console, measured.text())
     if with_memory:
         show_memory(console, made)
 
@@ -180,9 +176,9 @@ def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes |
 def _explain(console: Console, made: "RecipePlan") -> None:
     from interlace.forecast.plan import sentence
 
-    _say(console, "Why not:")
+    say(console, "Why not:")
     for each in made.found.why_not:
-        _say(console, f"- {sentence(each)}")
+        say(console, f"- {sentence(each)}")
 
 
 def _page(made: "RecipePlan", recipe: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from interlace.cli.plan_table import differences
+from interlace.cli.preflight import say
 from interlace.core.errors import UserError
 
 START_S = 15.0
@@ -84,12 +85,12 @@ def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, Onlin
     best = made.found.best
     devices = made.request.simulation.num_devices
     ratio = made.found.ratio(best)
-    console.print(
+    say(
+        console,
         f"schedule=auto ({settings.words}): {best.score.step_s:.3g} s a step predicted on {devices} devices"
         + (f", {ratio:.2f}x verl-colocated" if ratio else "")
         + f": {differences(best)}",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    )
     accepts = AcceptsHere(plain, made.request.simulation.devices, longest)
     planner = OnlinePlanner(made.request, best.schedule, best.score.step_s, accepts)
     return set_schedule(recipe, best.schedule, AUTO), planner

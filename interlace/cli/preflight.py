@@ -1,9 +1,13 @@
-"""Preparations of a command: checks that its output file can be written, and silences libraries."""
+"""Preparations and output of a command: checks its output file, silences libraries, prints lines."""
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ROOT = Path("runs")
 """Folder of the runs."""
@@ -15,6 +19,11 @@ def hush_libraries() -> None:
     Sets an environment variable, which the library reads when a command imports it.
     """
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+
+def say(console: "Console", text: str) -> None:
+    """Prints text as it is, without markup, colours or line breaks of the console."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def writable(path: Path, option: str) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import hush_libraries, writable
+from interlace.cli.preflight import hush_libraries, say, writable
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _of_run(run: "RunFolder", out: Path, console: Console, *, as_json: bool) -> 
     kept = keep_profile(recipe, found)
     _written(found, out, console, as_json=as_json)
     if not as_json:
-        console.print(f"Kept for plans of this recipe: {kept}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"Kept for plans of this recipe: {kept}")
 
 
 def _written(profile: "Profile", out: Path, console: Console, *, as_json: bool) -> None:
@@ -99,4 +99,4 @@ def _written(profile: "Profile", out: Path, console: Console, *, as_json: bool) 
         return
     for table in profile_tables(profile):
         console.print(table)
-    console.print(f"Written to {out}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"Written to {out}")

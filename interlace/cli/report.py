@@ -38,9 +38,9 @@ def run_folder(spec: str) -> "RunFolder":
     return found
 
 
-def find_run(spec: str) -> "RunFolder | None":
-    """Finds a run by its name or folder; None if it does not exist."""
+def find_run(spec: str, root: Path = ROOT) -> "RunFolder | None":
+    """Finds a run by its name or folder; None if it does not exist. root: folder of the runs."""
     from interlace.observe.run_folder import RunFolder
 
-    folders = (RunFolder(path=path) for path in (Path(spec), ROOT / spec))
+    folders = (RunFolder(path=path) for path in (Path(spec), root / spec))
     return next((folder for folder in folders if folder.config.is_file()), None)

@@ -41,8 +41,7 @@ def serve(
     """Serve a model over HTTP: chat completions, completions, responses, messages, and token ids."""
     hush_libraries()
     recipe = served_recipe(model_or_run, overrides or [])
-    if api_key is not None and api_key == admin_key:
-        raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")
+    refuse_equal_keys(api_key, admin_key)
     from interlace.run.serve import ServeOptions  # loads torch, so a bad recipe is refused before it
     from interlace.run.serve import serve as serve_model
 
@@ -54,6 +53,12 @@ def serve(
         serve_model(recipe, options, on_ready=_announce, stop=stop)
     except KeyboardInterrupt:
         Console().print("stopped")
+
+
+def refuse_equal_keys(api_key: str | None, admin_key: str | None) -> None:
+    """Raises UserError if clients would have the key of the control verbs."""
+    if api_key is not None and api_key == admin_key:
+        raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")
 
 
 def _announce(serving: "Serving") -> None:

@@ -1,15 +1,12 @@
 """`interlace simulate`: predicts the cost of a recipe on virtual devices."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import writable
-
-PRICE, ENGINES = "price_per_million_tokens", "engines="
+from interlace.cli.preflight import say, writable
 
 
 def simulate(
@@ -36,27 +33,18 @@ def simulate(
 ) -> None:
     """Run a recipe on a virtual clock: the same flow and schedule, with simulated workers that only take time."""
     from interlace.cli.compare import show_comparison
-    from interlace.cli.virtual import change_profiles, virtual_cluster
-    from interlace.forecast.elastic import parse_changes
-    from interlace.forecast.simulate import simulate_variants
+    from interlace.cli.virtual import simulate_schedules, virtual_cluster
     from interlace.observe.jsonl import to_line
 
     if timeline:
         writable(timeline, "--timeline")
-    simulation = virtual_cluster(devices, profile, num_prompts=prompts)
-    simulation, given = change_profiles(simulation, overrides or [])
-    engines = [each.removeprefix(ENGINES) for each in given if each.startswith(ENGINES)]
-    if engines:
-        simulation = replace(simulation, engine_changes=parse_changes(",".join(engines)))
-        given = [each for each in given if not each.startswith(ENGINES)]
-    results = simulate_variants(recipe, given, schedule, simulation, timeline=timeline)
+    cluster = virtual_cluster(devices, profile, num_prompts=prompts)
+    found = simulate_schedules(recipe, overrides or [], schedule, cluster, timeline)
+    simulation, results = found.simulation, found.results
     outcomes = [result.outcome for result in results]
     if as_json:
-        rows = [{**result.row(results[0]), PRICE: simulation.price(result.tokens_per_s)} for result in results]
-        print(
-            to_line({"recipe": recipe, "devices": simulation.num_devices, "profile": profile, "schedules": rows}),
-            end="",
-        )
+        row = {"recipe": recipe, "devices": simulation.num_devices, "profile": profile, "schedules": found.rows()}
+        print(to_line(row), end="")
     else:
         console = Console()
         show_comparison(console, outcomes, title=f"{recipe} on {simulation.device}, simulated")
@@ -64,8 +52,8 @@ def simulate(
             if (price := simulation.price(each.tokens_per_s)) is not None:
                 console.print(f"{each.outcome.schedule}: a million trained tokens cost {price:.3g}", highlight=False)
             if each.spanning:
-                console.print(
+                say(
+                    console,
                     f"{each.outcome.schedule}: instances of {' and '.join(each.spanning)} span several devices: a "
                     "plan. No engine was run here on several GPUs, and `interlace train` refuses it with native.",
-                    markup=False, highlight=False, soft_wrap=True,
-                )  # fmt: skip
+                )

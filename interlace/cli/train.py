@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import ROOT, hush_libraries
+from interlace.cli.preflight import ROOT, hush_libraries, say
 from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
-from interlace.observe.run_identity import CHANGEABLE
+from interlace.observe.run_identity import CHANGEABLE, may_change
 
 if TYPE_CHECKING:
     from interlace.forecast.online import OnlinePlanner
@@ -88,16 +88,16 @@ def _fresh(
     folder = open_run(ROOT, name, overwrite=target.overwrite, held=held)
     console.print(derived_numbers_table(derived_numbers(settings, derived)))
     if derived.num_dropped_prompts:
-        console.print(
+        say(
+            console,
             f"{derived.num_dropped_prompts} prompts have more than task.max_prompt_tokens tokens and were dropped.",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        )
     if settings.prompts_per_step > derived.num_train_prompts:
-        console.print(
+        say(
+            console,
             f"prompts_per_step={settings.prompts_per_step}, and there are {derived.num_train_prompts} prompts to train "
             f"on: a step uses each about {settings.prompts_per_step / derived.num_train_prompts:.1f} times.",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        )
     return settings, folder, planner
 
 
@@ -113,17 +113,14 @@ def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack)
     held.enter_context(RunLock(folder))  # before reading files that another process may write
     started_with = load_recipe(str(folder.config))
     for override in overrides:
-        may_change = f"{override_key(override)}.".startswith(tuple(f"{key}." for key in CHANGEABLE))
         # The command that started the run may be repeated with --resume, because it changes nothing.
-        if not may_change and load_recipe(str(folder.config), [override]) != started_with:
+        if not may_change(override_key(override)) and load_recipe(str(folder.config), [override]) != started_with:
             raise UserError(
                 f"{override!r} would make the resumed run another one. With --resume only {', '.join(CHANGEABLE)} may "
                 "be changed; for anything else start a new run."
             )
     settings = load_recipe(str(folder.config), overrides)
-    done = max(Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).steps(), default=0)
-    if settings.steps < done:
-        raise UserError(f"steps={settings.steps}, but {folder.path} has trained {done} already: give {done} or more.")
+    Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).check_num_steps(settings.steps)
     check_settings(settings)
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
@@ -182,15 +179,10 @@ def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console:
         console.print(goodput_table(report.ledger))
         # The ledger of the steps, as on the report page; the table above includes start-up and evaluations.
         if waste := ledger_of(RunData.read(folder).rows).largest_waste():
-            console.print(waste.sentence, markup=False, highlight=False, soft_wrap=True)
+            say(console, waste.sentence)
     console.print(written_paths(folder, report))
     if report.was_stopped:
-        console.print(
-            f"Stopped after step {report.done_steps} of {report.num_steps}. {_how_to_go_on(folder)}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(console, f"Stopped after step {report.done_steps} of {report.num_steps}. {_how_to_go_on(folder)}")
 
 
 def _how_to_go_on(folder: "RunFolder") -> str:

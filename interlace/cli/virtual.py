@@ -1,15 +1,19 @@
 """Virtual cluster named on the command line: `--devices 64,32 --profile qwen2.5-7b-h20,qwen2.5-7b-h800`."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
+    from interlace.core.types import JSON
     from interlace.forecast.profile.types import Profile
-    from interlace.forecast.simulate import Simulation
+    from interlace.forecast.simulate import SimulatedVariant, Simulation
     from interlace.run.recipe.config import Recipe
+
+PROFILE, ENGINES = "profile.", "engines="
 
 
 def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 8192) -> "Simulation":
@@ -42,9 +46,6 @@ def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 819
     return Simulation(profile=mixed, num_devices=sum(counts), pools=pools, num_prompts=num_prompts)
 
 
-PROFILE = "profile."
-
-
 def change_profiles(simulation: "Simulation", overrides: Sequence[str]) -> "tuple[Simulation, list[str]]":
     """Applies `profile.KEY=VALUE` to the profile of a cluster. Returns the simulation and the other overrides.
 
@@ -55,6 +56,38 @@ def change_profiles(simulation: "Simulation", overrides: Sequence[str]) -> "tupl
     mine = [each.removeprefix(PROFILE) for each in overrides if each.startswith(PROFILE)]
     rest = [each for each in overrides if not each.startswith(PROFILE)]
     return (replace(simulation, profile=change_profile(simulation.profile, mine)) if mine else simulation), rest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedSchedules:
+    """A recipe simulated under several schedules."""
+
+    simulation: "Simulation"
+    results: "Sequence[SimulatedVariant]"
+
+    def rows(self) -> "list[Mapping[str, JSON]]":
+        """Returns each schedule as JSON, with its price."""
+        first, price = self.results[0], self.simulation.price
+        return [{**each.row(first), "price_per_million_tokens": price(each.tokens_per_s)} for each in self.results]
+
+
+def simulate_schedules(
+    recipe: str, overrides: Sequence[str], schedule: str | None, simulation: "Simulation", timeline: Path | None
+) -> SimulatedSchedules:
+    """Simulates a recipe under each schedule. Raises UserError.
+
+    overrides: may include `profile.KEY=VALUE`, which changes the profile, and `engines=CHANGES`.
+    """
+    from interlace.forecast.elastic import parse_changes
+    from interlace.forecast.simulate import simulate_variants
+
+    simulation, given = change_profiles(simulation, overrides)
+    engines = [each.removeprefix(ENGINES) for each in given if each.startswith(ENGINES)]
+    if engines:
+        simulation = replace(simulation, engine_changes=parse_changes(",".join(engines)))
+        given = [each for each in given if not each.startswith(ENGINES)]
+    results = simulate_variants(recipe, given, schedule, simulation, timeline=timeline)
+    return SimulatedSchedules(simulation=simulation, results=results)
 
 
 def sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: str) -> "tuple[Recipe, Simulation]":

@@ -77,6 +77,11 @@ def is_full_disk(error: BaseException) -> bool:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an exception's message; the name of its class if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest(given: str, options: Iterable[str]) -> str:
     """Returns the end of an error on an unknown name: the options that are close, then all if there are few."""
     names = sorted(options)

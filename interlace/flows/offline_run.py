@@ -1,7 +1,7 @@
 """Interface of the offline flow: the trained model, its reference, and the rows of one run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -49,19 +49,22 @@ class OfflineRun:
         groups: RoleGroups,
         algorithm: Algorithm,
         rows: OfflineRows,
-        observer: Callable[[], OfflineObserver],
     ) -> None:
-        """observer: returns the observer of step boundaries, which may be made after the run."""
         self.rows = rows.train
         self._cluster, self._groups, self._heldout = cluster, groups, rows.heldout
         self._needs_reference = algorithm.needs.reference
         self._needs_point = isinstance(algorithm, OfflineAlgorithm) and algorithm.uses_reference_point
-        self._sizes, self._observer = stages.sizes, observer
+        self._sizes = stages.sizes
+        self._observer: OfflineObserver | None = None
         self.actor = stages.train_stage("actor", groups.actor, whole_batch=True)
         self._meter = StepMeter(cluster)
         self.num_rows = self._sizes.done_steps * self._sizes.prompts_per_step
         """Rows that were drawn, over all of a run's processes."""
         self._stopped = False
+
+    def start(self, observer: OfflineObserver) -> None:
+        """Sets the observer that is called at step boundaries, before the flow begins."""
+        self._observer = observer
 
     @property
     def num_updates(self) -> int:
@@ -95,7 +98,8 @@ class OfflineRun:
         found = self._meter.measure(batch, batch.step + 1, ended, 0)
         hidden = {f"actor/{name}" for name in OF_POLICIES}
         metrics = {name: value for name, value in found.items() if name not in hidden}
-        self._stopped = not await self._observer().on_offline_step(batch.step + 1, metrics)
+        if self._observer:
+            self._stopped = not await self._observer.on_offline_step(batch.step + 1, metrics)
         self._meter.start()
 
     async def evaluate(self) -> Metrics:

@@ -1,5 +1,6 @@
 """Choice of the model, its number format and its sizes."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -151,6 +152,10 @@ class ModelConfig(Config):
     """Sizes of `tiny:vla`; None for every other model."""
     cache_dir: str = "~/.cache/interlace"
     """Folder for converted GGUF files."""
+
+    def stored_in(self, folder: str | Path) -> "ModelConfig":
+        """Returns the settings of this model as it was saved in a folder, with its tokenizer."""
+        return self.model_copy(update={"path": str(folder), "tokenizer": None})
 
 
 def by_path(value: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from interlace.core.errors import UserError, nearest
+from interlace.core.errors import UserError, first_line, nearest
 from interlace.core.hub import find_hub_fault
 from interlace.models.built import build_model, built_names, built_tokenizer, is_own_type, register_own
 from interlace.models.config import ModelConfig
@@ -389,8 +389,3 @@ def _end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     added = {str(token): place for place, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
     fitting = [tag for tag in added if end.startswith(tag)]
     return (added[max(fitting, key=len)],) if fitting else ()
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an exception's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from interlace.core.config import Config
-from interlace.observe.jsonl import to_line, truncate_after
+from interlace.observe.jsonl import write_step
 
 ANSWERS_FILE = "answers.jsonl"
 
@@ -25,10 +25,7 @@ class EvaluationAnswer(Config):
 
 def write_answers(folder: Path, step: int, answers: Sequence[EvaluationAnswer]) -> None:
     """Appends the answers of the evaluation at a step; a resumed run replaces those of repeated evaluations."""
-    path = folder / ANSWERS_FILE
-    truncate_after(path, step - 1)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(to_line({"step": step, "answers": [answer.model_dump() for answer in answers]}))
+    write_step(folder / ANSWERS_FILE, step, {"answers": [answer.model_dump() for answer in answers]})
 
 
 def read_answers(folder: Path) -> dict[int, list[EvaluationAnswer]]:

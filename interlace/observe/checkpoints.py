@@ -50,7 +50,7 @@ class Checkpoints:
         space, checked before anything is written. Raises UserError if the disk is full; earlier checkpoints stay
         unchanged.
         """
-        final = self._folder / f"step_{step}"
+        final = self.path(step)
         if final.exists():
             return final
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +79,10 @@ class Checkpoints:
         matches = (_STEP.fullmatch(path.name) for path in self._folder.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
+    def path(self, step: int) -> Path:
+        """Returns the folder of a step's checkpoint, whether or not it exists."""
+        return self._folder / f"step_{step}"
+
     def newest_whole(self) -> Found:
         """Finds the newest undamaged checkpoint to resume from; reads all files of each candidate, from the newest.
 
@@ -86,7 +90,7 @@ class Checkpoints:
         """
         damaged: dict[Path, str] = {}
         for step in reversed(self.steps()):
-            path = self._folder / f"step_{step}"
+            path = self.path(step)
             damage = find_damage(path)
             if damage is None:
                 if self._run:
@@ -108,7 +112,15 @@ class Checkpoints:
     def latest(self) -> Path | None:
         """Returns the newest checkpoint, damaged or not."""
         steps = self.steps()
-        return self._folder / f"step_{steps[-1]}" if steps else None
+        return self.path(steps[-1]) if steps else None
+
+    def check_num_steps(self, num_steps: int) -> None:
+        """Raises UserError if a resumed run with this number of steps would end before its newest checkpoint."""
+        done = max(self.steps(), default=0)
+        if num_steps < done:
+            raise UserError(
+                f"steps={num_steps}, but {self._folder.parent} has trained {done} already: give {done} or more."
+            )
 
     def _check_space(self, step: int, num_bytes: int) -> None:
         free = shutil.disk_usage(self._folder).free
@@ -129,7 +141,7 @@ class Checkpoints:
         for step in self.steps()[: -self._keep]:
             # Renamed first: an interrupted deletion must not leave a folder that looks complete.
             doomed = self._folder / f"{_UNFINISHED}old-step_{step}"
-            (self._folder / f"step_{step}").rename(doomed)
+            self.path(step).rename(doomed)
             shutil.rmtree(doomed)
 
 

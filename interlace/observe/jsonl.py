@@ -66,6 +66,13 @@ def truncate_after(path: Path, step: int) -> None:
     write_atomic(path, b"".join(kept).decode("utf-8"))
 
 
+def write_step(path: Path, step: int, row: Mapping[str, object]) -> None:
+    """Appends the row of a step. The rows of this step and later ones, which a resumed run may repeat, are removed."""
+    truncate_after(path, step - 1)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(to_line({"step": step, **row}))
+
+
 def lines_until(path: Path, step: int) -> dict[float, bytes]:
     """Returns the complete lines up to a step, by step; nothing if the file is missing."""
     lines = _lines(path) if path.exists() else ()

@@ -1,8 +1,9 @@
 """Content of a run's folder, read back for reports and comparisons."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeAlias, TypeVar
 
 from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
@@ -28,6 +29,10 @@ class Transcript:
     """Why it failed; empty if it did not."""
 
 
+Points: TypeAlias = Sequence[tuple[float, float]]
+"""(step, value), by step."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
     """The logged data of one run."""
@@ -42,6 +47,8 @@ class RunData:
 
     written_at: float = 0.0
     """Time of the last write to metrics.jsonl, in seconds since 1970; 0 before the first step."""
+    _curves: dict[str, Points] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Metric -> its curve, for those that were asked for."""
 
     @classmethod
     def read(cls, folder: RunFolder) -> "RunData":
@@ -51,14 +58,16 @@ class RunData:
             raise UserError(f"run {folder.path} has logged no step yet ({folder.metrics} is missing or empty).")
         return run
 
-    def curve(self, metric: str) -> list[tuple[float, float]]:
+    def curve(self, metric: str) -> Points:
         """Returns (step, value) for the steps that have the metric, including an evaluation before the first step."""
-        found = {
-            step: value
-            for row in [*self.rows, *self.evaluations]
-            if (step := _number(row, "step")) is not None and (value := _number(row, metric)) is not None
-        }
-        return sorted(found.items())
+        if metric not in self._curves:
+            found = {
+                step: value
+                for row in [*self.rows, *self.evaluations]
+                if (step := _number(row, "step")) is not None and (value := _number(row, metric)) is not None
+            }
+            self._curves[metric] = sorted(found.items())
+        return self._curves[metric]
 
     def values(self, metric: str) -> list[float]:
         """Returns the values of the metric in order of the steps; steps without it are skipped."""
@@ -81,13 +90,41 @@ class RunData:
         return LengthBias.of(self.lengths(TerminalEvent.TRAINED), self.lengths())
 
 
+FileState = tuple[int, int, int]
+Content = TypeVar("Content")
+
+
+class FileCache(Generic[Content]):
+    """Content of files that are read again and again; a file that did not change is not read again."""
+
+    def __init__(self, read: Callable[[Path], Content]) -> None:
+        """read: reads an existing file."""
+        self._read = read
+        self._known: dict[Path, tuple[FileState, Content]] = {}
+
+    def read(self, path: Path) -> Content | None:
+        """Returns the present content of a file; None if it is missing."""
+        state = file_state(path)
+        if state is None:
+            return None
+        known = self._known.get(path)
+        if known is None or known[0] != state:
+            self._known[path] = known = (state, self._read(path))
+        return known[1]
+
+    def keep(self, paths: Iterable[Path]) -> None:
+        """Discards the content of all other files."""
+        for path in self._known.keys() - set(paths):
+            del self._known[path]
+
+
 class RunReader:
     """Reads a run again and again, for instance while it trains; a file that did not change is not read again."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self._rows: dict[Path, tuple[FileState, Sequence[Row]]] = {}
-        self._transcripts: dict[Path, tuple[FileState, Sequence[Transcript]]] = {}
+        self._rows = FileCache(read_whole_rows)
+        self._transcripts = FileCache(_read_transcripts)
 
     def read(self) -> RunData:
         """Reads the present state, also of a run without steps or of a killed one.
@@ -98,32 +135,16 @@ class RunReader:
         return RunData(
             name=folder.name,
             folder=folder.path,
-            rows=self._read_rows(folder.metrics),
+            rows=self._rows.read(folder.metrics) or (),
             transcripts=self._read_transcripts(),
-            evaluations=self._read_rows(folder.evaluations),
+            evaluations=self._rows.read(folder.evaluations) or (),
             written_at=folder.metrics.stat().st_mtime if folder.metrics.exists() else 0.0,
         )
 
-    def _read_rows(self, path: Path) -> Sequence[Row]:
-        state = file_state(path)
-        if state is None:
-            return ()
-        known = self._rows.get(path)
-        if known is None or known[0] != state:
-            self._rows[path] = known = (state, read_whole_rows(path))
-        return known[1]
-
     def _read_transcripts(self) -> Sequence[Transcript]:
-        found = {path: state for path in self.folder.samples.glob("*.jsonl") if (state := file_state(path))}
-        for path in self._transcripts.keys() - found.keys():
-            del self._transcripts[path]
-        for path, state in found.items():
-            if path not in self._transcripts or self._transcripts[path][0] != state:
-                self._transcripts[path] = (state, [_transcript(row) for row in read_whole_rows(path)])
-        return [each for path in sorted(found) for each in self._transcripts[path][1]]
-
-
-FileState = tuple[int, int, int]
+        paths = sorted(self.folder.samples.glob("*.jsonl"))
+        self._transcripts.keep(paths)
+        return [each for path in paths for each in self._transcripts.read(path) or ()]
 
 
 def file_state(path: Path) -> FileState | None:
@@ -133,6 +154,10 @@ def file_state(path: Path) -> FileState | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read_transcripts(path: Path) -> Sequence[Transcript]:
+    return [_transcript(row) for row in read_whole_rows(path)]
 
 
 def _transcript(row: Row) -> Transcript:

@@ -81,22 +81,47 @@ def write_settings(folder: Path, settings: Mapping[str, JSON]) -> None:
     (folder / SETTINGS_FILE).write_text(to_yaml(dict(settings)), encoding="utf-8")
 
 
-def check_changed_settings(checkpoint: Path, settings: Mapping[str, JSON]) -> list[str]:
+def may_change(key: str, before: JSON = None, *, program_names: str | None = None) -> bool:
+    """Returns whether a resumed run may change the setting with this dotted key.
+
+    before: its value at the start of the run. program_names: beginning of the names of a program's functions, which
+    have new names in each process.
+    """
+    if program_names and (key == "reward.name" or key.startswith("reward.parts")):
+        return str(before or "").startswith(program_names)
+    return _is_of(key, CHANGEABLE)
+
+
+def flatten(value: JSON, prefix: str = "") -> Iterator[tuple[str, JSON]]:
+    """Yields the settings by their dotted keys."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from flatten(inner, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for place, inner in enumerate(value):
+            yield from flatten(inner, f"{prefix}.{place}")
+    else:
+        yield prefix, value
+
+
+def check_changed_settings(
+    checkpoint: Path, settings: Mapping[str, JSON], *, program_names: str | None = None
+) -> list[str]:
     """Compares the settings of a resumed run with the settings in its checkpoint.
 
-    settings: masked. Returns a sentence for each changed setting. Raises UserError that lists all changes, each with
-    the word allowed or not allowed, if one of them would make the resumed run another run.
+    settings: masked. program_names: as of may_change(). Returns a sentence for each changed setting. Raises UserError
+    that lists all changes, each with the word allowed or not allowed, if one of them would make the resumed run another
+    run.
     """
-    written = dict(_flatten(_read_settings(checkpoint / SETTINGS_FILE), ""))
-    present = dict(_flatten(settings, ""))
+    written = dict(flatten(_read_settings(checkpoint / SETTINGS_FILE)))
+    present = dict(flatten(settings))
     planned = written.get("schedule.preset") == present.get("schedule.preset") == "auto"
-    changeable = (*CHANGEABLE, *(("schedule",) if planned else ()))
     lines, refused = [], False
     for key in sorted(written.keys() | present.keys()):
         before, after = written.get(key), present.get(key)
         if before == after:
             continue
-        is_allowed = f"{key}.".startswith(tuple(f"{name}." for name in changeable))
+        is_allowed = (planned and _is_of(key, ("schedule",))) or may_change(key, before, program_names=program_names)
         refused |= not is_allowed
         verdict = "allowed" if is_allowed else "not allowed: it would make the resumed run another run"
         lines.append(f"{key}: {_text(before)} -> {_text(after)} ({verdict})")
@@ -121,12 +146,8 @@ def _read_settings(path: Path) -> Mapping[str, JSON]:
     return found
 
 
-def _flatten(value: JSON, prefix: str) -> Iterator[tuple[str, JSON]]:
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from _flatten(inner, f"{prefix}.{name}" if prefix else name)
-    else:
-        yield prefix, value
+def _is_of(key: str, sections: tuple[str, ...]) -> bool:
+    return f"{key}.".startswith(tuple(f"{name}." for name in sections))
 
 
 def _text(value: JSON) -> str:

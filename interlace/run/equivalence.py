@@ -131,8 +131,9 @@ def _run(recipe: Recipe, folder: RunFolder, stop: StopSignal) -> _Result:
     report = train(recipe, folder, resume=False, progress=QuietProgress(), stop=stop)
     if report.was_stopped:
         raise InterlaceError("stopped: not every schedule was tried.")
-    steps = Checkpoints(folder.checkpoints, keep=STEPS).steps()
-    first, last = (read_weights(folder.checkpoints / f"step_{step}") for step in (steps[0], steps[-1]))
+    checkpoints = Checkpoints(folder.checkpoints, keep=STEPS)
+    steps = checkpoints.steps()
+    first, last = (read_weights(checkpoints.path(step)) for step in (steps[0], steps[-1]))
     result = _Result(transcript=_transcript(folder), first=first, last=last)
     shutil.rmtree(folder.path)
     return result

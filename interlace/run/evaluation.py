@@ -6,16 +6,7 @@ from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.core.types import Metrics
-
-
-class Answer(Config):
-    """One answer to a held-out prompt, kept for display."""
-
-    uid: str
-    prompt: str
-    right_answer: str
-    response: str
-    correct: bool
+from interlace.observe.answers import EvaluationAnswer
 
 
 class Evaluation(Config):
@@ -26,7 +17,7 @@ class Evaluation(Config):
     """Share of prompts answered correctly."""
     sampled_accuracy: float | None
     """Share of correct samples; None if no answers were sampled."""
-    answers: tuple[Answer, ...]
+    answers: tuple[EvaluationAnswer, ...]
     by_set: Mapping[str, tuple[float, float | None]] = Field(default_factory=dict)
     """Greedy and sampled accuracy of each held-out set, by its name; empty for a single set without a name."""
     num_failed: int = 0

@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from interlace.core.types import NO_GROUP, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.observe.answers import EvaluationAnswer
 from interlace.observe.step_line import brief
 from interlace.robots.episodes.robot import SUCCESS
 from interlace.rollouts.base import FILMED
 from interlace.rollouts.turns import answered
-from interlace.run.evaluation import Answer, Evaluation
+from interlace.run.evaluation import Evaluation
 from interlace.run.host import Hosted
 
 RIGHT_FROM = 0.5
@@ -45,7 +46,7 @@ class Evaluator:
         shown = sampled or greedy
         step = max(1, len(shown) // len(self._prompts))
         answers = [
-            Answer(
+            EvaluationAnswer(
                 uid=sample.prompt.uid,
                 prompt=sample.prompt.text,
                 right_answer=sample.prompt.answer,

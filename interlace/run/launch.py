@@ -27,7 +27,7 @@ from interlace.run.make_engines import (
     make_trained_reward_model,
 )
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
-from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_used, reference_is_base
+from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_used, reference_is_base, threads_of
 from interlace.run.recipe.memory import working_bytes as forecast_working_bytes
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
@@ -159,7 +159,7 @@ def _make_worker(found: type[Worker], settings: object, threads: int | None, con
     if context.devices:
         import torch
 
-        torch.set_num_threads(threads or max(1, len(context.devices)))
+        torch.set_num_threads(threads_of(threads, len(context.devices)))
     return found(context, settings=settings)  # type: ignore[call-arg]  # as Role.worker requires
 
 

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from interlace.algorithms import objective_names
 from interlace.core.config import Config, explain
 from interlace.core.errors import UserError
-from interlace.data.config import FileSource
 from interlace.rewards.base import RewardConfig, RewardFn, load_rewards
 from interlace.rewards.given import is_given, label_of_function, name_of
 from interlace.run.program_model import is_model, save_model_object
@@ -24,8 +23,6 @@ Named: TypeAlias = str | Section
 """A section that may be written as one word."""
 Reward: TypeAlias = RewardFn | Named | object
 """A function, an object with `score`, a name, the section `reward`, or a list of these, each alone or with a weight."""
-AT_ONCE = 16
-"""Largest number of concurrent calls of a program's `async def`."""
 
 
 class Settings(TypedDict, total=False):
@@ -117,14 +114,15 @@ class ProgramInputs:
             task: dict[str, object] = {"files": {"train": name}}
             if isinstance(self.data, str):
                 task = SHORT["task"](name)
-            if columns and "files" not in task:
+            if columns and "reasoning_gym" in task:
                 raise UserError(f"columns are for files and rows, and data={name!r} is a dataset of reasoning-gym.")
-            task = {kind: {**_mapping(section), **_file_columns(columns)} for kind, section in task.items()}
         else:
             rows = write_rows(self.data, columns, _calls(reward), root, has_completions=has_completions)
             task = {"files": {"train": str(rows)}}
         if self.heldout_size:
             task = {kind: {**_mapping(section), "heldout_size": self.heldout_size} for kind, section in task.items()}
+        if columns and rows is None:
+            task["columns"] = columns
         return rows, task
 
 
@@ -211,19 +209,6 @@ def _calls(reward: object) -> Any:
     except ValidationError:
         return ()
     return load_rewards(config).calls if config.model is None else ()
-
-
-def _file_columns(columns: ColumnMap) -> dict[str, object]:
-    """Returns the settings of a file's columns."""
-    if not columns:
-        return {}
-    if "columns" in FileSource.model_fields:
-        return {"columns": dict(columns)}
-    if nested := next((source for source in columns.values() if "." in source), None):
-        raise UserError(f"columns: {nested!r} is nested, which rows may be and a file may not: load the rows first.")
-    if other := next((name for name in columns if name not in ("prompt", "answer")), None):
-        raise UserError(f"columns: of a file `prompt` and `answer` can be mapped, and not {other!r}.")
-    return {f"{name}_column": source for name, source in columns.items()}
 
 
 def _merged(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:

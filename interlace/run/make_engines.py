@@ -13,7 +13,7 @@ from interlace.models.config import ModelConfig
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.rewards.base import RewardConfig
 from interlace.run.recipe.config import Recipe, algorithm_of
-from interlace.run.recipe.layout import num_threads
+from interlace.run.recipe.layout import num_threads, threads_of
 from interlace.run.recipe.teacher_prompts import prompt_reader
 from interlace.runtime.worker import WorkerContext
 
@@ -223,7 +223,7 @@ def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, cont
 
     from interlace.rewards.classifier import ModelScorer
 
-    torch.set_num_threads(threads_per_worker or max(1, len(context.devices)))
+    torch.set_num_threads(threads_of(threads_per_worker, len(context.devices)))
     return ModelScorer(reward, device=torch_device(context))
 
 

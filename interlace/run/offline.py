@@ -1,7 +1,5 @@
 """A run that trains on given rows: SFT, DPO, reward models."""
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -12,8 +10,9 @@ from interlace.flows.offline import offline_training
 from interlace.flows.offline_run import OfflineRows, OfflineRun
 from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
-from interlace.observe.jsonl import to_line, truncate_after
+from interlace.observe.jsonl import write_step
 from interlace.observe.loggers import MetricsLoggers
+from interlace.observe.quiet import QuietWatch
 from interlace.run.evaluation import Evaluation
 from interlace.run.failed_updates import FailedUpdates
 from interlace.run.recipe.config import algorithm_of
@@ -21,7 +20,7 @@ from interlace.run.recipe.offline_encoder import encode_rows
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess
 from interlace.run.state import RunState
-from interlace.run.step_boundary import SAVE_WITHIN_S, TrainJob
+from interlace.run.step_boundary import TrainJob
 from interlace.run.step_trace import StepTrace
 from interlace.runtime.cluster import Cluster
 from interlace.stages.factory import LoopSizes, StageFactory
@@ -50,9 +49,12 @@ class OfflineSession(RunProcess):
         )
         rows = OfflineRows(train=(encoded[prompt.uid] for prompt in stream), heldout=heldout)
         stages = StageFactory(cluster, recipe.schedule.resolved, sizes)
-        run = OfflineRun(cluster, stages, groups, algorithm_of(recipe), rows, lambda: boundary)
+        run = OfflineRun(cluster, stages, groups, algorithm_of(recipe), rows)
         saver = Saver(cluster, self._checkpoints, groups, self._folder, settings=self._settings)
-        boundary = self._boundary = OfflineBoundary(job, run, saver, stream, logger=logger, trace=trace)
+        boundary = self._boundary = OfflineBoundary(
+            job, run, saver, stream, logger=logger, trace=trace, quiet=self._quiet
+        )
+        run.start(boundary)
         await boundary.begin()
         await offline_training(run)
         await boundary.finish()
@@ -70,9 +72,10 @@ class OfflineBoundary:
         *,
         logger: MetricsLoggers,
         trace: StepTrace,
+        quiet: QuietWatch,
     ) -> None:
         self._job, self._run, self._saver, self._stream = job, run, saver, stream
-        self._logger, self._trace = logger, trace
+        self._logger, self._trace, self._quiet = logger, trace, quiet
         self._recipe, self._folder, self._progress = job.recipe, job.folder, job.progress
         self._failed_updates = FailedUpdates(job.recipe.optimizer.max_failed_updates)
         self._state: StateLater | None = None
@@ -106,6 +109,7 @@ class OfflineBoundary:
             found["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(step, found)
         self._progress.step(step, found)
+        self._quiet.heard(f"step {step + 1}")
         if is_due:
             self._saver.write(self._state())
         if failing := self._failed_updates.failing(found):
@@ -125,14 +129,12 @@ class OfflineBoundary:
 
     async def finish_saving(self) -> None:
         """Waits for the checkpoint that is being written, as long as a stop may last."""
-        await asyncio.wait({asyncio.ensure_future(self._saver.finish())}, timeout=SAVE_WITHIN_S)
+        await self._saver.finish_in_time()
 
     async def stop(self) -> None:
         """Saves the end of the last step, unless the weights have changed since, as long as a stop may last."""
         if self._state and self._run.num_updates == self._num_updates:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SAVE_WITHIN_S):
-                    await self._saver.save(self._state())
+            await self._saver.save_in_time(self._state())
         self.ledger = self._run.ledger()
 
     def keep_transcripts(self, ended: Sequence[Ended]) -> None:
@@ -151,14 +153,14 @@ class OfflineBoundary:
 
     async def _evaluate(self, title: str) -> Metrics:
         self._progress.stage(title, 0, 1)
+        self._quiet.heard(title)
         found = await self._run.evaluate()
         self._evaluated_at = self.done_steps
         told = ", ".join(f"{name.removeprefix('eval/')} {value:.4g}" for name, value in found.items())
         self._progress.stage(title, 1, 1, told or "no held-out rows")
+        self._quiet.heard(f"step {self.done_steps + 1}")
         if found:
-            truncate_after(self._folder.evaluations, self.done_steps - 1)  # a resumed run may repeat the last one
-            with self._folder.evaluations.open("a", encoding="utf-8") as file:
-                file.write(to_line({"step": self.done_steps, **found}))
+            write_step(self._folder.evaluations, self.done_steps, found)
         return found
 
     def _state_later(self) -> StateLater:

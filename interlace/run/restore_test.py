@@ -33,7 +33,7 @@ def restore_checkpoints(folder: RunFolder, recipe: Recipe) -> Iterator[RestoredP
         raise UserError(f"{folder.path} has no checkpoint: none was written so far.")
     newest = None
     for step in checkpoints.steps():
-        path = folder.checkpoints / f"step_{step}"
+        path = checkpoints.path(step)
         damage = find_damage(path)
         yield RestoredPart(what=f"{path.name}: every file is as it was written", damage=damage or "")
         newest = newest if damage else path
@@ -44,8 +44,7 @@ def restore_checkpoints(folder: RunFolder, recipe: Recipe) -> Iterator[RestoredP
 def _restore(path: Path, recipe: Recipe) -> Iterator[RestoredPart]:
     state = RunState.read(path)
     yield RestoredPart(what=f"{path.name}: state after step {state.done_steps}, {state.num_groups} groups admitted")
-    policy = recipe.model.model_copy(update={"path": str(path), "tokenizer": None})
-    model = load_model(policy).model
+    model = load_model(recipe.model.stored_in(path)).model
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     yield RestoredPart(what=f"{path.name}: model of {num_weights:,} weights")
     count, num_bad = _count_moments(path / OPTIMIZER_FOLDER)

@@ -1,6 +1,7 @@
 """Checkpoints of a run, written while the run continues."""
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,9 @@ WORLD_MODEL_FOLDER = "world_model"
 """Folder of the published world models in a run, and within REPLAY_FOLDER of a checkpoint."""
 COPY_FOLDER = "copied"
 """Folder within a run's REPLAY_FOLDER for the replay's content in the next checkpoint."""
+
+SAVE_WITHIN_S = 15.0
+"""Seconds to write a checkpoint when a stopped run did not reach the end of its step."""
 
 
 class Saver:
@@ -82,6 +86,16 @@ class Saver:
             await self.copy()
             self.write(state)
         await self.finish()
+
+    async def finish_in_time(self) -> None:
+        """Waits for the checkpoint that is being written, at most SAVE_WITHIN_S."""
+        await asyncio.wait({asyncio.ensure_future(self.finish())}, timeout=SAVE_WITHIN_S)
+
+    async def save_in_time(self, state: RunState) -> None:
+        """Writes the step's checkpoint as save() does; gives up after SAVE_WITHIN_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SAVE_WITHIN_S):
+                await self.save(state)
 
     async def _write(self, state: RunState, done: "asyncio.Future[None]") -> None:
         loop = asyncio.get_running_loop()

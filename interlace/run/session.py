@@ -208,7 +208,7 @@ class RunProcess(ABC):
         began_s = time.monotonic()
         initial = await warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
         self._began_s += time.monotonic() - began_s  # a start from a checkpoint does not repeat the warm-up
-        policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
+        policy = initial.stored_in(newest) if newest else initial
         sources = ModelSources(
             recipe=recipe, policy=policy, initial=initial, longest_prompt=len(prompts.longest.token_ids),
             critic=newest / CRITIC_FOLDER if newest else None,

@@ -14,6 +14,7 @@ from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import RunIdentity, check_changed_settings, create_run_id, read_run_id
 from interlace.observe.run_sessions import record_session
+from interlace.rewards.base import GIVEN
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
 from interlace.run.state import RunState
@@ -46,9 +47,10 @@ def identify_run(recipe: Recipe, folder: RunFolder, *, resume: bool) -> RunIdent
     readable manifest is used.
     """
     run = read_run_id(folder.path) if resume else None
-    for step in reversed(Checkpoints(folder.checkpoints, keep=1).steps()) if run is None and resume else ():
+    checkpoints = Checkpoints(folder.checkpoints, keep=1)
+    for step in reversed(checkpoints.steps()) if run is None and resume else ():
         with contextlib.suppress(OSError, ValueError):
-            found = read_identity(folder.checkpoints / f"step_{step}")
+            found = read_identity(checkpoints.path(step))
             run = run or (found.run if found else None)
     record_session(folder.path, sys.argv)
     return RunIdentity(run=run or create_run_id(folder.path), model=recipe.model.path)
@@ -64,7 +66,7 @@ def resumed_start(
     another run, model or step, or if a changed setting would make the resumed run another run.
     """
     newest = _newest_whole(folder, checkpoints, progress)
-    for change in check_changed_settings(newest, settings) if newest else ():
+    for change in check_changed_settings(newest, settings, program_names=GIVEN) if newest else ():
         progress.say(f"changed since {newest}: {change}")
     start = RunStart(checkpoint=newest, state=RunState.read(newest) if newest else None)
     for lost in folder.return_to(start.done_steps, newest):

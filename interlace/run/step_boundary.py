@@ -1,7 +1,5 @@
 """Work at each step boundary and at the end of a training run: logs, evaluation, checkpoint."""
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,9 +7,9 @@ from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.stream import PromptStream
 from interlace.flows.step_metrics import SCORED
 from interlace.flows.steps import Ended, StepResult
-from interlace.observe.answers import EvaluationAnswer, write_answers
+from interlace.observe.answers import write_answers
 from interlace.observe.goodput import Ledger
-from interlace.observe.jsonl import to_line, truncate_after
+from interlace.observe.jsonl import write_step
 from interlace.observe.loggers import MetricsLoggers
 from interlace.observe.loggers.base import LoggedSample
 from interlace.observe.progress import ProgressView
@@ -36,8 +34,6 @@ from interlace.run.step_trace import StepTrace
 
 LOGGED_SAMPLES = 32
 """Maximum number of samples in a logger's table."""
-SAVE_WITHIN_S = 15.0
-"""Seconds to write a checkpoint when a stopped run did not reach the end of its step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,18 +154,16 @@ class StepBoundary:
             self._log_samples(self.done_steps)
 
     async def finish_saving(self) -> None:
-        """Waits for the checkpoint that is being written, at most SAVE_WITHIN_S."""
-        await asyncio.wait({asyncio.ensure_future(self._saver.finish())}, timeout=SAVE_WITHIN_S)
+        """Waits for the checkpoint that is being written, within the saver's time limit."""
+        await self._saver.finish_in_time()
 
     async def stop(self) -> None:
-        """Saves the state at the end of the last step, unless later updates changed the weights.
+        """Saves the state at the end of the last step within the saver's time limit.
 
-        Takes at most SAVE_WITHIN_S.
+        Does nothing if later updates changed the weights.
         """
         if self._boundary and self._run.num_updates == self._num_updates:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SAVE_WITHIN_S):
-                    await self._saver.save(self._boundary())
+            await self._saver.save_in_time(self._boundary())
         self.ledger = self._run.ledger()
 
     def keep_transcripts(self, ended: Sequence[Ended]) -> None:
@@ -203,11 +197,8 @@ class StepBoundary:
         if missing := keep_films(self._hosted.filming, self._folder, self.done_steps, loggers):
             self._notes.say_once("films", missing)
         self._quiet.heard(f"step {self.done_steps + 1}")
-        truncate_after(self._folder.evaluations, self.done_steps - 1)  # a resumed run may repeat the last evaluation
-        with self._folder.evaluations.open("a", encoding="utf-8") as file:
-            file.write(to_line({"step": self.done_steps, **evaluation.metrics()}))
-        answers = [EvaluationAnswer(**answer.model_dump()) for answer in evaluation.answers]
-        write_answers(self._folder.path, self.done_steps, answers)
+        write_step(self._folder.evaluations, self.done_steps, evaluation.metrics())
+        write_answers(self._folder.path, self.done_steps, evaluation.answers)
         return evaluation
 
     def _log_samples(self, step: int) -> None:

@@ -102,7 +102,7 @@ async def warmed_model(
         accuracy = await _warm_up(cluster, recipe, prompts, told, folder)
         if accuracy is not None:
             progress.say(f"warm-up: accuracy {accuracy:.2f} of the demonstrated habit after {done_steps} steps")
-    return recipe.model.model_copy(update={"path": str(folder), "tokenizer": None})
+    return recipe.model.stored_in(folder)
 
 
 async def _examples(cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt]) -> ExampleSource:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.observe.quiet import QuietWatch
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.check import check_recipe
@@ -42,6 +43,15 @@ def test_sft_lowers_the_loss_of_heldout_rows_and_resumes_exactly(tmp_path: Path)
     run_recipe("sft", tmp_path, "halves", settings, resume=True)
     assert equal_weights(final_weights(tmp_path, "whole"), final_weights(tmp_path, "halves"))
     assert metrics(tmp_path, "whole")[3:] == metrics(tmp_path, "halves")[3:]
+
+
+def test_a_silence_is_attributed_to_the_current_step_or_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(QuietWatch, "heard", lambda self, title: titles.append(title))
+    run_recipe("sft", tmp_path, "run", small(tmp_path, "steps=1"))
+    assert titles == ["evaluation before", "step 1", "step 2", "evaluation after", "step 2"]
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "kto", "orpo", "simpo"])

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, cast
 
-from interlace.core.errors import UserError
+from interlace.core.errors import UserError, first_line
 from interlace.core.plugins import builtin_module, load_callable
 from interlace.observe.loggers.base import LoggedSample, MetricsLogger, RunInfo
 from interlace.observe.loggers.jsonl import Logger as JsonlLogger
@@ -95,8 +95,7 @@ def _make(name: str, info: RunInfo) -> MetricsLogger:
     except Exception as error:
         if ":" in name:
             raise  # In the user's code the traceback helps.
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"logger {name!r} does not start: {first}") from error
+        raise UserError(f"logger {name!r} does not start: {first_line(error)}") from error
     missing = [method for method in ("log", "close") if not callable(getattr(logger, method, None))]
     if missing:
         raise UserError(f"logger {name!r} has no {' and no '.join(missing)}: it needs log(step, metrics) and close().")

@@ -1,7 +1,7 @@
 """Interface of a metrics logger."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -56,15 +56,3 @@ class MetricsLogger(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class EvaluationLogger(Protocol):
-    """A logger that treats evaluations before and after training differently from steps."""
-
-    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-
-class SampleLogger(Protocol):
-    """A logger that shows samples as a table."""
-
-    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None: ...

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlflow
 from mlflow.entities import Metric
 
-from interlace.core.errors import UserError
+from interlace.core.errors import UserError, first_line
 from interlace.observe.loggers.base import LoggedSample, RunInfo
 
 RUN_TAG = "interlace.run"
@@ -29,10 +29,9 @@ class Logger:
             self._run_id = self._find_run(experiment_id, info) or self._create_run(experiment_id, info)
             self._client.log_dict(self._run_id, dict(info.config), "config.json")
         except Exception as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"logger 'mlflow' cannot use {uri!r}: {first} Set MLFLOW_TRACKING_URI to a database such as "
-                f"sqlite:///{Path('mlflow.db').resolve()} or to the address of a server."
+                f"logger 'mlflow' cannot use {uri!r}: {first_line(error)} Set MLFLOW_TRACKING_URI to a database such "
+                f"as sqlite:///{Path('mlflow.db').resolve()} or to the address of a server."
             ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -188,6 +188,7 @@ def step_bars(id_: str, run: RunData) -> Panel | None:
     chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
     if not chunks:
         return None
+    smallest = SMALLEST_SHARE * sum(_seconds(row, "timing_s/step") for row in rows) / size
     curves = []
     for name in BINS:
         values = [
@@ -195,7 +196,7 @@ def step_bars(id_: str, run: RunData) -> Panel | None:
             for chunk in chunks
         ]
         total = sum(values)
-        if total > 0 and total >= SMALLEST_SHARE * sum(_seconds(row, "timing_s/step") for row in rows) / size:
+        if total > 0 and total >= smallest:
             curves.append(Curve(label=name, colour=BIN_COLOURS[name], dash=0, values=values))
     note = "seconds of each step, mean over the devices" + (f"; a bar is the mean of {size} steps" if size > 1 else "")
     steps = [_seconds(chunk[0], "step") for chunk in chunks]

@@ -18,7 +18,7 @@ from interlace.observe.report.distributions import distribution_panels, length_s
 from interlace.observe.report.films import film_views
 from interlace.observe.report.header import run_facts, summary_cards
 from interlace.observe.report.metric_table import metric_summaries
-from interlace.observe.report.panels import RUN_COLOURS, LearningPanels, Panel, build_panels
+from interlace.observe.report.panels import RUN_COLOURS, Panel, build_panels
 from interlace.observe.report.samples import answer_pairs, failure_causes, sample_groups
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
@@ -109,7 +109,8 @@ def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
     bars = [panel for at, run in enumerate(runs) if (panel := step_bars(f"steps-{at}", run))]
     context = {
         **_head(entries),
-        **_learning(learning),
+        "panels": learning.shown,
+        "constants": learning.constants,
         "ledgers": [ledger_view(run) for run in runs if run.rows],
         "bars": bars,
         "timelines": [_timeline(entry, step) for entry in entries],
@@ -148,10 +149,6 @@ def _head(entries: Sequence[Entry]) -> dict[str, object]:
     return {"runs": runs, "several": len(runs) > 1}
 
 
-def _learning(learning: LearningPanels) -> dict[str, object]:
-    return {"panels": learning.shown, "constants": learning.constants}
-
-
 def _timeline(entry: Entry, step: int | None) -> Mapping[str, str | StepView | None]:
     view = step_view(entry.run.name, entry.timeline, step) if entry.timeline else None
     asked = "a whole step" if step is None else f"step {step}"
@@ -161,9 +158,7 @@ def _timeline(entry: Entry, step: int | None) -> Mapping[str, str | StepView | N
 
 def chart_data(panel: Panel) -> JSON:
     """Returns the values of a panel as the script of the page reads them."""
-    found = asdict(panel)
-    curves = [{**curve, "values": list(curve["values"])} for curve in found["curves"]]
-    return {**found, "steps": list(panel.steps), "curves": curves}
+    return asdict(panel)
 
 
 def embeddable_json(value: object) -> str:

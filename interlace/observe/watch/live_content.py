@@ -11,7 +11,7 @@ from hashlib import blake2b
 from interlace.observe.report.device_time import DeviceTimeline
 from interlace.observe.report.header import asked_steps
 from interlace.observe.report.page import Entry, embeddable_json, read_entry, render_content
-from interlace.observe.run_data import FileState, RunData, RunReader, file_state
+from interlace.observe.run_data import FileCache, RunData, RunReader, file_state
 from interlace.observe.run_folder import RunFolder
 
 REST = 50.0
@@ -34,7 +34,7 @@ class ContentSource:
     def __init__(self, folders: Sequence[RunFolder]) -> None:
         self.folders = folders
         self._readers = [RunReader(folder) for folder in folders]
-        self._timelines: dict[RunFolder, tuple[FileState, DeviceTimeline | None]] = {}
+        self._timelines = FileCache(DeviceTimeline.read)
         self._signature: object = None
         self._content: LiveContent | None = None
         self._next_s = 0.0
@@ -68,16 +68,8 @@ class ContentSource:
 
     def _entry(self, reader: RunReader) -> Entry:
         run, folder = reader.read(), reader.folder
-        return read_entry(run, folder, self._read_timeline(folder), state=describe_state(folder, run))
-
-    def _read_timeline(self, folder: RunFolder) -> DeviceTimeline | None:
-        state = file_state(folder.timeline)
-        if state is None:
-            return None
-        known = self._timelines.get(folder)
-        if known is None or known[0] != state:
-            self._timelines[folder] = known = (state, DeviceTimeline.read(folder.timeline))
-        return known[1]
+        timeline = self._timelines.read(folder.timeline)
+        return read_entry(run, folder, timeline, state=describe_state(folder, run))
 
 
 def _signature(folder: RunFolder) -> object:

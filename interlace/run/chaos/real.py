@@ -56,8 +56,8 @@ class _Outcome:
     @property
     def newest(self) -> Path:
         """Returns the newest checkpoint."""
-        steps = Checkpoints(self.folder.checkpoints, keep=1).steps()
-        return self.folder.checkpoints / f"step_{max(steps)}"
+        checkpoints = Checkpoints(self.folder.checkpoints, keep=1)
+        return checkpoints.path(max(checkpoints.steps()))
 
 
 def run_with_faults(

@@ -13,7 +13,6 @@ from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.run.gpu_checks.results import DeviceSpeed, GpuResult, build_llama, count_parameters
 
 if TYPE_CHECKING:
-    from interlace.engines.train.config import SpeedupConfig
     from interlace.engines.train.engine import TrainEngine
 
 GRADIENT_BOUND = 2e-2
@@ -51,11 +50,11 @@ def _loss(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(loss_T=-ratio_T * advantages_T, metrics_T={})
 
 
-def _engine(device: str, hidden: int, layers: int, dtype: str, speedups: SpeedupConfig | None = None) -> TrainEngine:
+def _engine(device: str, hidden: int, layers: int, dtype: str, *, liger: bool = False) -> TrainEngine:
     from interlace.engines.train.config import ActorConfig, OptimizerConfig, TrainConfig
     from interlace.engines.train.engine import TrainEngine
 
-    actor = ActorConfig(liger=speedups.liger if speedups else False)
+    actor = ActorConfig(liger=liger)
     model = build_llama(hidden=hidden, layers=layers, dtype=dtype, device="cpu")
     return TrainEngine(
         model, loss=_loss, optimizer=OptimizerConfig(lr=1e-4), config=TrainConfig(actor=actor), device=device
@@ -126,13 +125,11 @@ def _measure_step(speed: DeviceSpeed) -> Iterator[GpuResult]:
 def _check_liger() -> Iterator[GpuResult]:
     import importlib.util
 
-    from interlace.engines.train.config import SpeedupConfig
-
     if importlib.util.find_spec("liger_kernel") is None:
         yield GpuResult(name="liger", value=float("nan"), unit="", note="liger-kernel is not installed")
         return
     samples = _samples(4, 24, 128)
     plain = _step_loss(_engine("cuda:0", 128, 4, "float32"), samples)
-    fused = _step_loss(_engine("cuda:0", 128, 4, "float32", SpeedupConfig(liger=True)), samples)
+    fused = _step_loss(_engine("cuda:0", 128, 4, "float32", liger=True), samples)
     gap = max(abs(a - b) / max(abs(a), 1e-6) for a, b in zip(plain, fused, strict=True))
     yield GpuResult(name="liger against plain layers", value=gap, unit="relative", passed=gap <= GRADIENT_BOUND)

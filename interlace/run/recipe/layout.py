@@ -54,7 +54,12 @@ def mesh_shape(recipe: Recipe, role: str, ranks: int) -> MeshShape:
 
 def num_threads(recipe: Recipe, num_devices: int) -> int:
     """Returns the threads of a rank with `num_devices` devices: by default, one thread per device."""
-    return recipe.cluster.threads_per_worker or max(1, num_devices)
+    return threads_of(recipe.cluster.threads_per_worker, num_devices)
+
+
+def threads_of(threads_per_worker: int | None, num_devices: int) -> int:
+    """Returns the threads of a worker with `num_devices` devices. threads_per_worker: setting of the cluster."""
+    return threads_per_worker or max(1, num_devices)
 
 
 def num_spanned(recipe: Recipe, role: str, pool: str) -> int | None:

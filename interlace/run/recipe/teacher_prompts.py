@@ -50,7 +50,8 @@ def check_context(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrai
     read = prompt_reader(recipe, tokenizer)
     if read is None:
         return
-    if not any(len(read(prompt).token_ids) > len(prompt.token_ids) for prompt in prompts):
+    is_longer = [len(read(prompt).token_ids) > len(prompt.token_ids) for prompt in prompts]  # reads every row
+    if not any(is_longer):
         raise UserError(
             f"reference.context={recipe.reference.context!r} is empty for every row, so that the teacher reads what "
             "the policy reads. Name a column that the rows have."

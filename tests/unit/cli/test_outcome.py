@@ -5,8 +5,9 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from interlace.cli.outcome import evaluation_tables, outcome_tables, written_paths
+from interlace.observe.answers import EvaluationAnswer
 from interlace.observe.run_folder import RunFolder
-from interlace.run.evaluation import Answer, Evaluation
+from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
 from interlace.run.session import TrainReport
 
@@ -25,7 +26,7 @@ RECIPE = Recipe.parse(
 
 def evaluation(greedy: float, sampled: float | None, responses: dict[str, str]) -> Evaluation:
     answers = tuple(
-        Answer(uid=uid, prompt=f"{uid}>", right_answer="321", response=text, correct=text == "321")
+        EvaluationAnswer(uid=uid, prompt=f"{uid}>", right_answer="321", response=text, correct=text == "321")
         for uid, text in responses.items()
     )
     return Evaluation(num_prompts=64, greedy_accuracy=greedy, sampled_accuracy=sampled, answers=answers)

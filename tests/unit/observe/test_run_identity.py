@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.core.types import JSON
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.run_identity import RunIdentity, check_changed_settings, write_settings
 
@@ -52,6 +53,18 @@ def test_changed_settings_are_listed_with_the_verdict(tmp_path: Path) -> None:
     changed["optimizer"] = {"lr": 0.5}
     with pytest.raises(UserError, match=r"optimizer.lr: 0.001 -> 0.5 \(not allowed(.|\n)*steps: 4 -> 6 \(allowed\)"):
         check_changed_settings(tmp_path, changed)
+
+
+def test_a_function_of_the_program_may_have_a_new_name(tmp_path: Path) -> None:
+    def settings(name: str) -> dict[str, JSON]:
+        return {"reward": {"name": name, "parts": [{"name": name, "weight": 1.0}]}}
+
+    write_settings(tmp_path, settings("given:function_0"))
+    lines = check_changed_settings(tmp_path, settings("given:function_1"), program_names="given:")
+    assert len(lines) == 2 and all(line.endswith("(allowed)") for line in lines)
+    with pytest.raises(UserError, match=r"reward.parts.0.weight: 1.0 -> 2.0 \(not allowed"):
+        changed: dict[str, JSON] = {"reward": {"name": "given:function_1", "parts": [{"name": "a", "weight": 2.0}]}}
+        check_changed_settings(tmp_path, changed, program_names="given:")
 
 
 def test_a_planner_may_have_changed_the_schedule(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from interlace.cli.chaos import certify_faults
 from interlace.core.errors import UserError
 from interlace.run.library import ProgramInputs, trains_on_rows
 from interlace.run.recipe.check_objective import refuse_offline
@@ -18,6 +19,11 @@ OFFLINE = ("sft", "dpo", "reward-model")
 def test_commands_about_generation_refuse_given_rows_in_one_sentence(name: str) -> None:
     with pytest.raises(UserError, match="`interlace simulate` is for recipes whose policy generates samples"):
         refuse_offline(load_recipe(name), "simulate")
+
+
+def test_chaos_refuses_given_rows() -> None:
+    with pytest.raises(UserError, match="`interlace chaos` is for recipes whose policy generates samples"):
+        certify_faults("sft", [], ())
 
 
 def test_a_program_may_give_rows_with_completions(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""Sections of a recipe from the arguments of a program."""
+
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.run.library import ProgramInputs
+from interlace.run.recipe.prompts import recipe_prompts
+
+SIZES = {"steps": 1, "prompts_per_step": 1, "samples_per_prompt": 1}
+
+
+def test_columns_of_a_file_are_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "1+1", "reward_model": {"ground_truth": "2"}}\n')
+    columns = {"prompt": "question", "answer": "reward_model.ground_truth"}
+    given = ProgramInputs(model="tiny:micro", data=str(path), columns=columns, reward="exact")
+    [prompt] = recipe_prompts(given.sections(tmp_path, SIZES).recipe()).train
+    assert (prompt.text, prompt.answer) == ("1+1", "2")
+
+
+def test_columns_of_a_data_set_of_the_hub_are_mapped(tmp_path: Path) -> None:
+    given = ProgramInputs(model="tiny:micro", data="hub:owner/name", columns={"prompt": "question"}, reward="exact")
+    assert given.sections(tmp_path, SIZES).recipe().task.columns == {"prompt": "question"}
+
+
+def test_columns_of_generated_questions_are_refused(tmp_path: Path) -> None:
+    given = ProgramInputs(model="tiny:micro", data="number_sorting", columns={"prompt": "question"}, reward="exact")
+    with pytest.raises(UserError, match="is a dataset of reasoning-gym"):
+        given.sections(tmp_path, SIZES)
