@@ -230,8 +230,9 @@ class Schedule(Config):
         held = {device for instance in self.instances("rollout", devices) for device in instance}
         others = {
             device
-            for role in ("env", "reference", "critic", "actor")
-            for instance in self.instances(role, devices)
+            for role in ROLES
+            if role.name != "rollout"
+            for instance in self.instances(role.name, devices)
             for device in instance
         }
         return bool(held & others)
