@@ -104,13 +104,8 @@ class OpenVLAConfig(LlamaConfig):
         """Reads either layout, and the folder's other files: image processor, statistics and parts of OpenVLA-OFT."""
         flat = {name: value for name, value in (config_dict.get("text_config") or {}).items() if name != "model_type"}
         flat |= {name: value for name, value in config_dict.items() if name not in ("text_config", "auto_map")}
-        folder = Path(str(given.get("name_or_path", "")))
-        if (folder / PROCESSOR).is_file():
-            found = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
-            flat |= {"image_means": found["means"], "image_stds": found["stds"]}
-        if statistics := oft.read_statistics(folder):
-            flat["norm_stats"] = statistics
-        flat |= _parallel_settings(flat, folder)
+        if source := str(given.get("name_or_path") or ""):
+            flat |= _folder_settings(flat, Path(source))
         config: OpenVLAConfig = super().from_dict(flat, **given)
         return config
 
@@ -187,6 +182,17 @@ class OpenVLAConfig(LlamaConfig):
             if name not in TOWERS:
                 raise UserError(f"OpenVLA's image tower {name!r} is not known here.{nearest(name, TOWERS)}")
         return [TOWERS[name] for name in names]
+
+
+def _folder_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the settings in a folder's files other than config.json. flat: settings of config.json."""
+    found: dict[str, Any] = {}
+    if (folder / PROCESSOR).is_file():
+        processor = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
+        found |= {"image_means": processor["means"], "image_stds": processor["stds"]}
+    if statistics := oft.read_statistics(folder):
+        found["norm_stats"] = statistics
+    return found | _parallel_settings({**flat, **found}, folder)
 
 
 def _parallel_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
