@@ -201,19 +201,19 @@ def _parallel_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if not parts:
         return {}
     data_set = flat.get("unnorm_key")
-    known = oft.find_constants([data_set] if data_set else list(flat.get("norm_stats") or {}))
+    chunk = oft.find_chunk([data_set] if data_set else list(flat.get("norm_stats") or {}))
     found: dict[str, Any] = {"parallel_decoding": True, "is_causal": False}
     if "num_actions_chunk" not in flat:
-        if known is None:
+        if chunk is None:
             raise UserError(
                 "the policy's folder is OpenVLA-OFT's, and the name of its data set does not determine the actions of "
                 "a chunk. Set num_actions_chunk in its config.json."
             )
-        found["num_actions_chunk"] = known.chunk
+        found["num_actions_chunk"] = chunk
     if oft.HEAD in parts:
-        weights = oft.load_part(parts[oft.HEAD])
-        found |= {"action_head": GAUSSIAN, "head_width": len(weights["model.fc1.bias"])}
+        shapes = oft.part_shapes(parts[oft.HEAD])
+        found |= {"action_head": GAUSSIAN, "head_width": shapes["model.fc1.bias"][0]}
     if oft.PROPRIO in parts:
-        found["state_size"] = oft.load_part(parts[oft.PROPRIO])["fc1.weight"].shape[1]
+        found["state_size"] = oft.part_shapes(parts[oft.PROPRIO])["fc1.weight"][1]
         found.setdefault("num_images", flat.get("num_images", 2))
     return found
