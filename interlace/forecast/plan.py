@@ -242,9 +242,10 @@ def _searched(
     limits = settings.limits(max_step_s)
 
     def accepted(schedule: Schedule) -> str | None:
+        candidate = set_schedule(recipe, schedule)
         try:
-            check_placement(set_schedule(recipe, schedule), simulation.devices)
-            check_profile_roles(set_schedule(recipe, schedule), simulation.profile)
+            check_placement(candidate, simulation.devices)
+            check_profile_roles(candidate, simulation.profile)
         except UserError as error:
             return str(error)
         return accepts(schedule)

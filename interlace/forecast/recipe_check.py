@@ -3,7 +3,7 @@
 from interlace.core.errors import UserError
 from interlace.models.loading import empty_model
 from interlace.models.size import model_size
-from interlace.run.recipe.config import Recipe, ScheduleChoice, algorithm_of
+from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import num_spanned
 from interlace.run.recipe.memory import MemoryLoads, check_memory, forecast_memory, largest_microbatch
@@ -38,7 +38,7 @@ class AcceptsHere:
     def __call__(self, schedule: Schedule) -> str | None:
         """Returns the reason why a schedule cannot run on the cluster; None if it can."""
         recipe, devices, _ = self._made_of
-        candidate = recipe.model_copy(update={"schedule": ScheduleChoice(preset="planned", resolved=schedule)})
+        candidate = set_schedule(recipe, schedule)
         try:
             check_engine(candidate, devices, self._model)
             check_memory(forecast_memory(candidate, self._needs, self._loads, devices))

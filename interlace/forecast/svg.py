@@ -86,13 +86,6 @@ class Plot:
         """Writes text. anchor: start, middle or end."""
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
-    def rect(self, x: float, y: float, width: float, height: float, colour: str, tip: str) -> None:
-        """Draws a filled box with a tooltip."""
-        self.parts.append(
-            f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.0):.2f}" height="{max(height, 0.0):.2f}" '
-            f'fill="{colour}"><title>{escape(tip)}</title></rect>'
-        )
-
     def path(self, points: Sequence[tuple[float, float]], colour: str) -> None:
         """Draws a line through points."""
         if points:

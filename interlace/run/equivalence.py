@@ -20,7 +20,7 @@ from interlace.observe.transcripts import read_transcripts
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.check_settings import check_placement
-from interlace.run.recipe.config import Recipe, ScheduleChoice
+from interlace.run.recipe.config import Recipe, set_schedule
 from interlace.run.recipe.engines import check_invariance
 from interlace.run.train import train
 from interlace.schedule.equivalents import equivalents
@@ -101,8 +101,7 @@ def variants(recipe: Recipe) -> dict[str, Recipe]:
     check_invariance(recipe)
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     found = {
-        name: recipe.model_copy(update={"schedule": ScheduleChoice(preset=name, resolved=schedule)})
-        for name, schedule in equivalents(recipe.schedule.resolved).items()
+        name: set_schedule(recipe, schedule, name) for name, schedule in equivalents(recipe.schedule.resolved).items()
     }
     for each in found.values():
         check_placement(each, devices)

@@ -1,5 +1,6 @@
 """Table of the roles of a run. A role is an entry here and a worker; placement, checks and launch read the entry."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
@@ -12,6 +13,8 @@ Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(g
 """Number of samples that a stage waits for before it requests its devices."""
 Share: TypeAlias = Annotated[str, Field(pattern=r"^([1-9]\d?|100)%$")]
 """Share of the environments, in whole percent."""
+AnyPercentage: TypeAlias = Annotated[str, Field(pattern=r"^[1-9]\d{0,3}%$")]
+"""Share in whole percent. It may exceed 100%."""
 HOST = "host"
 """Placement of a role that runs on the processor cores of the host."""
 
@@ -78,6 +81,11 @@ ROLES: tuple[Role, ...] = (
     ),
 )
 """Roles in the order of the flow. If several wait for one device, the one furthest downstream gets it first."""
+
+
+def share_of(share: str, whole: float) -> int:
+    """Returns a share in percent, such as `50%`, of a number: rounded up, and at least 1."""
+    return max(1, math.ceil(whole * int(share.removesuffix("%")) / 100))
 
 
 def role_named(name: str) -> Role:

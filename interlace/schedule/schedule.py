@@ -11,7 +11,17 @@ from interlace.core.errors import UserError
 from interlace.schedule.concurrency import Adaptive, Concurrency, none_as_null
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.placement import Device, cut, resolve
-from interlace.schedule.roles import HOST, ROLES, Granule, Share, placed_roles, role_named, staged_roles
+from interlace.schedule.roles import (
+    HOST,
+    ROLES,
+    AnyPercentage,
+    Granule,
+    Share,
+    placed_roles,
+    role_named,
+    share_of,
+    staged_roles,
+)
 from interlace.schedule.tail import NoTail, Oversample, Tail, TailBatching
 from interlace.schedule.vocabulary import refuse_foreign_words
 
@@ -39,8 +49,6 @@ def _role(value: Any) -> Any:
     return {"devices": value} if _is_one(value) else value
 
 
-LengthShare: TypeAlias = Annotated[str, Field(pattern=r"^[1-9]\d{0,3}%$")]
-"""Share of a mean length, in whole percent. It may exceed 100%."""
 RoleDevices: TypeAlias = Annotated[RolePlacement, BeforeValidator(_role)]
 
 
@@ -144,7 +152,7 @@ class Schedule(Config):
     """Treatment of sequences in flight when weights change."""
     weight_update: Literal["all_at_once", "rolling"] = "all_at_once"
     """Order of weight updates. rolling: each engine swaps when it can, so engines may serve different versions."""
-    rollout_budget: Annotated[Annotated[int, Field(ge=1)] | LengthShare | None, BeforeValidator(none_as_null)] = None
+    rollout_budget: Annotated[Annotated[int, Field(ge=1)] | AnyPercentage | None, BeforeValidator(none_as_null)] = None
     """Tokens that a sample may grow by in a version, over all its turns (partial rollout), or their share of the mean
     response length so far (`150%`). The rest follows after the next publication."""
     dispatch: str = "round_robin"
@@ -230,8 +238,9 @@ class Schedule(Config):
         held = {device for instance in self.instances("rollout", devices) for device in instance}
         others = {
             device
-            for role in ("env", "reference", "critic", "actor")
-            for instance in self.instances(role, devices)
+            for role in ROLES
+            if role.name != "rollout"
+            for instance in self.instances(role.name, devices)
             for device in instance
         }
         return bool(held & others)
@@ -261,7 +270,7 @@ class Schedule(Config):
         Returns None without a limit. mean_tokens: mean response length so far.
         """
         budget = self.rollout_budget
-        return max(1, math.ceil(mean_tokens * int(budget[:-1]) / 100)) if isinstance(budget, str) else budget
+        return share_of(budget, mean_tokens) if isinstance(budget, str) else budget
 
     def granule_samples(self, stage: str, *, prompts_per_step: int, samples_per_prompt: int) -> int:
         """Returns the granule of a stage, in samples."""
@@ -274,6 +283,6 @@ class Schedule(Config):
     def _granule(self, stage: str, everything: int, group: int) -> int:
         granule = self.granularity.of(stage)
         if isinstance(granule, str) and granule.endswith("%"):
-            return max(1, math.ceil(everything * int(granule[:-1]) / 100))
+            return share_of(granule, everything)
         named = {"step": everything, "group": group, "sample": 1}
         return named[granule] if isinstance(granule, str) else int(granule)

@@ -7,9 +7,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from pydantic import BeforeValidator, Discriminator, Field
 
 from interlace.core.config import Config
-
-BatchShare: TypeAlias = Annotated[str, Field(pattern=r"^[1-9]\d{0,3}%$")]
-"""Share of the samples of a step that an engine has, in whole percent."""
+from interlace.schedule.roles import AnyPercentage, share_of
 
 
 class NoTail(Config):
@@ -51,7 +49,7 @@ class Migrate(Config):
     kind: Literal["migrate"] = "migrate"
     remaining_share: float = Field(default=0.2, gt=0, lt=1)
     """Share of a step's samples. If fewer are unfinished, they are moved."""
-    batch: Annotated[int, Field(ge=1)] | BatchShare = 48
+    batch: Annotated[int, Field(ge=1)] | AnyPercentage = 48
     """Sequences that one engine then decodes together, or their share of an engine's part of a step (`100%`)."""
     kv_share: float = Field(default=0.1, gt=0, le=1)
     """Share of an engine's KV cache that they may fill. Every step reads it, so long contexts slow each other down."""
@@ -63,7 +61,7 @@ class Migrate(Config):
         """
         batch = self.batch
         if isinstance(batch, str):
-            batch = max(1, math.ceil(samples_per_engine * int(batch[:-1]) / 100))
+            batch = share_of(batch, samples_per_engine)
         return math.ceil(max(num_left / batch, held / self.kv_share))
 
 

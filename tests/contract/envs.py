@@ -1,14 +1,17 @@
 """Environment families for the contract tests, and environments that fail on purpose."""
 
 import ctypes
+import multiprocessing
 import tempfile
 import time
+from abc import ABCMeta
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from interlace.robots.envs import load
 from interlace.robots.envs.base import Simulator, Step, VectorEnv
 from interlace.robots.envs.load import create_envs
 from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
@@ -124,3 +127,15 @@ class Walk(Simulator):
         picture = np.zeros((8, 64, 3), np.uint8)
         picture[:, int(np.clip(32 + 8 * self.place, 0, 63))] = 255
         return picture
+
+
+class HeavyInProcess(ABCMeta):
+    """Memory of simulators: none in the run's process, and a third of the free memory in a simulating process."""
+
+    @property
+    def memory_bytes(cls) -> int:
+        return load._memory_bytes() // 3 if multiprocessing.parent_process() else 0
+
+
+class HeavyWalk(Walk, metaclass=HeavyInProcess):
+    """Walk for which a process has enough memory for two simulators."""

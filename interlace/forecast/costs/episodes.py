@@ -1,12 +1,11 @@
 """Episode on the virtual clock: its turns, the tokens that each turn receives, and the seconds of its tools."""
 
 import asyncio
-from collections.abc import Sequence
 
 import numpy as np
 
 from interlace.core.types import Prompt
-from interlace.forecast.costs.lengths import uniforms
+from interlace.forecast.costs.lengths import interpolate, uniforms
 from interlace.forecast.profile.types import Turns
 from interlace.robots.envs.base import Start
 from interlace.rollouts.base import Session
@@ -32,30 +31,22 @@ class SimulatedEpisode:
         count, is_right = uniforms("turns", seed)
         reward = float(is_right < model.reward) if self._brings_reward else None
         if self._has_envs:
-            await self._act(prompt, session, max(1, round(at(model.turns, count))))
+            await self._act(prompt, session, max(1, round(interpolate(model.turns, count))))
             return reward
         context = prompt.token_ids.tolist()
         drawn: list[int] = []
-        for number in range(max(1, round(at(model.turns, count)))):
+        for number in range(max(1, round(interpolate(model.turns, count)))):
             if number:
                 length, seconds = uniforms("tool", seed, number)
                 async with session.waiting("a tool"):
-                    await asyncio.sleep(at(model.tool_s, seconds))
-                context = [*context, *drawn, *[0] * round(at(model.given_tokens, length))]
+                    await asyncio.sleep(interpolate(model.tool_s, seconds))
+                context = [*context, *drawn, *[0] * round(interpolate(model.given_tokens, length))]
             drawn = (await session.generate(context)).token_ids.tolist()
         return reward
 
     async def _act(self, prompt: Prompt, session: Session, num_turns: int) -> None:
-        sensed = [0] * round(at(self._turns.given_tokens, 0.5))
+        sensed = [0] * round(interpolate(self._turns.given_tokens, 0.5))
         async with session.simulator(Start(task=0, init_state=0)) as env:
             for _ in range(num_turns):
                 await session.generate([*prompt.token_ids.tolist(), *sensed])
                 await env.chunk_step(NO_ACTIONS)
-
-
-def at(quantiles: Sequence[float], probability: float) -> float:
-    """Returns the value at a probability, linear between the quantiles, which are evenly spaced."""
-    place = probability * (len(quantiles) - 1)
-    low = min(int(place), len(quantiles) - 1)
-    high = min(low + 1, len(quantiles) - 1)
-    return quantiles[low] + (quantiles[high] - quantiles[low]) * (place - low)

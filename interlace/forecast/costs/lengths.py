@@ -1,7 +1,7 @@
 """Lengths of simulated responses, keyed by the request: every schedule gets the same lengths."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -34,6 +34,14 @@ def of_prompt(seed: int, uid: str) -> float:
     return to_normal(uniforms("prompt", seed, uid)[0])
 
 
+def interpolate(quantiles: Sequence[float], probability: float) -> float:
+    """Returns the value at a probability, linear between the quantiles, which are evenly spaced."""
+    place = probability * (len(quantiles) - 1)
+    low = min(int(place), len(quantiles) - 1)
+    high = min(low + 1, len(quantiles) - 1)
+    return quantiles[low] + (quantiles[high] - quantiles[low]) * (place - low)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResponseLengths:
     """Number of tokens of a response without a length limit."""
@@ -56,11 +64,8 @@ class ResponseLengths:
         """Returns the measured length at the rank of the shift among all responses."""
         settings = self.lengths
         spread = math.hypot(settings.prompt_sigma, settings.response_sigma)
-        place = (_NORMAL.cdf(shift / spread) if spread else 0.5) * (len(settings.quantiles) - 1)
-        low = min(int(place), len(settings.quantiles) - 2) if len(settings.quantiles) > 1 else 0
-        high = min(low + 1, len(settings.quantiles) - 1)
-        length = settings.quantiles[low] + (settings.quantiles[high] - settings.quantiles[low]) * (place - low)
-        return max(1, round(length))
+        probability = _NORMAL.cdf(shift / spread) if spread else 0.5
+        return max(1, round(interpolate(settings.quantiles, probability)))
 
 
 @lru_cache(maxsize=4)

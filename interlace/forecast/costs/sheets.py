@@ -24,8 +24,6 @@ class DataSheet(Config):
     memory_bytes: int = Field(gt=0)
     host_bytes_per_s: float = Field(gt=0)
     """Bandwidth between host and device."""
-    link_bytes_per_s: float = Field(gt=0)
-    """Bandwidth to another device of the same node, in one direction."""
 
 
 def device_names() -> list[str]:

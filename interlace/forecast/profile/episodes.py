@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams
-from interlace.forecast.profile.samples import ENOUGH_SAMPLES, NUM_QUANTILES
+from interlace.forecast.profile.fit import quantiles_of
+from interlace.forecast.profile.samples import ENOUGH_SAMPLES
 from interlace.forecast.profile.types import Turns
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.rollouts.asker import FromPool
@@ -143,13 +144,8 @@ def turn_model(courses: Sequence[_Course], samples: Sequence[Sample]) -> Turns:
     """Returns the quantiles of the recorded turns."""
     rewards = [sample.outcome.reward for sample in samples if sample.outcome is not None]
     return Turns(
-        turns=_quantiles([len(course.responses) for course in courses]),
-        given_tokens=_quantiles([count for course in courses for count in course.given]),
-        tool_s=_quantiles([seconds for course in courses for seconds in course.tool_s]),
+        turns=quantiles_of([len(course.responses) for course in courses] or [0.0]),
+        given_tokens=quantiles_of([count for course in courses for count in course.given] or [0.0]),
+        tool_s=quantiles_of([seconds for course in courses for seconds in course.tool_s] or [0.0]),
         reward=float(np.clip(np.mean(rewards), MIN_REWARD, MAX_REWARD)) if rewards else 0.0,
     )
-
-
-def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
-    found = np.quantile(values or [0.0], np.linspace(0, 1, NUM_QUANTILES))
-    return tuple(float(value) for value in found)

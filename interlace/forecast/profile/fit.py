@@ -10,6 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Call = Callable[[], Awaitable[object]]
+NUM_QUANTILES = 33
+
+
+def batches_to(largest: int) -> list[int]:
+    """Lists the powers of two below the largest batch, and the largest batch."""
+    return [2**power for power in range(largest.bit_length()) if 2**power < largest] + [largest]
+
+
+def quantiles_of(values: Sequence[float]) -> tuple[float, ...]:
+    """Computes NUM_QUANTILES evenly spaced quantiles."""
+    found = np.quantile(values, np.linspace(0, 1, NUM_QUANTILES))
+    return tuple(float(value) for value in found)
 
 
 async def timed(call: Call) -> float:

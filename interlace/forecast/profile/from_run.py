@@ -10,7 +10,7 @@ from statistics import fmean, median
 import numpy as np
 
 from interlace.core.errors import UserError
-from interlace.forecast.profile.fit import fit, intraclass_correlation
+from interlace.forecast.profile.fit import batches_to, fit, intraclass_correlation
 from interlace.forecast.profile.profile import device_name
 from interlace.forecast.profile.rollout import rising
 from interlace.forecast.profile.samples import lengths_of
@@ -94,7 +94,7 @@ def _rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
         raise UserError("the run's trace does not say what its engines computed: it is of an older version. Measure.")
     # A call ends soon after one of its sequences, so most of its steps have the initial batch size.
     largest = max(each.args["batch"] for each in calls)
-    batches = [2**power for power in range(largest.bit_length()) if 2**power < largest] + [largest]
+    batches = batches_to(largest)
     steps = np.asarray([each.args["new_tokens"] / each.args["batch"] for each in calls])
     shares = np.stack([np.interp([each.args["batch"] for each in calls], batches, row) for row in np.eye(len(batches))])
     seen = [place for place in range(len(batches)) if shares[place].any()]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
 
-from interlace.core.types import Request, Sample, SampleKey, SamplingParams
+from interlace.core.types import Request, Sample, SamplingParams
 from interlace.flows.run import RoleGroups
 from interlace.forecast.profile.fit import Call, timed
 from interlace.forecast.profile.rollout import serve_all
@@ -114,7 +114,7 @@ def _generate(engine: RolloutGroup, samples: Sequence[Sample], sampling: Samplin
     requests = [
         Request(
             uid=sample.prompt.uid,
-            owner=SampleKey(sample.key.gid, sample.key.index),
+            owner=sample.key,
             prompt_ids=sample.prompt.token_ids.tolist(),
             params=sampling,
         )

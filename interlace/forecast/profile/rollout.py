@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 
 from interlace.core.types import NO_GROUP, Prompt, Request, Response, Sample, SampleKey, SamplingParams
-from interlace.forecast.profile.fit import Call, fit, medians
+from interlace.forecast.profile.fit import Call, batches_to, fit, medians
 from interlace.forecast.profile.types import RolloutCosts
 from interlace.models.loading import empty_model
 from interlace.models.size import model_size
@@ -139,7 +139,7 @@ def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
     many = max(FEW + 1, min(MANY, recipe.sampling.max_new_tokens))
     long = max(1, reach - many)
     largest = max(1, min(recipe.rollout.max_running, recipe.rollout.max_tokens // (long + many)))
-    batches = [2**power for power in range(largest.bit_length()) if 2**power < largest] + [largest]
+    batches = batches_to(largest)
     share = recipe.samples_per_prompt
     lengths = [max(1, sample.num_tokens) for sample in samples]
     return [

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from interlace.core.types import Prompt, Request, Sample, SampleKey, SamplingParams
-from interlace.forecast.profile.fit import Call, fit, intraclass_correlation, log_spread, medians, timed
+from interlace.forecast.profile.fit import Call, fit, intraclass_correlation, log_spread, medians, quantiles_of, timed
 from interlace.forecast.profile.rollout import serve_all
 from interlace.forecast.profile.types import Lengths, RewardCosts
 from interlace.rewards.base import RewardConfig
@@ -20,7 +20,6 @@ from interlace.schedule.lengths import LengthRanker, rank_correlation
 Value = TypeVar("Value")
 ENOUGH_SAMPLES = 512
 """Largest number of samples to draw."""
-NUM_QUANTILES = 33
 TIMED_ONE_BY_ONE = 48
 """Samples that are scored in separate calls."""
 
@@ -51,7 +50,7 @@ async def _draw_step(
         prompt = prompts[key.gid - first]
         request = Request(
             uid=prompt.uid,
-            owner=SampleKey(key.gid, key.index),
+            owner=key,
             prompt_ids=prompt.token_ids.tolist(),
             params=sampling,
         )
@@ -106,13 +105,12 @@ def lengths_of(groups: Sequence[Sequence[float]], *, prompt_tokens: int, rank_co
     """Returns the distribution of response lengths. groups: lengths per prompt. prompt_tokens: mean prompt length."""
     lengths = [length for group in groups for length in group]
     spread = log_spread([[max(1.0, length) for length in group] for group in groups])
-    quantiles = np.quantile(lengths, np.linspace(0, 1, NUM_QUANTILES))
     return Lengths(
         prompt_tokens=prompt_tokens,
         median=max(1.0, float(np.median(lengths))),
         prompt_sigma=spread.between,
         response_sigma=spread.within,
-        quantiles=tuple(float(value) for value in quantiles),
+        quantiles=quantiles_of(lengths),
         rank_correlation=rank_correlation,
     )
 

@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.decode_costs import read_curve
-from interlace.core.state_parts import peak_bytes
 from interlace.forecast.links import Links
 
 
@@ -83,10 +82,6 @@ class StateCosts(Config):
     def memory_bytes(self, num_devices: int) -> int:
         """Returns the bytes needed on each device."""
         return self.state_bytes // num_devices + self.device_bytes
-
-    def peak_bytes(self, num_devices: int) -> int:
-        """Returns the minimum memory of each device, in bytes."""
-        return peak_bytes(self.memory_bytes(num_devices), self.moment_bytes // num_devices, self.working_bytes)
 
 
 class RolloutCosts(StateCosts):

@@ -112,7 +112,7 @@ class Candidate:
 
     def changed(self, fields: Mapping[str, object]) -> "Candidate | None":
         """Returns the candidate with other fields; None if the fields contradict each other."""
-        rest = _parsed(self.rest, tuple(sorted(fields.items(), key=lambda pair: pair[0])))
+        rest = _parsed(self.rest, fields)
         return replace(self, rest=rest) if rest else None
 
     @classmethod
@@ -146,9 +146,9 @@ def _indices(schedule: Schedule, role: str, devices: tuple[Device, ...]) -> froz
     return frozenset(device.index for instance in schedule.instances(role, devices) for device in instance)
 
 
-def _parsed(rest: Schedule, fields: tuple[tuple[str, object], ...]) -> Schedule | None:
+def _parsed(rest: Schedule, fields: Mapping[str, object]) -> Schedule | None:
     try:
-        return Schedule.parse({**rest.model_dump(), **dict(fields)})
+        return Schedule.parse({**rest.model_dump(), **fields})
     except UserError:
         return None
 

@@ -25,6 +25,7 @@ from interlace.forecast.search.plans import (
     Scorer,
     SearchResult,
     WhyNot,
+    accept_all,
     differing,
     pareto,
 )
@@ -58,7 +59,7 @@ def search(
     score: Scorer,
     *,
     effort: Effort,
-    accepts: Accepts = lambda _schedule: None,
+    accepts: Accepts = accept_all,
     current: Schedule | None = None,
 ) -> SearchResult:
     """Searches for schedules. current: the schedule that a run uses; it is predicted as closely as the best.

@@ -115,7 +115,6 @@ class OwnProcesses:
         """Starts the processes."""
         self._pool = EnvPool(config)
         self.num_envs, self.num_processes = config.num_envs, self._pool.num_processes
-        self.forget, self.close = self._pool.forget, self._pool.close
 
     @property
     def counts(self) -> EnvCounts:
@@ -129,6 +128,14 @@ class OwnProcesses:
     async def do(self, job: SlotJob) -> object:
         """Runs a job; see EnvServer."""
         return await asyncio.wrap_future(self._pool.submit(job))
+
+    def forget(self, slot: int) -> None:
+        """Ends the episode of a slot."""
+        self._pool.forget(slot)
+
+    def close(self) -> None:
+        """Ends the processes and their jobs."""
+        self._pool.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

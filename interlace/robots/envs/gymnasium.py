@@ -24,6 +24,8 @@ _STATELESS_WRAPPERS = ("OrderEnforcing", "PassiveEnvChecker")
 """Wrappers whose state affects no observation or reward."""
 _OF_DRAWING = ("screen", "clock", "surf", "isopen", "last_u", "window", "viewer")
 """Attributes of classic environments that only drawing uses and that cannot be pickled."""
+_FIXED = (*_OF_DRAWING, "observation_space", "action_space", "spec", "metadata", "render_mode", "_np_random_seed")
+"""Attributes that are no part of a state."""
 _PLAIN = (np.ndarray, np.generic, np.random.Generator, float, int, bool, str, tuple, list, dict, type(None))
 
 
@@ -106,7 +108,7 @@ class GymnasiumEnv(RetracedSimulator):
 
     def save(self) -> object:
         """Returns the attributes, or start and actions. Raises UserError if neither determines the state."""
-        own = {name: value for name, value in vars(self._env.unwrapped).items() if name not in self._fixed()}
+        own = {name: value for name, value in vars(self._env.unwrapped).items() if name not in _FIXED}
         if not self._has_wrappers() and all(isinstance(value, _PLAIN) for value in own.values()):
             return pickle.dumps((self._observed, self.start, self.actions, own))
         if not self._is_repeatable:
@@ -167,9 +169,6 @@ class GymnasiumEnv(RetracedSimulator):
                 "simulators on the host (schedule.placement.env=host), where no state is saved."
             )
         self._is_repeatable = True
-
-    def _fixed(self) -> tuple[str, ...]:
-        return (*_OF_DRAWING, "observation_space", "action_space", "spec", "metadata", "render_mode", "_np_random_seed")
 
 
 def _is_picture(space: Any) -> bool:

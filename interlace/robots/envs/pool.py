@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, fields, replace
 
 from interlace.core.errors import InterlaceError, UserError
-from interlace.robots.envs.load import EnvConfig
+from interlace.robots.envs.load import EnvConfig, check_memory
 from interlace.robots.envs.process import NO_JOB, SlotAnswer, SlotChunk, SlotJob, serve_envs
 from interlace.robots.envs.spec import EnvSpec, SimulatorError
 from interlace.runtime.process.child import framed, take_frames
@@ -88,7 +88,7 @@ class _Home:
 
 
 class EnvPool(Children):
-    """Processes for one family of environments. Slot s is in process s modulo `config.workers`."""
+    """Processes for one family of environments. With W processes, slot s is slot s // W of process s modulo W."""
 
     def __init__(self, config: EnvConfig, devices: Sequence[str] = ()) -> None:
         """devices: names of the devices that the simulators use, such as `cuda:1`. If empty, processor cores."""
@@ -102,7 +102,9 @@ class EnvPool(Children):
         self._by_child: dict[Child, _Home] = {}
         self._submitted: deque[_Job | int] = deque()
         self._next = 0
-        self._refusal: UserError | None = None
+        self._refusal = _find_refusal(config)
+        if self._refusal:
+            self.spec.set_exception(self._refusal)
         self._thread.start()
         self._wake()
 
@@ -163,8 +165,8 @@ class EnvPool(Children):
                 _settle(job, self._refusal)
             home.waiting.clear()
         elif home.child is None:
-            settings = self._config.settings
-            home.child = self._start(serve_envs, self._config.family, settings, self._config.num_envs, self._devices)
+            config, num_own = self._config, len(range(home.index, self._config.num_envs, len(self._homes)))
+            home.child = self._start(serve_envs, config.family, config.settings, num_own, self._devices)
             if home.child:
                 self._by_child[home.child] = home
         elif home.child.is_ready and home.waiting:
@@ -184,7 +186,7 @@ class EnvPool(Children):
         home.sent.append(job)
         if len(home.sent) == 1:
             self._begin(home)
-        return framed(job.number, job.work)
+        return framed(job.number, replace(job.work, slot=job.work.slot // len(self._homes)))
 
     def _begin(self, home: _Home) -> None:
         if home.sent:
@@ -295,6 +297,15 @@ class EnvPool(Children):
                 _settle(item, error or CancelledError())
         if not self.spec.done():
             self.spec.set_exception(error or CancelledError())
+
+
+def _find_refusal(config: EnvConfig) -> UserError | None:
+    """Returns the reason why the environments of all processes together cannot be created, if it is known before."""
+    try:
+        check_memory(config)
+    except UserError as error:
+        return error
+    return None
 
 
 def _may_settle(job: _Job) -> bool:

@@ -3,7 +3,7 @@
 import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -92,15 +92,7 @@ class SimulatedEnvs(VectorEnv):
         for row, slot in enumerate(chosen):
             if reason := self._chunk(slot, given[row], result, row):
                 failures[row] = reason
-        return ChunkResult(
-            observation=self.observe(chosen),
-            reward=result.reward,
-            terminated=result.terminated,
-            truncated=result.truncated,
-            valid=result.valid,
-            success=result.success,
-            failures=failures,
-        )
+        return replace(result, observation=self.observe(chosen), failures=failures)
 
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
         """Returns the current observations."""

@@ -157,8 +157,9 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     steps = torch.arange(half, dtype=torch.float32, device=x.device) / half
     angles = (positions[..., None].float() / WAVELENGTH**steps)[:, :, None]
+    cos, sin = angles.cos(), angles.sin()
     first, second = x.float().split(half, -1)
-    turned = [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()]
+    turned = [first * cos - second * sin, second * cos + first * sin]
     return torch.cat(turned, -1).to(x.dtype)
 
 

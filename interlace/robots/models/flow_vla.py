@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
+from interlace.models.action_head import HALF_LOG_TAU
 from interlace.models.config import FlowConfig
 from interlace.robots.models.flow_streams import KeysValues, NormKind, StreamShape, TokenStream, block_mask
 from interlace.robots.models.lerobot_folder import STATE, WEIGHTS, LerobotFolder, read_folder
@@ -40,7 +41,6 @@ PREFIXES = {
 GEMMA_HEADS, GEMMA_EPSILON = 8, 1e-6
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
 """Shortest and longest period of a time's features."""
-HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,11 +151,14 @@ class FlowVLA(nn.Module):
             mean, std = self.schedule.transition(step, states[-1], self._velocity_at(prefix, states[-1], step))
             states.append(mean + std * noise[:, step + 1])
         chain = torch.stack(states, 1)
-        return chain, self.logprobs(sensed, chain)
+        return chain, self._logprobs(prefix, chain)
 
     def logprobs(self, sensed: Sensed, chain: Tensor) -> Tensor:
         """Computes the log-probs [B, N + 1, K, P] of chains, with gradient; 0 on padding."""
-        prefix, found = self.read(sensed), [-0.5 * chain[:, 0] ** 2 - HALF_LOG_TAU]
+        return self._logprobs(self.read(sensed), chain)
+
+    def _logprobs(self, prefix: Prefix, chain: Tensor) -> Tensor:
+        found = [-0.5 * chain[:, 0] ** 2 - HALF_LOG_TAU]
         for step in range(self.schedule.config.steps):
             velocity = self._velocity_at(prefix, chain[:, step], step)
             mean, std = self.schedule.transition(step, chain[:, step], velocity)

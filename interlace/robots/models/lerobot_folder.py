@@ -23,6 +23,10 @@ CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "policy_prep
 STATE, ACTION, PICTURES = "observation.state", "action", "observation.images."
 NUM_BINS = 256
 """Bins of a state's number in pi0.5's prompt."""
+NORM_ENTRIES = {STATE: "STATE", ACTION: "ACTION"}
+"""Array -> its entry in the normalizer's modes."""
+ENDS = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99")}
+"""Mode -> names of its two statistics."""
 EPSILON = 1e-8
 Kind = Literal["smolvla", "pi0", "pi05"]
 KINDS: tuple[Kind, ...] = ("smolvla", "pi0", "pi05")
@@ -125,6 +129,7 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
     padding = {"steps": int(steps), "noise_at": 1, "padded_size": int(settings.get("max_action_dim", 32))}
     flow = (sampler or FlowConfig()).model_copy(update=padding)
     chunk = int(settings.get("chunk_size", 50))
+    normalizers = _read_normalizers(path)
     return LerobotFolder(
         path=path,
         kind=kind,
@@ -132,8 +137,8 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
         cameras=tuple(
             name.removeprefix(PICTURES) for name in settings.get("input_features", {}) if name.startswith(PICTURES)
         ),
-        state=_normalizer(path, STATE),
-        action=_normalizer(path, ACTION),
+        state=normalizers[STATE],
+        action=normalizers[ACTION],
         schedule=FlowSchedule(config=flow, chunk=chunk, size=action_size),
         executed=int(settings.get("n_action_steps", chunk)),
         pictures=PictureSteps(side=int(side), resize="pad_left_top" if kind == "smolvla" else "pad_center"),
@@ -158,26 +163,32 @@ def _sizes(settings: Mapping[str, Any], features: str, name: str) -> int:
     return int(feature["shape"][0])
 
 
-def _normalizer(path: Path, name: str) -> Normalizer:
-    """Reads the normalisation of an array. Raises UserError if its statistics are missing."""
+def _read_normalizers(path: Path) -> dict[str, Normalizer]:
+    """Reads the normalisation of state and action. Raises UserError if statistics are missing."""
     from safetensors.numpy import load_file
 
     steps: Sequence[Mapping[str, Any]] = _read_json(path / PREPROCESSOR).get("steps", [])
     step = next((one for one in steps if one.get("registry_name") == "normalizer_processor"), None)
     if step is None:
         raise UserError(f"policy folder {str(path)!r}: {PREPROCESSOR} has no normalizer_processor.")
-    mode = step["config"]["norm_map"].get("ACTION" if name == ACTION else "STATE", "IDENTITY")
+    modes = {name: step["config"]["norm_map"].get(entry, "IDENTITY") for name, entry in NORM_ENTRIES.items()}
+    file = path / str(step.get("state_file"))
+    has_statistics = file.is_file() and any(mode in ENDS for mode in modes.values())
+    stored = load_file(file) if has_statistics else {}
+    return {name: _normalizer(file, name, mode, stored) for name, mode in modes.items()}
+
+
+def _normalizer(file: Path, name: str, mode: str, stored: Mapping[str, FloatArray]) -> Normalizer:
+    """Returns the normalisation of an array. file: of the statistics. stored: its content."""
     if mode == "IDENTITY":
         return Normalizer(mode=mode, first=np.zeros(0, np.float32), second=np.zeros(0, np.float32))
-    ends = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99")}
-    if mode not in ends:
-        raise UserError(f"policy folder {str(path)!r} normalises {name} by {mode}; known: {', '.join(ends)}, IDENTITY.")
-    file = path / str(step.get("state_file"))
-    stored = load_file(file) if file.is_file() else {}
-    first, second = (stored.get(f"{name}.{end}") for end in ends[mode])
+    path = str(file.parent)
+    if mode not in ENDS:
+        raise UserError(f"policy folder {path!r} normalises {name} by {mode}; known: {', '.join(ENDS)}, IDENTITY.")
+    first, second = (stored.get(f"{name}.{end}") for end in ENDS[mode])
     if first is None or second is None:
         raise UserError(
-            f"policy folder {str(path)!r} has no normalisation statistics of {name} ({' and '.join(ends[mode])} in "
+            f"policy folder {path!r} has no normalisation statistics of {name} ({' and '.join(ENDS[mode])} in "
             f"{file.name}): its actions would have no scale. Copy the file of the data set that the policy was trained "
             "on, or compute the statistics of your data set."
         )

@@ -170,7 +170,8 @@ class OpenVLAForCausalLM(LlamaForCausalLM):
             self.action_head = oft.RegressionHead(
                 config.hidden_size, config.action_size, config.head_width, config.action_log_std
             )
-        if config.parallel_decoding and oft.find_parts(Path(str(config.name_or_path))):
+        source = str(config.name_or_path or "")
+        if config.parallel_decoding and source and oft.find_parts(Path(source)):
             self._keys_to_ignore_on_load_missing = [r"^action_head\.", r"^model\.projector\.proprio\."]
         self.post_init()
 

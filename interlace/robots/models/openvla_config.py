@@ -104,13 +104,8 @@ class OpenVLAConfig(LlamaConfig):
         """Reads either layout, and the folder's other files: image processor, statistics and parts of OpenVLA-OFT."""
         flat = {name: value for name, value in (config_dict.get("text_config") or {}).items() if name != "model_type"}
         flat |= {name: value for name, value in config_dict.items() if name not in ("text_config", "auto_map")}
-        folder = Path(str(given.get("name_or_path", "")))
-        if (folder / PROCESSOR).is_file():
-            found = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
-            flat |= {"image_means": found["means"], "image_stds": found["stds"]}
-        if statistics := oft.read_statistics(folder):
-            flat["norm_stats"] = statistics
-        flat |= _parallel_settings(flat, folder)
+        if source := str(given.get("name_or_path") or ""):
+            flat |= _folder_settings(flat, Path(source))
         config: OpenVLAConfig = super().from_dict(flat, **given)
         return config
 
@@ -189,25 +184,36 @@ class OpenVLAConfig(LlamaConfig):
         return [TOWERS[name] for name in names]
 
 
+def _folder_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the settings in a folder's files other than config.json. flat: settings of config.json."""
+    found: dict[str, Any] = {}
+    if (folder / PROCESSOR).is_file():
+        processor = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
+        found |= {"image_means": processor["means"], "image_stds": processor["stds"]}
+    if statistics := oft.read_statistics(folder):
+        found["norm_stats"] = statistics
+    return found | _parallel_settings({**flat, **found}, folder)
+
+
 def _parallel_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Returns the settings implied by the files of an OpenVLA-OFT folder; empty for other folders."""
     parts = oft.find_parts(folder) if folder.is_dir() else {}
     if not parts:
         return {}
     data_set = flat.get("unnorm_key")
-    known = oft.find_constants([data_set] if data_set else list(flat.get("norm_stats") or {}))
+    chunk = oft.find_chunk([data_set] if data_set else list(flat.get("norm_stats") or {}))
     found: dict[str, Any] = {"parallel_decoding": True, "is_causal": False}
     if "num_actions_chunk" not in flat:
-        if known is None:
+        if chunk is None:
             raise UserError(
                 "the policy's folder is OpenVLA-OFT's, and the name of its data set does not determine the actions of "
                 "a chunk. Set num_actions_chunk in its config.json."
             )
-        found["num_actions_chunk"] = known.chunk
+        found["num_actions_chunk"] = chunk
     if oft.HEAD in parts:
-        weights = oft.load_part(parts[oft.HEAD])
-        found |= {"action_head": GAUSSIAN, "head_width": len(weights["model.fc1.bias"])}
+        shapes = oft.part_shapes(parts[oft.HEAD])
+        found |= {"action_head": GAUSSIAN, "head_width": shapes["model.fc1.bias"][0]}
     if oft.PROPRIO in parts:
-        found["state_size"] = oft.load_part(parts[oft.PROPRIO])["fc1.weight"].shape[1]
+        found["state_size"] = oft.part_shapes(parts[oft.PROPRIO])["fc1.weight"][1]
         found.setdefault("num_images", flat.get("num_images", 2))
     return found

@@ -11,7 +11,7 @@ answer are the prompt's last token and all placeholders but the last one; the bo
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -37,21 +37,8 @@ NUM_ADDED = 2
 """Number of tokens that the body adds: the last placeholder and the stop token."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Constants:
-    """Sizes that OpenVLA-OFT fixes for a robot."""
-
-    chunk: int
-    action: int
-    proprio: int
-
-
-CONSTANTS: Mapping[str, Constants] = {
-    "libero": Constants(chunk=8, action=7, proprio=8),
-    "bridge": Constants(chunk=5, action=7, proprio=7),
-    "aloha": Constants(chunk=25, action=14, proprio=14),
-}
-"""Word in the name of the data set -> sizes."""
+CHUNKS: Mapping[str, int] = {"libero": 8, "bridge": 5, "aloha": 25}
+"""Word in the name of the data set -> actions of a chunk, which OpenVLA-OFT fixes for a robot."""
 
 
 def find_parts(folder: Path) -> dict[str, Path]:
@@ -79,12 +66,12 @@ def read_statistics(folder: Path) -> dict[str, object]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def find_constants(data_sets: Sequence[str]) -> Constants | None:
-    """Returns the sizes for the first data set that has known sizes."""
+def find_chunk(data_sets: Sequence[str]) -> int | None:
+    """Returns the actions of a chunk for the first data set whose name determines them."""
     for name in data_sets:
-        for word, constants in CONSTANTS.items():
+        for word, chunk in CHUNKS.items():
             if word in name.lower():
-                return constants
+                return chunk
     return None
 
 
@@ -92,6 +79,16 @@ def load_part(file: Path) -> dict[str, Tensor]:
     """Reads the weights of a part. Only tensors are unpickled."""
     loaded: Mapping[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
     return {name.removeprefix("module."): tensor for name, tensor in loaded.items()}
+
+
+def part_shapes(file: Path) -> Mapping[str, tuple[int, ...]]:
+    """Returns the shapes of a part's weights. An unchanged file is read once."""
+    return _read_shapes(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read_shapes(file: Path, _changed_ns: int) -> Mapping[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in load_part(file).items()}
 
 
 class ProprioProjector(nn.Module):

@@ -125,13 +125,10 @@ class ReplayCounts:
     size: int
     in_memory: int
     """Trajectories whose content is in memory."""
-    bytes_on_disk: int
     total_uses: int
     """Number of draws so far, including draws of evicted trajectories."""
     max_uses: int
     """Largest number of uses among the stored trajectories."""
-    unused: int
-    """Stored trajectories that were never drawn."""
     evicted: int
     evicted_unused: int
     """Evicted trajectories that were never drawn."""
@@ -213,14 +210,11 @@ class Replay:
 
     def counts(self) -> ReplayCounts:
         """Returns the statistics of the buffer."""
-        uses = self.uses().values()
         return ReplayCounts(
             size=len(self._entries),
             in_memory=len(self._samples),
-            bytes_on_disk=self._files.num_bytes,
             total_uses=self._total_uses,
-            max_uses=max(uses, default=0),
-            unused=sum(not count for count in uses),
+            max_uses=max(self.uses().values(), default=0),
             evicted=self._evicted,
             evicted_unused=self._evicted_unused,
         )

@@ -36,11 +36,6 @@ class ReplayFiles:
         self._open = 0
         """Number of the file to append to."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Total size of all files, in bytes."""
-        return sum(self._sizes.values())
-
     def write(self, content: bytes) -> FilePlace:
         """Appends a content. Returns its location."""
         if self._sizes.get(self._open, 0) >= _FULL_BYTES:

@@ -64,8 +64,11 @@ class _Checked(DispatchPolicy):
     """Checks the assignments of a user's policy, because an error that they cause later would not name the policy."""
 
     def __init__(self, spec: str, policy: DispatchPolicy) -> None:
-        self._spec, self._policy, self.longest_first = spec, policy, policy.longest_first
-        self.adapts, self.learn = policy.adapts, policy.learn  # type: ignore[method-assign]
+        self._spec, self._policy = spec, policy
+        self.longest_first, self.adapts = policy.longest_first, policy.adapts
+
+    def learn(self, costs: DecodeCosts) -> None:
+        self._policy.learn(costs)
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
         chosen = self._policy.assign(expected_tokens, loads)

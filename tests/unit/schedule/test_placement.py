@@ -103,3 +103,12 @@ def test_an_unknown_preset_or_field_names_the_nearest() -> None:
         load_schedule("one_step_off")
     with pytest.raises(UserError, match="Did you mean 'max_staleness'"):
         load_schedule("one-step-off", {"max_stalenes": 2})
+
+
+@pytest.mark.parametrize("role", ["env", "reward", "reference", "critic", "actor", "world_model"])
+def test_any_other_role_on_a_rollout_device_moves_the_kv_cache(role: str) -> None:
+    apart = dict.fromkeys(("reference", "critic", "actor"), "4-7") | {"rollout": "0-3"}
+    schedule = Schedule.parse({"placement": apart, "switch": "when_ready"})
+    assert not schedule.moves_kv_cache(EIGHT)
+    shared = Schedule.parse({"placement": {**apart, role: "2-3"}, "switch": "when_ready"})
+    assert shared.moves_kv_cache(EIGHT)

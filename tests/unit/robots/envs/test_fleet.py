@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.robots.envs import load
 from interlace.robots.envs.base import Start
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
 from interlace.robots.envs.process import SlotChunk
 from interlace.robots.envs.spec import SimulatorError
+from tests.contract.envs import Walk
 
 WALK = "tests.contract.envs:Walk"
 FAULT_AT = 1.5
@@ -21,10 +23,10 @@ FAULT_AT = 1.5
 
 def with_fleet(use: Callable[[EnvFleet], Awaitable[object]], *, workers: int = 2, num_envs: int = 4, **changed: object):
     async def run() -> object:
-        timeout_s = float(changed.pop("timeout_s", 20.0))
+        timeout_s, family = float(changed.pop("timeout_s", 20.0)), str(changed.pop("family", WALK))
         settings = {"tasks": ["right", "left"], "horizon": 12, "end_on_success": False, **changed}
         fleet = EnvFleet(EnvConfig(
-            family=WALK, settings=settings, num_envs=num_envs, workers=workers, timeout_s=timeout_s
+            family=family, settings=settings, num_envs=num_envs, workers=workers, timeout_s=timeout_s
         ))  # fmt: skip
         try:
             return await use(fleet)
@@ -39,8 +41,8 @@ async def walk(fleet: EnvFleet, index: int, size: float = 0.2, num_chunks: int =
         return [await env.chunk_step(np.full((3, 1), size, np.float32)) for _ in range(num_chunks)]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_results_do_not_depend_on_the_number_of_processes(workers: int) -> None:
+@pytest.mark.parametrize(("workers", "num_envs"), [(1, 5), (3, 5), (2, 4)])
+def test_results_do_not_depend_on_the_number_of_processes(workers: int, num_envs: int) -> None:
     async def all_walks(fleet: EnvFleet) -> list[list[SlotChunk]]:
         return await asyncio.gather(*(walk(fleet, index) for index in range(8)))
 
@@ -48,7 +50,7 @@ def test_results_do_not_depend_on_the_number_of_processes(workers: int) -> None:
         return [await walk(fleet, index) for index in reversed(range(8))][::-1]
 
     expected = with_fleet(one_by_one, workers=1, num_envs=1)
-    found = with_fleet(all_walks, workers=workers, num_envs=5)
+    found = with_fleet(all_walks, workers=workers, num_envs=num_envs)
     for episode, other in zip(expected, found, strict=True):
         assert episode[-1].truncated and other[-1].truncated
         for one, another in zip(episode, other, strict=True):
@@ -102,6 +104,28 @@ def test_a_process_that_is_told_to_stop_costs_no_episode() -> None:
 
     found, expected = with_fleet(use, workers=1), with_fleet(undisturbed, workers=1)
     np.testing.assert_array_equal(found.observation["state"], expected.observation["state"])
+
+
+def test_a_process_and_its_replacement_need_memory_only_for_their_own_environments() -> None:
+    async def use(fleet: EnvFleet) -> None:
+        runs = [walk(fleet, index, size=0.5 if index == 1 else 0.01) for index in range(4)]
+        done = await asyncio.gather(*runs, return_exceptions=True)
+        assert [isinstance(each, SimulatorError) for each in done] == [False, True, False, False]
+        assert fleet.counts.num_died == 1
+        assert len(await asyncio.gather(*(walk(fleet, index, size=0.01) for index in range(4)))) == 4
+
+    with_fleet(use, family="tests.contract.envs:HeavyWalk", fault="exit", fault_at=FAULT_AT)
+
+
+def test_environments_of_all_processes_need_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Walk, "memory_bytes", 100 << 20)
+    monkeypatch.setattr(load, "_memory_bytes", lambda: 350 << 20)
+
+    async def use(fleet: EnvFleet) -> None:
+        with pytest.raises(UserError, match=r"4 environments .* in 2 processes .* set env.num_envs to 3 or less"):
+            await fleet.start()
+
+    with_fleet(use)
 
 
 def test_episodes_wait_for_a_free_environment_and_may_be_cancelled() -> None:

@@ -17,9 +17,13 @@ from interlace.engines.train.export import save_model
 from interlace.models.config import ModelConfig
 from interlace.models.loading import LoadedModel, load_model
 from interlace.robots.models.actions import ActionTokens, action_tokens
+from interlace.robots.models.openvla import OpenVLAForCausalLM
+from interlace.robots.models.openvla_config import OpenVLAConfig
 from tests.support.openvla_folder import MEANS, SIDE, STDS
 from tests.support.openvla_oft_folder import (
+    ACTION,
     CHUNK,
+    DATA_SET,
     HIDDEN,
     PROMPT_END,
     PROPRIO,
@@ -119,6 +123,19 @@ def test_a_checkpoint_of_a_run_loads_again(tmp_path: Path) -> None:
     found = action_tokens(again.model.config)
     assert found is not None and found.query_ids == tokens.query_ids and found.reads.shapes == tokens.reads.shapes
     assert found.reads.shapes["state"] == (PROPRIO,)
+
+
+def test_a_configuration_without_a_folder_reads_no_file_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvla_oft_folder(tmp_path / "oft")
+    given = json.loads((tmp_path / "oft" / "config.json").read_text()) | {"norm_stats": {DATA_SET: {"action": ACTION}}}
+    monkeypatch.chdir(tmp_path / "oft")
+    config = OpenVLAConfig.from_dict(dict(given))
+    assert not config.parallel_decoding and config.state_size == 0 and config.image_means is None
+    assert config.norm_stats == given["norm_stats"]
+    own = OpenVLAConfig.from_dict({**given, "parallel_decoding": True, "image_means": MEANS, "image_stds": STDS})
+    assert not OpenVLAForCausalLM(own)._keys_to_ignore_on_load_missing
 
 
 def test_parts_without_support_are_named(tmp_path: Path) -> None:
