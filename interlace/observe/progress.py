@@ -84,6 +84,7 @@ class PlainProgress(QuietProgress):
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console = console
         self._num_steps = num_steps
+        self._seconds: deque[float] = deque(maxlen=_SHOWN_STEPS)
         self._stage_at: tuple[str, int] = ("", 0)
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
@@ -96,9 +97,12 @@ class PlainProgress(QuietProgress):
         line = StepLine.of(step, metrics)
         reward, length, staleness, speed, seconds = line.cells()
         shares = f" ({line.shares_text()})" if line.shares else ""
+        self._seconds.append(line.step_s)
+        left = duration(sum(self._seconds) / len(self._seconds) * (self._num_steps - step))
+        eta = f"  {left} left" if step < self._num_steps and left != "-" else ""
         self.say(
             f"step {step}/{self._num_steps}  reward {reward}  length {length}  staleness {staleness}  "
-            f"{speed} tokens/s  {seconds} s{shares}"
+            f"{speed} tokens/s  {seconds} s{shares}{eta}"
         )
 
     def say(self, text: str) -> None:

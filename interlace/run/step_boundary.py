@@ -33,6 +33,7 @@ from interlace.run.start import RunStart
 from interlace.run.state import RunState
 from interlace.run.step_notes import StepNotes
 from interlace.run.step_trace import StepTrace
+from interlace.run.utilization import UtilizationMeter
 
 LOGGED_SAMPLES = 32
 """Most samples in a table of a logger."""
@@ -91,6 +92,8 @@ class StepBoundary:
         """Begun until then."""
         self._last_ended: Sequence[Ended] = ()
         """Samples of the last step, for the loggers that have tables."""
+        self.utilization: UtilizationMeter | None = None
+        """Meter of the model FLOPs; None leaves them out."""
         self.done_steps = job.start.done_steps
         self.before: Evaluation | None = job.start.before
         self.after: Evaluation | None = None
@@ -120,6 +123,8 @@ class StepBoundary:
             **evaluation,
             **(planner.on_step(result, self._progress) if planner else {}),
         }
+        if self.utilization:
+            metrics |= self.utilization.measure(result.ended, metrics["timing_s/step"])
         metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
         self._boundary = self._state_later(self._run.unconsumed_prompts())
         self._num_updates = self._run.num_updates

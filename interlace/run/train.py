@@ -44,6 +44,7 @@ from interlace.run.saving import CRITIC_FOLDER, Saver
 from interlace.run.start import RunStart, identify_run, resumed_start
 from interlace.run.step_boundary import StepBoundary, TrainJob
 from interlace.run.step_trace import StepTrace
+from interlace.run.utilization import UtilizationMeter
 from interlace.run.warmup import warmed_model
 from interlace.run.weights import join_weights
 from interlace.runtime.cluster import Cluster
@@ -228,6 +229,7 @@ class _Session:
             trace=trace,
             quiet=self._quiet,
         )
+        boundary.utilization = UtilizationMeter.create(recipe, cluster.devices)
         await hosted.run.start(boundary)
         if job.planner:
             job.planner.started(time.monotonic() - self._began_s)

@@ -36,7 +36,7 @@ OTHER = "#9ca3af"
 SMALLEST_SHARE = 0.001
 """A bin with a smaller share of the device time is not listed."""
 MAX_BARS = 60
-"""If there are more steps, each bar is the mean of neighbouring steps."""
+"""Bars of a chart; with more steps, each bar is the mean of neighbouring steps."""
 AFTER_STEP = 0.15
 """Part of the next step that is shown after the chosen one, as a share of its length."""
 SMALLEST_GAP = 0.0005

@@ -31,7 +31,7 @@ class ShownSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SampleGroup:
+class ShownGroup:
     """Samples under one heading."""
 
     title: str
@@ -63,7 +63,7 @@ class AnswerPair:
     is_correct: bool
 
 
-def sample_groups(run: RunData) -> list[SampleGroup]:
+def sample_groups(run: RunData) -> list[ShownGroup]:
     """Chooses the samples of a run; groups without samples are left out."""
     samples = [sample for sample in run.transcripts if sample.num_tokens]
     scored = [sample for sample in samples if sample.reward is not None]
@@ -79,7 +79,7 @@ def sample_groups(run: RunData) -> list[SampleGroup]:
         ("One prompt over time", "the prompt that was drawn in the most steps", _over_time(scored)),
     )
     return [
-        SampleGroup(title=title, note=note, samples=[_shown(sample, title, at) for at, sample in enumerate(chosen)])
+        ShownGroup(title=title, note=note, samples=[_shown(sample, title, at) for at, sample in enumerate(chosen)])
         for title, note, chosen in groups
         if chosen
     ]
