@@ -7,6 +7,7 @@ from math import fsum
 from interlace.core.causes import Cause
 from interlace.core.types import Metrics, Sample, TerminalEvent
 from interlace.flows.episode_metrics import episode_metrics
+from interlace.flows.group_metrics import group_metrics, length_percentiles
 from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.goodput import LedgerBuilder
@@ -73,15 +74,21 @@ class StepMeter:
             **_rewards(samples),
             **_by_source(samples),
             **_lengths(samples, lengths),
+            **length_percentiles(lengths),
+            **group_metrics(samples),
             **episode_metrics([sample.counts for sample in samples if sample.counts]),
             **batch.metrics,
             **self._timing(spans, step_s, end_s),
             "perf/throughput": num_tokens / step_s,
             "perf/num_tokens": num_tokens,
+            "perf/tokens_per_device_s": num_tokens / (step_s * len(self._cluster.devices)),
+            "sched/in_flight": num_in_flight,
+            "sched/queued_max": max([call.num_queued for call in records.served], default=0),
             "sched/staleness_mean": staleness_mean,
             "sched/staleness_max": staleness_max,
             "sched/mixed_versions": _mixed_share(trained),
             "sched/bubble": 1.0 - self._busy(spans, end_s) / (step_s * len(self._cluster.devices)),
+            **self._memory(),
             **{f"samples/{event}": counts[event] for event in TerminalEvent},
             **ledger.metrics(),
             "goodput/trained_tokens_per_device_s": num_trained / (step_s * len(self._cluster.devices)),
@@ -112,6 +119,15 @@ class StepMeter:
                 phases[phase].append(span)
         busy = {f"timing_s/{phase}": busy_seconds(mine, self._start_s, end_s) for phase, mine in phases.items()}
         return {"timing_s/step": step_s, **busy}
+
+    def _memory(self) -> Metrics:
+        """Returns the bytes of each role that are loaded at the end of the step, summed over the devices."""
+        found: Metrics = {}
+        for device in self._cluster.devices:
+            for group, parts in self._cluster.lock.loaded_parts(device.index).items():
+                name = f"memory/{group.partition('/')[0]}"
+                found[name] = found.get(name, 0) + sum(parts.values())
+        return found
 
     def _busy(self, spans: Sequence[Span], end_s: float) -> float:
         devices = by_device(spans, len(self._cluster.devices))

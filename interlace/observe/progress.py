@@ -84,6 +84,7 @@ class PlainProgress(QuietProgress):
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console = console
         self._num_steps = num_steps
+        self._seconds: deque[float] = deque(maxlen=_SHOWN_STEPS)
         self._stage_at: tuple[str, int] = ("", 0)
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
@@ -99,7 +100,10 @@ class PlainProgress(QuietProgress):
         found = f"reward {reward}  length {length}  staleness {staleness}"
         if line.has_rows:
             found = f"loss {line.loss:.4g}  length {length}"
-        self.say(f"step {step}/{self._num_steps}  {found}  {speed} tokens/s  {seconds} s{shares}")
+        self._seconds.append(line.step_s)
+        left = duration(sum(self._seconds) / len(self._seconds) * (self._num_steps - step))
+        eta = f"  {left} left" if step < self._num_steps and left != "-" else ""
+        self.say(f"step {step}/{self._num_steps}  {found}  {speed} tokens/s  {seconds} s{shares}{eta}")
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -31,6 +31,7 @@ from interlace.run.start import RunStart
 from interlace.run.state import RunState
 from interlace.run.step_notes import StepNotes
 from interlace.run.step_trace import StepTrace
+from interlace.run.utilization import UtilizationMeter
 
 LOGGED_SAMPLES = 32
 """Maximum number of samples in a logger's table."""
@@ -87,6 +88,8 @@ class StepBoundary:
         """Updates that had begun at the end of that step."""
         self._last_ended: Sequence[Ended] = ()
         """Samples of the last step, for loggers with tables."""
+        self.utilization: UtilizationMeter | None = None
+        """Meter of the model FLOPs; None leaves them out."""
         self.done_steps = job.start.done_steps
         self.before: Evaluation | None = job.start.before
         self.after: Evaluation | None = None
@@ -116,6 +119,8 @@ class StepBoundary:
             **evaluation,
             **(planner.on_step(result, self._progress) if planner else {}),
         }
+        if self.utilization:
+            metrics |= self.utilization.measure(result.ended, metrics["timing_s/step"])
         metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
         self._boundary = self._state_later(self._run.unconsumed_prompts())
         self._num_updates = self._run.num_updates

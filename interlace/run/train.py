@@ -34,6 +34,7 @@ from interlace.run.session import RunProcess, TrainReport
 from interlace.run.start import RunStart, identify_run, resumed_start
 from interlace.run.step_boundary import StepBoundary, TrainJob
 from interlace.run.step_trace import StepTrace
+from interlace.run.utilization import UtilizationMeter
 from interlace.run.weights import join_weights
 from interlace.runtime.cluster import Cluster
 
@@ -107,6 +108,7 @@ class _PolicySession(RunProcess):
             trace=trace,
             quiet=self._quiet,
         )
+        boundary.utilization = UtilizationMeter.create(recipe, cluster.devices)
         await hosted.run.start(boundary)
         if job.planner:
             job.planner.started(time.monotonic() - self._began_s)

@@ -29,7 +29,18 @@ SMALL = (
     "reward.shaping.length_weight=1",
     "cluster.devices=cpu:2",
 )
-TIMED = ("timing_s/", "perf/throughput", "sched/bubble", "rollout/", "goodput/")
+TIMED = (
+    "timing_s/",
+    "perf/throughput",
+    "perf/tokens_per_device_s",
+    "perf/mfu",
+    "sched/bubble",
+    "rollout/",
+    "goodput/",
+    "sched/in_flight",
+    "sched/queued_max",
+    "memory/",
+)
 
 
 class StopAfter(StopSignal):

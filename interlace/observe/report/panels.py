@@ -137,13 +137,14 @@ PANELS = (
     _single("Time of a step", "timing_s/step", "seconds"),
     PanelSpec(
         title="Rollout queue",
-        note="requests of all engines at the end of the step",
+        note="requests of all engines",
         lines=(
-            Line(metric="rollout/num_running", label="running"),
-            Line(metric="rollout/num_waiting", label="waiting"),
+            Line(metric="sched/in_flight", label="samples in flight"),
+            Line(metric="sched/queued_max", label="longest queue of the step"),
+            Line(metric="rollout/num_running", label="running at the end"),
+            Line(metric="rollout/num_waiting", label="waiting at the end"),
         ),
     ),
-    _single("Oldest wait", "rollout/oldest_wait_s", "seconds that the oldest waiting request has waited"),
     _single("KV cache in use", "rollout/kv_use", "share of the cache's tokens"),
 )
 _REWARD_SUMMARY = ("reward/mean", "reward/std", "reward/max", "reward/min")

@@ -53,6 +53,11 @@ def test_a_narrow_terminal_cuts_no_number_and_no_bar(width: int) -> None:
     assert "…" not in row and ("█" * 18 in row) == (width == 78)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_every_view_shows_the_time_that_is_left(terminal: bool) -> None:
+    assert "6 s left" in shown(terminal=terminal)  # three steps of 2 s
+
+
 def test_plain_lines_are_one_a_step_and_few_a_stage() -> None:
     text = shown(terminal=False)
     assert "\x1b" not in text

@@ -1,0 +1,27 @@
+"""Zero variance is counted by group, and percentiles are lengths that occurred."""
+
+from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleKey
+from interlace.flows.group_metrics import group_metrics, length_percentiles
+
+PROMPT = Prompt(uid="q", token_ids=EMPTY_INT, text="", answer="")
+
+
+def scored(gid: int, *rewards: float | None) -> list[Sample]:
+    return [Sample(key=SampleKey(gid, index), prompt=PROMPT, reward=reward) for index, reward in enumerate(rewards)]
+
+
+def test_a_group_with_equal_rewards_has_no_variance() -> None:
+    samples = [*scored(0, 1.0, 1.0), *scored(1, 1.0, 0.0), *scored(2, 0.0, 0.0, None), *scored(3, 0.5, 0.25)]
+    assert group_metrics(samples) == {"groups/zero_variance": 0.5}
+
+
+def test_a_group_of_one_scored_sample_is_not_counted() -> None:
+    assert group_metrics([*scored(0, 1.0), *scored(1, 1.0, None), *scored(2, None, None)]) == {}
+
+
+def test_percentiles_are_of_the_nearest_rank() -> None:
+    assert length_percentiles(range(100, 0, -1)) == {
+        "response_length/p50": 50, "response_length/p90": 90, "response_length/p99": 99,
+    }  # fmt: skip
+    assert set(length_percentiles([7]).values()) == {7}
+    assert length_percentiles([]) == {}
