@@ -1,6 +1,5 @@
 """A run of a recipe on this machine under faults, next to the same run without them."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +92,7 @@ def run_with_faults(
 
 def _compare(recipe: Recipe, injector: Injector, calm: _Outcome, rough: _Outcome) -> Certificate:
     schedule = recipe.schedule.resolved
-    is_complete, is_exact = not rough.error, schedule.max_staleness == 0
+    is_complete, is_exact = not rough.error, schedule.staleness_bound == 0
     counts = SampleCounts.of(rough.ended, recipe.samples_per_prompt)
     is_compared = is_complete and is_exact
     return Certificate(
@@ -105,7 +104,7 @@ def _compare(recipe: Recipe, injector: Injector, calm: _Outcome, rough: _Outcome
         lost=counts.lost if is_complete else 0,
         duplicated=counts.duplicated,
         staleness_max=rough.staleness_max,
-        staleness_bound=math.ceil(schedule.max_staleness),
+        staleness_bound=schedule.staleness_bound,
         step_s=sum(rough.steps),
         step_s_without_faults=sum(calm.steps[: len(rough.steps)]),
         samples_equal=rough.trained == calm.trained if is_compared else None,
