@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 from interlace.algorithms.base import Algorithm
 from interlace.core.causes import Cause, SampleFailure
 from interlace.core.errors import InterlaceError
+from interlace.core.recovery import RecoveryConfig
 from interlace.core.types import (
     Metrics,
     Prompt,
@@ -36,7 +37,6 @@ from interlace.rollouts.stream import ADVANTAGES_DONE, MARKS, SELECTED, Columns,
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.schedule.recovery import RecoveryConfig
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.causes import Cause
+from interlace.core.recovery import RestartBudget
 from interlace.core.types import RewardResult
 from interlace.rewards.base import RewardConfig, preload_modules, timed_out
 from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
 from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import framed
 from interlace.runtime.process.children import TRIES, Child, Children
-from interlace.schedule.recovery import RestartBudget
 
 GRACE_S = 1.0
 """Beyond the limit, for a process that keeps it by itself, as one that awaits does."""
@@ -64,6 +64,7 @@ class ScoringPool(Children):
         job = _Job(number=self._next, size=len(requests), request=frame, outcome=Future())
         self._next += 1
         self._submitted.append(job)
+        self._refuse_after_error()
         self._wake()
         return job.outcome
 

@@ -18,6 +18,7 @@ from interlace.core.errors import (
     RestartBudgetError,
     UserError,
 )
+from interlace.core.recovery import RestartBudget
 from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
 from interlace.observe.films import Film
@@ -42,7 +43,6 @@ from interlace.rollouts.episode_process import (
 from interlace.rollouts.session import EpisodeSession
 from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import Child, Children, Place
-from interlace.schedule.recovery import RestartBudget
 
 LEAVE_S = 5.0
 """How long a cancelled episode may take to end before its process counts as stuck."""
@@ -76,15 +76,10 @@ class _Processes(Children):
     """The processes, each with many episodes. Jobs are handed over by thread-safe queues."""
 
     def __init__(
-        self,
-        make: MakeEpisode,
-        params: SamplingParams,
-        num_workers: int,
-        place: Place | None,
-        budget: RestartBudget | None,
+        self, make: MakeEpisode, params: SamplingParams, num: int, place: Place | None, budget: RestartBudget | None
     ) -> None:
         super().__init__("episodes", ("interlace.rollouts.episode_process",), place, budget)
-        self._make, self._params, self._num_workers = make, params, num_workers
+        self._make, self._params, self._num_workers = make, params, num
         self._loop = asyncio.get_running_loop()
         self._asked: deque[tuple[_Job, ToEpisode | None]] = deque()
         """None: the job itself."""
@@ -102,6 +97,7 @@ class _Processes(Children):
     def begin(self, job: _Job) -> None:
         """Runs an episode as soon as a process has room."""
         self._asked.append((job, None))
+        self._refuse_after_error()
         self._wake()
 
     def tell(self, job: _Job, message: ToEpisode) -> None:
@@ -222,11 +218,10 @@ class _Processes(Children):
 
     def _fail_all(self, error: BaseException | None) -> None:
         running = [job for jobs in self._jobs.values() for job in jobs.values()]
+        if not isinstance(error, RestartBudgetError):
+            error = InterlaceError(f"the processes of episodes have ended: {error or 'the run ends'}")
         for job in [*running, *self._waiting, *self._lonely, *(job for job, message in self._asked if message is None)]:
-            if isinstance(error, RestartBudgetError):
-                self._pass_on(job, error)
-            else:
-                self._pass_on(job, InterlaceError(f"the processes of episodes have ended: {error or 'the run ends'}"))
+            self._pass_on(job, error)
 
     def _pass_on(self, job: _Job, message: FromEpisode | Exception) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: no episode is awaited any more

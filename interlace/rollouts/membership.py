@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from interlace.core.causes import Cause
 from interlace.core.errors import InterlaceError, RestartBudgetError
+from interlace.core.recovery import RestartBudget
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_job import Job
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.runtime.cluster import Cluster
-from interlace.schedule.recovery import RestartBudget
 from interlace.weights.ref import WeightRef
 
 if TYPE_CHECKING:

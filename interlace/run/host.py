@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from interlace.algorithms import Algorithm
+from interlace.core.recovery import RestartBudget
 from interlace.core.types import Metrics, PromptSource, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.policy import policy_optimization
@@ -25,7 +26,6 @@ from interlace.run.recipe.prompts import renderer_of
 from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.lengths import LengthPredictor
-from interlace.schedule.recovery import RestartBudget
 from interlace.stages.factory import LoopSizes, StageFactory
 
 

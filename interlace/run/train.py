@@ -137,32 +137,36 @@ class _Session:
             resumed_at=start.done_steps if start.checkpoint else None,
         )
         trace = StepTrace(cluster, folder.traces, self._progress, recipe.logging.trace_steps)
-        done_steps = None
         try:
             with (
                 open_loggers(info, recipe.logging.loggers, say=self._progress.say) as logger,
                 cluster.timeline.recorded_by(self._recorder(cluster)),
             ):
-                try:
-                    await self._until_stopped(cluster, self._work(cluster, logger, trace))
-                except StoppedError:
-                    done_steps = await self._save_boundary()
-                except RestartBudgetError:
-                    if self._boundary:
-                        await self._boundary.stop()
-                    raise
+                done_steps = await self._train(cluster, self._work(cluster, logger, trace))
         finally:
             await trace.close()
             await cluster.shutdown()
         boundary = self._boundary
         return TrainReport(
-            done_steps=self._done_steps if done_steps is None else done_steps,
+            done_steps=done_steps,
             num_steps=recipe.steps,
             before=boundary.before if boundary else start.before,
             after=boundary.after if boundary else None,
             checkpoint=self._checkpoints.latest(),
             ledger=boundary.ledger if boundary else Ledger(),
         )
+
+    async def _train(self, cluster: Cluster, work: Coroutine[Any, Any, None]) -> int:
+        """Runs the flow to its end or a stop, and saves. Returns the number of steps that are saved."""
+        try:
+            await self._until_stopped(cluster, work)
+        except StoppedError:
+            return await self._save_boundary()
+        except RestartBudgetError:
+            if self._boundary:
+                await self._boundary.stop()
+            raise
+        return self._done_steps
 
     @property
     def _done_steps(self) -> int:

@@ -87,13 +87,9 @@ class Admission:
         if not self._ended and not self._paused:
             self._admit_wave(self._pump_round(self._rounds) if self._rounds else self._pump_groups())
 
-    def pause(self) -> None:
-        """Admits no group until resume(). The gate is not closed: groups follow without a publication."""
-        self._paused = True
-
-    def resume(self) -> None:
-        """Ends a pause."""
-        self._paused = False
+    def set_paused(self, is_paused: bool) -> None:
+        """Begins or ends a pause, in which no group is admitted although the gate is open."""
+        self._paused = is_paused
         self.pump()
 
     def admit_probe(self) -> None:

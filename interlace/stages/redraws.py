@@ -3,14 +3,14 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from interlace.core.causes import Cause, SampleFailure
 from interlace.core.errors import InterlaceError
+from interlace.core.recovery import Breaker, RecoveryConfig
 from interlace.core.types import Metrics, Sample, SampleKey
 from interlace.rollouts.stream import ADMITTED
-from interlace.runtime.channel import with_columns
 from interlace.runtime.cluster import Cluster
-from interlace.schedule.recovery import Breaker, RecoveryConfig
 from interlace.stages.admission import Admission
 
 LAST_PROBE_S = 60.0
@@ -60,7 +60,7 @@ class Redraws:
             self._num_attempts[key] = num_before + 1
         self._counts[cause] += 1
         sample = self._admission.channel.record(key)
-        again = with_columns(sample.prompt_only(), {"prompt": sample.prompt.next_attempt()})
+        again = Sample(key=key, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
         self._cluster.timeline.drop_tokens(sample.num_sampled)
         self._admission.reopen(again, ADMITTED)
         if is_paused:
@@ -79,7 +79,7 @@ class Redraws:
         self.on_note("an attempt succeeded: prompts are admitted again")
         while self._release():
             pass
-        self._admission.resume()
+        self._admission.set_paused(False)
 
     def ended(self, key: SampleKey) -> None:
         """Takes note of the end of a sample."""
@@ -91,7 +91,7 @@ class Redraws:
         return {f"redrawn/{cause}": float(count) for cause, count in sorted(counts.items())}
 
     def _pause(self, cause: Cause) -> None:
-        self._admission.pause()
+        self._admission.set_paused(True)
         self.on_note(
             f"{self._config.failures_in_a_row} attempts in a row failed (cause: {cause}): no prompt is admitted until "
             "an attempt succeeds"

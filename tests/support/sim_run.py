@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from interlace.algorithms.base import Needs
+from interlace.core.recovery import RecoveryConfig
 from interlace.core.types import SampleKey, SamplingParams, TerminalEvent
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import SINGLE_TURN, Ended, LoopSettings, PolicyRun, StepResult
@@ -18,7 +19,6 @@ from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
-from interlace.schedule.recovery import RecoveryConfig
 from interlace.schedule.schedule import Schedule
 from interlace.stages.factory import LoopSizes, StageFactory
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor

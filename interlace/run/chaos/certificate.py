@@ -55,9 +55,9 @@ class Certificate:
     """Seconds of all steps."""
     step_s_without_faults: float
     samples_equal: bool | None
-    """Whether the same samples were trained as without faults; None if the schedule does not promise it."""
+    """True if the samples of the run without faults were trained; None if the schedule does not promise it."""
     weights_equal: bool | None
-    """Whether the final weights are those of the run without faults, to the bit; None if it is not promised."""
+    """True if the final weights equal those of the run without faults, to the bit; None if it is not promised."""
 
     @property
     def injected(self) -> int:

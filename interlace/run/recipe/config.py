@@ -11,6 +11,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError, nearest
 from interlace.core.plugins import builtin_names
 from interlace.core.random import SEED_END
+from interlace.core.recovery import RecoveryConfig
 from interlace.core.types import MIN_TEMPERATURE, SamplingParams
 from interlace.data.config import DataConfig, MixtureSource, expand_source
 from interlace.data.warmup import DemonstrationConfig
@@ -27,7 +28,6 @@ from interlace.run import clusters
 from interlace.runtime.gpu import has_gpu
 from interlace.schedule.auto_schedule import bounding, bounds_of
 from interlace.schedule.presets import load_schedule
-from interlace.schedule.recovery import RecoveryConfig
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import foreign_setting_hint, foreign_value_hint
 from interlace.weights.config import WeightsConfig

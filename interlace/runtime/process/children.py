@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from interlace.core.causes import Cause
 from interlace.core.errors import RestartBudgetError
+from interlace.core.recovery import RestartBudget
 from interlace.runtime.process.launch import GUARD, fork_servers
-from interlace.schedule.recovery import RestartBudget
 
 TRIES = 3
 """Failed starts of a process in a row, after which the jobs that wait for one fail."""
@@ -113,6 +113,8 @@ class Children(ABC):
         """Process whose end is handled at the moment."""
         self._num_bad_starts = 0
         self._next_look_s = 0.0
+        self._error: BaseException | None = None
+        """Error by which the thread ended."""
         self._closed = False
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
@@ -152,6 +154,11 @@ class Children(ABC):
     def _fail_all(self, error: BaseException | None) -> None:
         """Fails every job, at the end. error: a fault of this class; None if it was closed."""
 
+    def _refuse_after_error(self) -> None:
+        """Raises the error by which the thread ended, if one did. Called after a job was handed over."""
+        if self._error is not None:
+            raise self._error
+
     def _wake(self) -> None:
         """Makes the thread call _serve(); called from other threads."""
         self._waker.send(b"\0")
@@ -164,6 +171,7 @@ class Children(ABC):
                 self._serve()
         except Exception as bug:  # noqa: BLE001 - it is raised to those that await results
             error, self._closed = bug, True
+        self._error = error  # first: a job that comes later is refused by _refuse_after_error()
         self._fail_all(error)
         for child in [*self._children]:
             self._end(child)

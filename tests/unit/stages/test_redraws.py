@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from interlace.core.causes import Cause
+from interlace.core.recovery import Breaker, RecoveryConfig, RestartBudget
 from interlace.core.types import RewardResult, Sample, TerminalEvent
 from interlace.runtime.group import Rank, RankResult
 from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.worker import WorkerContext
 from interlace.schedule.placement import Device
-from interlace.schedule.recovery import Breaker, RecoveryConfig, RestartBudget
 from interlace.schedule.schedule import Schedule
 from tests.support.sim_run import Record, Workload, check, simulate
 
