@@ -85,10 +85,6 @@ class Prompt:
     source: str = ""
     """Name of the prompt's source in a mixture, or of its held-out set. Empty if the task has one source."""
 
-    def next_attempt(self) -> "Prompt":
-        """Returns the prompt for another attempt, which draws other noise."""
-        return replace(self, attempt=self.attempt + 1)
-
 
 class PromptSource(Protocol):
     """Prompts in a fixed order."""
@@ -335,10 +331,6 @@ class Sample:
             return len(segments[0].token_ids)
         mask = self.loss_mask
         return self.num_tokens if mask is None else int(np.count_nonzero(mask))
-
-    def prompt_only(self) -> "Sample":
-        """Returns the sample as it was admitted, without results."""
-        return Sample(key=self.key, prompt=self.prompt)
 
     @property
     def uid(self) -> str:

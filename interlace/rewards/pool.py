@@ -64,6 +64,7 @@ class ScoringPool(Children):
         job = _Job(number=self._next, size=len(requests), request=frame, outcome=Future())
         self._next += 1
         self._submitted.append(job)
+        self._refuse_after_error()
         self._wake()
         return job.outcome
 

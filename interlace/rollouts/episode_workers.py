@@ -69,15 +69,10 @@ class _Processes(Children):
     """The processes, each with many episodes. A thread serves them and gets jobs by thread-safe queues."""
 
     def __init__(
-        self,
-        make: MakeEpisode,
-        params: SamplingParams,
-        num_workers: int,
-        place: Place | None,
-        budget: RestartBudget | None,
+        self, make: MakeEpisode, params: SamplingParams, num: int, place: Place | None, budget: RestartBudget | None
     ) -> None:
         super().__init__("episodes", ("interlace.rollouts.episode_process",), place, budget)
-        self._make, self._params, self._num_workers = make, params, num_workers
+        self._make, self._params, self._num_workers = make, params, num
         self._loop = asyncio.get_running_loop()
         self._asked: deque[tuple[_Job, ToEpisode | None]] = deque()
         """Messages to episodes. None starts the episode."""
@@ -95,6 +90,7 @@ class _Processes(Children):
     def begin(self, job: _Job) -> None:
         """Starts an episode as soon as a process has room."""
         self._asked.append((job, None))
+        self._refuse_after_error()
         self._wake()
 
     def tell(self, job: _Job, message: ToEpisode) -> None:
@@ -215,11 +211,10 @@ class _Processes(Children):
 
     def _fail_all(self, error: BaseException | None) -> None:
         running = [job for jobs in self._jobs.values() for job in jobs.values()]
+        if not isinstance(error, RestartBudgetError):
+            error = InterlaceError(f"the processes of episodes have ended: {error or 'the run ends'}")
         for job in [*running, *self._waiting, *self._lonely, *(job for job, message in self._asked if message is None)]:
-            if isinstance(error, RestartBudgetError):
-                self._pass_on(job, error)
-            else:
-                self._pass_on(job, InterlaceError(f"the processes of episodes have ended: {error or 'the run ends'}"))
+            self._pass_on(job, error)
 
     def _pass_on(self, job: _Job, message: FromEpisode | Exception) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: no episode is awaited any more

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from interlace.core.types import Metrics, TerminalEvent
-from interlace.flows.steps import Ended
 from interlace.flows.step_metrics import SCORED
+from interlace.flows.steps import Ended
 from interlace.models.loading import empty_model
 from interlace.models.size import model_size
 from interlace.run.matmul_peak import find_matmul_peak

@@ -3,13 +3,13 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from interlace.core.causes import Cause, SampleFailure
 from interlace.core.errors import InterlaceError
 from interlace.core.recovery import Breaker, RecoveryConfig
 from interlace.core.types import Metrics, Sample, SampleKey
 from interlace.rollouts.stream import ADMITTED
-from interlace.runtime.channel import with_columns
 from interlace.runtime.cluster import Cluster
 from interlace.stages.admission import Admission
 
@@ -60,7 +60,7 @@ class Redraws:
             self._num_attempts[key] = num_before + 1
         self._counts[cause] += 1
         sample = self._admission.channel.record(key)
-        again = with_columns(sample.prompt_only(), {"prompt": sample.prompt.next_attempt()})
+        again = Sample(key=key, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
         self._cluster.timeline.drop_tokens(sample.num_sampled)
         self._admission.reopen(again, ADMITTED)
         if is_paused:

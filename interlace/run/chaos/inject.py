@@ -66,16 +66,18 @@ class Injector:
     def _work(self) -> None:
         while not self._has_ended.wait(LOOK_S):
             self._note_replacements()
+            # A fault whose role has no process at the moment waits until it has one.
+            waiting = [due for due in self._take_due() if not self._inject(due[2], due[1])]
             with self._lock:
-                now_s = time.monotonic()
-                due = []
-                while self._due and self._due[0][0] <= now_s:
-                    due.append(heapq.heappop(self._due))
-            # A role without a process at the moment gets its fault as soon as it has one.
-            postponed = [each for each in due if not self._inject(each[2], each[1])]
-            with self._lock:
-                for each in postponed:
-                    heapq.heappush(self._due, each)
+                self._due += waiting
+                heapq.heapify(self._due)
+
+    def _take_due(self) -> list[tuple[float, int, FaultSpec]]:
+        now_s, due = time.monotonic(), []
+        with self._lock:
+            while self._due and self._due[0][0] <= now_s:
+                due.append(heapq.heappop(self._due))
+        return due
 
     def _inject(self, fault: FaultSpec, number: int) -> bool:
         struck = {target for target, *_ in self._open.values()}

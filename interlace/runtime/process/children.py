@@ -114,6 +114,8 @@ class Children(ABC):
         """Process whose end is currently handled."""
         self._num_bad_starts = 0
         self._next_look_s = 0.0
+        self._error: BaseException | None = None
+        """Error by which the thread ended."""
         self._closed = False
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
@@ -153,6 +155,11 @@ class Children(ABC):
     def _fail_all(self, error: BaseException | None) -> None:
         """Fails every job, at the end. error: a fault of this class; None if it was closed."""
 
+    def _refuse_after_error(self) -> None:
+        """Raises the error by which the thread ended, if one did. Called after a job was handed over."""
+        if self._error is not None:
+            raise self._error
+
     def _wake(self) -> None:
         """Makes the thread call _serve(); called from other threads."""
         self._waker.send(b"\0")
@@ -165,6 +172,7 @@ class Children(ABC):
                 self._serve()
         except Exception as bug:  # noqa: BLE001 - it is raised to the callers that await results
             error, self._closed = bug, True
+        self._error = error  # first: a job that comes later is refused by _refuse_after_error()
         self._fail_all(error)
         for child in [*self._children]:
             self._end(child)

@@ -1,0 +1,53 @@
+"""Scoring processes that are killed or stopped from outside."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from interlace.core.errors import RestartBudgetError
+from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
+from interlace.rewards.base import RewardConfig
+from interlace.rewards.scorer import Scorer
+from interlace.run.chaos.processes import role_processes
+
+
+@contextmanager
+def one_process(restarts_per_hour: int | None = None) -> Iterator[Scorer]:
+    made = Scorer(RewardConfig(name="exact", workers=1), restarts_per_hour)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def score(made: Scorer) -> RewardResult:
+    prompt = Prompt(uid="p", token_ids=EMPTY_INT, text="", answer="yes")
+    return asyncio.run(made.score([Sample(key=SampleKey(0, 0), prompt=prompt, text="yes")]))[0]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_a_signal_ends_or_stops_costs_no_score(sent: signal.Signals) -> None:
+    with one_process() as made:
+        assert score(made).failure is None
+        [process] = role_processes("reward")
+        os.kill(process, sent)
+        assert score(made).failure is None
+        assert process not in role_processes("reward")
+
+
+def test_an_exhausted_budget_refuses_further_jobs_instead_of_letting_them_wait() -> None:
+    with one_process(restarts_per_hour=0) as made:
+        score(made)
+        [process] = role_processes("reward")
+        os.kill(process, signal.SIGKILL)
+        end_s = time.monotonic() + 10
+        while role_processes("reward") and time.monotonic() < end_s:
+            time.sleep(0.05)
+        time.sleep(0.2)
+        with pytest.raises(RestartBudgetError, match=r"ended 1 times within an hour.*is 0.*cause: resource"):
+            score(made)
