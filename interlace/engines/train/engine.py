@@ -43,9 +43,9 @@ class LogprobEngine(PackedEngine):
             speedups=config.actor,
             tokens_per_microbatch=config.tokens_per_microbatch,
             device=device,
-            num_ids=config.num_ids,
         )
         self.config = config
+        self.packed.num_ids = config.num_ids
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes [L] response-token log-probs of each sample, in nats, at the sampling temperature."""
@@ -80,9 +80,9 @@ class TrainEngine(TrainedEngine):
             device=device,
             prefix=prefix,
             ranks=ranks,
-            num_ids=config.num_ids,
         )
         self.config, self._adapter = config, adapter
+        self.packed.num_ids = config.num_ids
         self._loss = self.replay_loss = loss
         self._aggregator = Aggregator(
             aggregation=config.update.aggregation, aggregation_length=config.update.aggregation_length

@@ -49,9 +49,9 @@ class ImplicitRewardEngine(TrainedEngine):
             device=device,
             prefix="process_reward",
             ranks=ranks,
-            num_ids=num_ids,
         )
         self.config, self._temperature = config, temperature
+        self.packed.num_ids = num_ids
 
     def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes [L] beta x log(phi / reference) of each sample. Raises ValueError without reference log-probs."""

@@ -62,21 +62,12 @@ class PackedEngine:
         device: str,
         speedups: SpeedupConfig | None = None,
         ranks: Ranks | None = None,
-        num_ids: int | None = None,
     ) -> None:
-        """tokens_per_microbatch: affects memory and speed, and at most the last bits of a result. num_ids: see
-        TrainConfig.
-        """
+        """tokens_per_microbatch: affects memory and speed, and at most the last bits of a result."""
         self._trained, self._tokens_per_microbatch = trained, tokens_per_microbatch
         self._ranks = ranks or Ranks()
-        self.packed = PackedModel(
-            model,
-            device=device,
-            trained=trained,
-            speedups=speedups or SpeedupConfig(),
-            ranks=self._ranks,
-            num_ids=num_ids,
-        )
+        speedups = speedups or SpeedupConfig()
+        self.packed = PackedModel(model, device=device, trained=trained, speedups=speedups, ranks=self._ranks)
         self.residence = Residence(self.packed.device, self._movable())
 
     @property
@@ -205,7 +196,6 @@ class TrainedEngine(PackedEngine, ABC):
         prefix: str,
         ranks: Ranks | None,
         speedups: SpeedupConfig | None = None,
-        num_ids: int | None = None,
     ) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:  # in bfloat16 an update of a small learning rate is lost in rounding
@@ -217,7 +207,6 @@ class TrainedEngine(PackedEngine, ABC):
             device=device,
             speedups=speedups,
             ranks=ranks,
-            num_ids=num_ids,
         )
         check_router_loss(model)
         self._optimizer = Optimizer(model, optimizer)

@@ -55,10 +55,10 @@ class PackedModel:
         trained: TrainedConfig,
         speedups: SpeedupConfig,
         ranks: Ranks,
-        num_ids: int | None,
     ) -> None:
-        """num_ids: see TrainConfig."""
-        self.model, self._num_ids = model, num_ids
+        self.model = model
+        self.num_ids: int | None = None
+        """Number of ids over which log-probs are normalized; see TrainConfig."""
         self.device = torch.device(device)
         reads = input_embedding(model.config)
         self.placeholder = None if reads is None else reads.placeholder
@@ -141,7 +141,7 @@ class PackedModel:
         if self._head:
             logprobs, entropy = self._head.logprobs(outputs, targets_T, temperature)
         else:
-            known = outputs if self.vocabulary is not None else outputs[:, : self._num_ids]
+            known = outputs if self.vocabulary is not None else outputs[:, : self.num_ids]
             logprobs, entropy = token_logprobs(known, targets_T, temperature, self.vocabulary)
         return self.on_all(batch, logprobs), self.on_all(batch, entropy)
 
