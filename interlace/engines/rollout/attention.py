@@ -19,6 +19,8 @@ from interlace.engines.cpu import kernels
 from interlace.engines.rollout.kv_store import Int64Array, KVPool, KVStore, LayerShape
 
 INTERFACE = "interlace_rollout"
+MAX_MASKED = 2**24
+"""Pairs of a token and a key in one call of shared rows: their distances fill 128 MiB."""
 _BINDING = "_interlace_rollout_layer"
 
 
@@ -193,11 +195,14 @@ class KernelAttention:
 class TorchAttention:
     """Attention by torch operations: for any device and dtype, and for machines without a compiler.
 
-    Tokens that are alone in their row (decoding) share one gather and one call; other rows run one by one.
+    Tokens that are alone in their row (decoding) share one gather and one call. On a GPU, rows of similar lengths share
+    a call too, with padding; on CPU cores other rows run one by one, so that the bits of a row do not depend on others.
     """
 
-    def __init__(self, pool: KVPool, store: KVStore) -> None:
+    def __init__(self, pool: KVPool, store: KVStore, *, shares_calls: bool | None = None) -> None:
+        """shares_calls: whether rows of several tokens share calls; None if the device is a GPU."""
         self._pool, self._store = pool, store
+        self._shares_calls = pool.device.type != "cpu" if shares_calls is None else shares_calls
         self.name = "torch sdpa"
         self.seconds = 0.0
         self._write = torch.zeros(0, dtype=torch.int64)
@@ -212,9 +217,23 @@ class TorchAttention:
         singles = starts[counts == 1]
         if len(singles):
             self._segments.append(self._segment(singles[:, None], rows[singles], positions[singles][:, None]))
-        for start, count in zip(starts[counts > 1], counts[counts > 1], strict=True):
-            tokens = np.arange(start, start + count)[None]
-            self._segments.append(self._segment(tokens, rows[start : start + 1], positions[tokens]))
+        starts, counts = starts[counts > 1], counts[counts > 1]
+        for group in self._group_rows(counts, positions[starts + counts - 1]):
+            first, size = starts[group][:, None], counts[group][:, None]
+            tokens = first + np.minimum(np.arange(size.max()), size - 1)  # shorter rows repeat their last token
+            self._segments.append(self._segment(tokens, rows[first[:, 0]], positions[tokens]))
+
+    def _group_rows(self, counts: Int64Array, last: Int64Array) -> list[Int64Array]:
+        """Groups rows whose counts of tokens, and of keys, round up to the same power of two, within MAX_MASKED."""
+        if not self._shares_calls:
+            return [np.asarray([row]) for row in range(len(counts))]
+        sizes = np.stack([np.ceil(np.log2(counts)), np.ceil(np.log2(np.maximum(last + 1, 64)))])
+        groups = []
+        for size in np.unique(sizes, axis=1).T:
+            alike = np.flatnonzero((sizes == size[:, None]).all(0))
+            most = max(1, int(MAX_MASKED / 2 ** size.sum()))
+            groups += [alike[start : start + most] for start in range(0, len(alike), most)]
+        return groups
 
     def begin_on_device(self, write: Tensor, tokens: Tensor, cells: Tensor, distance: Tensor) -> None:
         """Begins a step of one token per row, with all indices on the device.
