@@ -1,4 +1,4 @@
-"""Starts workers in addition to those of a run's roles: engines of a server, engines that join, the warm-up."""
+"""Starts workers beyond the roles of a run: engines of a server, engines that join, and the warm-up."""
 
 from dataclasses import replace
 from functools import partial
@@ -46,7 +46,7 @@ async def launch_joiner(cluster: Cluster, sources: ModelSources, number: int, ur
 
 
 async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:
-    """Starts the worker that is trained on examples, where the actor will be."""
+    """Starts the worker that is trained on examples, on the devices of the actor."""
     from interlace.workers.actor import ActorWorker
 
     worker = wrap_engine(ActorWorker, partial(make_warmup_engine, EngineSource(recipe=recipe, model=recipe.model)))

@@ -1,4 +1,4 @@
-"""Prompts that a teacher reads: those of the policy, with more context before them."""
+"""Prompts that a teacher reads: the prompts of the policy after an additional context."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Callable[[Prompt], Prompt] | None:
-    """Returns the function from a prompt to the prompt that the teachers read; None if they read what the policy reads.
+    """Returns the function from a prompt to the prompt that the teachers read; None if both are equal.
 
     The context precedes the text of a prompt; of a chat, the content of its last message.
     """
