@@ -114,7 +114,8 @@ class Connection:
             raise UserError(f"{said} The key is wrong or missing: name the variable that holds it in rollout.key_env.")
         if status == 404:
             raise UserError(
-                f"{said} The server has no such route: rollout.dialect is wrong, or the server was started without it."
+                f"{said} The server has no such route: rollout.dialect is wrong, or the server was started without it. "
+                "`interlace serve` has the engine routes if it serves one native engine, as with cluster.devices=cpu:1."
             )
         if 400 <= status < 500:
             raise UserError(said)
