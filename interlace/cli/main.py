@@ -9,6 +9,7 @@ from typing import Any, ParamSpec
 import typer
 import typer.core
 
+from interlace.cli.advise import advise
 from interlace.cli.chaos import chaos
 from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
@@ -104,6 +105,7 @@ app.command("compare")(_reporting(compare))
 app.command("serve")(_reporting(serve))
 app.command("engines")(_reporting(engines))
 app.command("simulate")(_reporting(simulate))
+app.command("advise")(_reporting(advise))
 app.command("report")(_reporting(report))
 app.command("watch")(_reporting(watch))
 app.command("profile")(_reporting(profile))

@@ -179,7 +179,7 @@ def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console:
         console.print(goodput_table(report.ledger))
         # The ledger of the steps, as on the report page; the table above includes start-up and evaluations.
         if waste := ledger_of(RunData.read(folder).rows).largest_waste():
-            say(console, waste.sentence)
+            say(console, f"{waste.sentence} `interlace advise {folder.name}` predicts settings that reduce it.")
     console.print(written_paths(folder, report))
     if report.was_stopped:
         say(console, f"Stopped after step {report.done_steps} of {report.num_steps}. {_how_to_go_on(folder)}")

@@ -127,6 +127,11 @@ class RunFolder:
         return self.path / "profile"
 
     @property
+    def advice(self) -> Path:
+        """Suggestions of `interlace advise`, which the report shows."""
+        return self.path / "advice.json"
+
+    @property
     def process(self) -> Path:
         return self.path / "process.json"
 

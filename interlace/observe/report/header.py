@@ -1,5 +1,6 @@
 """Head of a page: the facts of each run, and the numbers that summarize it."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +12,7 @@ from interlace.core.yaml_text import parse_yaml
 from interlace.observe.goodput import USEFUL, ledger_of
 from interlace.observe.report.panels import wilson_interval
 from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_sessions import RunSession
 from interlace.observe.step_line import duration, number, short
 
@@ -141,10 +143,20 @@ def _cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
         yield Card(name="useful device time", value=f"{useful:.0%}", note=" + ".join(USEFUL))
         if waste := ledger.largest_waste():
             yield Card(name="largest waste", value=f"{waste.fraction:.0%}", note=waste.name)
+    yield from _suggestions(run)
     if mfu := run.values("perf/mfu"):
         yield Card(name="MFU", value=f"{sum(mfu) / len(mfu):.1%}", note="mean of the steps")
     if staleness := run.values("sched/staleness_max"):
         yield Card(name="staleness", value=f"≤ {max(staleness):.0f}", note="versions")
+
+
+def _suggestions(run: RunData) -> Iterator[Card]:
+    """Yields the settings that `interlace advise` found for the run, if it was called."""
+    path = RunFolder(path=run.folder).advice
+    if path.is_file():
+        for each in json.loads(path.read_text(encoding="utf-8"))["suggestions"]:
+            note = f"of a step, with {each['setting']}"
+            yield Card(name="predicted saving", value=f"{each['saving']:.0%}", note=note)
 
 
 PACE_STEPS = 8

@@ -1,0 +1,30 @@
+"""`interlace advise`: suggests settings for a run."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from interlace.cli.preflight import hush_libraries, say
+from interlace.cli.report import run_folder
+
+
+def advise(
+    run: Annotated[str, typer.Argument(help="Name or folder of a run of this machine with five or more steps.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Suggest up to three settings that shorten a run's step, by simulating changes under the costs of its records."""
+    hush_libraries()
+    folder = run_folder(run)
+    from interlace.forecast.advice import advise as find_advice  # loads torch
+    from interlace.observe.atomic_file import write_atomic
+    from interlace.observe.jsonl import to_line
+
+    advice = find_advice(folder)
+    row = to_line(advice.row())
+    write_atomic(folder.advice, row)
+    if as_json:
+        print(row, end="")
+        return
+    for line in advice.lines:
+        say(Console(), line)

@@ -1,0 +1,67 @@
+"""Suggestions for a run come from its records and pass the checks of training."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from interlace.cli.advise import advise as command
+from interlace.core.errors import UserError
+from interlace.forecast.advice import MOST, SMALLEST_SAVING, Suggestion, _choose, advise, settings_to_try
+from interlace.forecast.simulate import Simulation, simulate_into
+from interlace.observe.report.header import summary_cards
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder
+from interlace.run.recipe.load import load_recipe
+from tests.unit.forecast.profile.test_profile_of_run import PROFILE
+
+SLOW_REWARD = PROFILE.model_copy(update={"reward": PROFILE.reward.model_copy(update={"median_s": 0.4, "workers": 16})})
+
+
+def slow_scoring(root: Path) -> RunFolder:
+    simulate_into(
+        "quickstart", ["steps=8", "cluster.devices=cpu:2"], "verl-colocated", root,
+        Simulation(profile=SLOW_REWARD, num_devices=2),
+    )  # fmt: skip
+    [path] = root.iterdir()
+    return RunFolder(path=path)
+
+
+def test_slow_scoring_that_follows_generation_is_overlapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = slow_scoring(tmp_path)
+    command(str(folder.path), as_json=True)
+    row = json.loads(capsys.readouterr().out)
+    assert 0 < len(row["suggestions"]) <= MOST
+    for each in row["suggestions"]:
+        assert each["saving"] >= SMALLEST_SAVING
+        load_recipe(str(folder.config), [each["setting"]])  # is a valid setting of the recipe
+    assert "schedule.granularity.reward=sample" in {each["setting"] for each in row["suggestions"]}
+    cards = summary_cards(RunData.read(folder), folder.config.read_text())
+    assert [card.note for card in cards if card.name == "predicted saving"] == [
+        f"of a step, with {each['setting']}" for each in row["suggestions"]
+    ]
+
+
+def test_one_setting_of_a_key_is_suggested_and_the_smaller_change_of_equal_ones() -> None:
+    found = [
+        Suggestion(setting=f"schedule.max_staleness={number}", saving=saving, step_s=1 - saving, staleness_max=number)
+        for number, saving in ((1, 0.2), (2, 0.205))
+    ]
+    other = Suggestion(setting="rollout.max_running=8", saving=0.3, step_s=0.7, staleness_max=0)
+    assert _choose([*found, other]) == [other, found[0]]
+
+
+def test_settings_to_try_change_the_recipe() -> None:
+    recipe = load_recipe("quickstart")
+    for setting in settings_to_try(recipe):
+        assert load_recipe("quickstart", [setting]) != recipe, setting
+
+
+def test_a_run_of_few_steps_is_refused(tmp_path: Path) -> None:
+    simulate_into(
+        "quickstart", ["steps=3", "cluster.devices=cpu:2"], "verl-colocated", tmp_path,
+        Simulation(profile=PROFILE, num_devices=2),
+    )  # fmt: skip
+    [path] = tmp_path.iterdir()
+    with pytest.raises(UserError, match="logged 3 steps"):
+        advise(RunFolder(path=path))
