@@ -36,7 +36,7 @@ class GenerationMeter:
 
     def take_out(self, span: Span, responses: Sequence[Response]) -> None:
         """Records sequences that left the engine with a call. span: see end()."""
-        finished = []
+        finished_groups = []
         for response in responses:
             done = response.completion
             self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
@@ -44,8 +44,8 @@ class GenerationMeter:
             self._repeated_tokens += max(0, self._histories.pop(done.request.id, 0) - done.num_cached_tokens)
             owner = done.request.owner
             if owner.gid >= 0 and owner.index >= 0 and done.finish_reason != FinishReason.ABORTED:
-                finished.append(owner)
-        span.finished = finished
+                finished_groups.append(owner.gid)
+        span.finished_groups = finished_groups
 
     def drop(self, num_tokens: int) -> None:
         """Records the tokens of a sample that ended before it was finished."""

@@ -11,7 +11,7 @@ from interlace.core.errors import InterlaceError, nearest
 from interlace.core.state_parts import STATE
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock
-from interlace.runtime.dispatch import collect_results, deal_arguments
+from interlace.runtime.dispatch import collect_results, deal_arguments, sample_labels
 from interlace.runtime.handle import Handle
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import Driver
@@ -284,7 +284,7 @@ class WorkerGroup(Generic[W_co]):
             version=timeline.version if self.version is None else self.version,
             bin=call.how.bin,
             phase=call.how.phase,
-            given=args[0] if args and isinstance(args[0], (list, tuple)) else (),
+            samples=sample_labels(args[0]) if args and timeline.is_recorded else (),
         )
         call.spans.append(span)
         timeline.begin(span)
