@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -36,8 +36,8 @@ class RankResult(NamedTuple):
 class Rank(Protocol):
     """Holder of one worker object: a thread, an actor, or a coroutine on a virtual clock."""
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Runs an operation after all earlier calls. Raises RemoteError."""
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[RankResult]:
+        """Runs an operation after all earlier calls. Awaiting the result raises RemoteError."""
         ...
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
@@ -60,6 +60,10 @@ class Services(Protocol):
     timeline: Timeline
     waits: WaitRegistry
     lock: DeviceLock
+
+    async def wait_turn(self) -> None:
+        """Waits until a result may be processed, if results are processed one at a time."""
+        ...
 
 
 @dataclass(slots=True)
@@ -194,7 +198,9 @@ class WorkerGroup(Generic[W_co]):
 
     async def ask(self, operation: Callable[..., Any]) -> Any:
         """Returns rank 0's answer to a question about its state. Records no span and no progress."""
-        return (await self._ranks[0].call(operation.__name__, (), {})).value
+        answer = await self._ranks[0].call(operation.__name__, (), {})
+        await self._services.wait_turn()
+        return answer.value
 
     def notify(self, operation: Callable[..., Any], *args: Any) -> None:
         """Runs a concurrent operation on all ranks, alongside running operations."""
@@ -292,6 +298,7 @@ class WorkerGroup(Generic[W_co]):
         running = services.waits.begin(self.name, call.method, called_s)
         try:
             value, start_s, end_s = await self._ranks[number].call(call.method, args, call.kwargs)
+            await services.wait_turn()  # not after an error, because it ends the run
             return value
         finally:
             services.waits.end(running)
