@@ -1,7 +1,8 @@
 """Interface of the items that the runtime distributes to workers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeGuard
+from typing import NamedTuple, Protocol, Self, TypeGuard
 
 from interlace.core.types import SampleKey
 
@@ -43,6 +44,22 @@ class RowName:
     def of(cls, row: FlowRow) -> Self:
         """Makes the name of a row."""
         return cls(key=row.key, uid=row.uid, num_tokens=row.num_tokens, num_prompt_tokens=row.num_prompt_tokens)
+
+
+class SampleLabel(NamedTuple):
+    """Name of a sample in the records of a run, which keep no sample in memory."""
+
+    uid: str
+    gid: int
+    number: int
+    """Index of the sample within its group."""
+
+
+def sample_labels(argument: object) -> Sequence[SampleLabel]:
+    """Returns the names of the samples in an operation's argument. Empty if the argument is not a list of rows."""
+    if not isinstance(argument, (list, tuple)) or not argument or not is_row(argument[0]):
+        return ()
+    return [SampleLabel(row.uid, row.key.gid, row.key.index) for row in argument]
 
 
 def is_row(item: object) -> TypeGuard[FlowRow]:

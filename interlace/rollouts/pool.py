@@ -239,8 +239,10 @@ class EnginePool:
         """Ends a sample and withdraws its requests. Does nothing if the sample has ended."""
         for request_id in self._owners.pop(owner, ()):
             self.withdraw(request_id)
-        self._homes.end(owner)
-        self._tool_waits.end(owner)
+        if self._homes:
+            self._homes.end(owner)
+        if self._tool_waits:
+            self._tool_waits.end(owner)
         if self._spent:
             self._spent.pop(owner, None)
 
@@ -311,9 +313,11 @@ class EnginePool:
         if self.curve and (costs := self.curve.costs()):
             self._policy.learn(costs)
         expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
-        chosen = route(self._policy, expected, self._homes.kept(jobs, ready), loads, prefill_cost=self._prefill_cost)
+        kept = self._homes.kept(jobs, ready) if self._homes else [None] * len(jobs)
+        chosen = route(self._policy, expected, kept, loads, prefill_cost=self._prefill_cost)
         for job, engine in zip(jobs, chosen, strict=True):
-            self._homes.goes_to(job, ready[engine])
+            if self._homes:
+                self._homes.goes_to(job, ready[engine])
             self._driver_of[job.request.id] = ready[engine]
             ready[engine].submit(job)
         self._tool_waits.look()
@@ -330,7 +334,7 @@ class EnginePool:
             deliver=deliver,
             max_new_tokens=max_new_tokens,
             num_before=len(request.generated_ids),
-            num_history=self._homes.history(request),
+            num_history=self._homes.history(request) if self._homes else 0,
         )
 
     def _within_rest(self, job: Job) -> Job | None:

@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
 from interlace.core.types import TerminalEvent
@@ -311,10 +311,10 @@ class Cursor(Generic[K, R]):
             rows.append(row)
         return rows
 
-    def sort_ready(self, order: Callable[[K], Any]) -> None:
-        """Sorts the ready rows, so that results do not depend on the order of arrival."""
+    def sort_ready(self) -> None:
+        """Sorts the ready rows by key, so that results do not depend on the order of arrival."""
         if len(self._ready) > 1:
-            for key in sorted(self._ready, key=order):
+            for key in sorted(self._ready):  # type: ignore[type-var]  # only readers of sortable keys sort
                 self._ready.move_to_end(key)
 
     async def get(

@@ -11,7 +11,6 @@ from typing import Any
 from interlace.core.errors import InterlaceError
 from interlace.core.row import is_row
 from interlace.runtime.balance import RankLoad, deal
-from interlace.runtime.timeline import SampleLabel
 from interlace.runtime.worker import Operation
 
 
@@ -59,13 +58,6 @@ def collect_results(how: Operation, results: Sequence[Any], dealt: Dealt, *, cop
         for index, value in zip(indices, values, strict=True):
             merged[index] = value
     return merged
-
-
-def sample_labels(argument: object) -> Sequence[SampleLabel]:
-    """Returns the names of the samples in an argument. Empty if the argument is not a list of rows."""
-    if not isinstance(argument, (list, tuple)) or not argument or not is_row(argument[0]):
-        return ()
-    return [SampleLabel(row.uid, row.key.gid, row.key.index) for row in argument]
 
 
 def _to_ranks(parts: Sequence[tuple[Any, ...]], copies: int) -> list[tuple[Any, ...]]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
+from interlace.core.row import sample_labels
 from interlace.core.state_parts import STATE
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock
-from interlace.runtime.dispatch import collect_results, deal_arguments, sample_labels
+from interlace.runtime.dispatch import collect_results, deal_arguments
 from interlace.runtime.handle import Handle
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import Driver
@@ -21,6 +22,8 @@ from interlace.schedule.placement import Device
 
 W_co = TypeVar("W_co", bound=Worker, covariant=True)
 _NO_TURN = nullcontext()
+UNDIVIDED = (("broadcast", "first"), ("samples", "first"), ("samples", "concat"))
+"""Splits and collections under which the only rank of a group gets all arguments and returns the whole result."""
 SWITCH = Operation(bin="switch", phase="switch")
 """Declaration of the operations that move a worker's state, independent of the worker's class."""
 
@@ -265,7 +268,7 @@ class WorkerGroup(Generic[W_co]):
 
     def _on_ranks(self, call: _Call) -> Coroutine[Any, Any, Any]:
         how = call.how
-        if len(self._ranks) == 1 and how.split == "broadcast" and how.collect == "first":
+        if len(self._ranks) == 1 and (how.split, how.collect) in UNDIVIDED:
             return self._on_rank(0, call, call.args)
         return self._collected(call)
 

@@ -8,19 +8,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from interlace.core.row import SampleLabel
 from interlace.runtime.clock import Clock
 from interlace.runtime.worker import Bin
-
-
-class SampleLabel(NamedTuple):
-    """Name of a sample. A span keeps names instead of samples, which would stay in memory until the step ends."""
-
-    uid: str
-    gid: int
-    number: int
-    """Index of the sample within its group."""
 
 
 # Not frozen: an operation that ends completes its span in place, which costs a third of making another.

@@ -14,9 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from interlace.core.row import SampleLabel
 from interlace.core.types import JSON
 from interlace.observe.trace_events import DEVICE_PROCESS, RUN_PROCESS, WORKER_PROCESS
-from interlace.runtime.timeline import EngineCall, Records, SampleLabel, Span, StepRecord
+from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord
 from interlace.schedule.placement import Device
 
 MAX_ORIGINS = 1 << 16

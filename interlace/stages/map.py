@@ -129,7 +129,7 @@ class AttachedMap(Generic[G, R]):
         self._flush = False
         # Packing changes the last bits of results. With granules of a whole step, two runs are equal only if samples
         # are packed in order of admission.
-        self._cursor.sort_ready(lambda key: key)
+        self._cursor.sort_ready()
         replicas = self._stage.replicas
         share = math.ceil(ready / len(replicas)) if replicas[0].devices else min(ready, self._stage.granule)
         self._released.extend([share] * (ready // share))
@@ -139,11 +139,8 @@ class AttachedMap(Generic[G, R]):
     def _write(self, rows: Sequence[Sample], results: Sequence[R]) -> None:
         for row, result in zip(rows, results, strict=True):
             columns = self._stage.to_columns(result)
-            if row.key not in self._channel:
-                continue  # the sample ended during the call
-            if isinstance(columns, SampleFailure):
-                if not self._stage.on_failed(row.key, columns):
-                    self._channel.end(row.key, TerminalEvent.FAILED)
-            else:
-                self._channel.put(row.key, columns)
+            if not isinstance(columns, SampleFailure):
+                self._channel.put(row.key, columns)  # does nothing if the sample ended during the call
+            elif row.key in self._channel and not self._stage.on_failed(row.key, columns):
+                self._channel.end(row.key, TerminalEvent.FAILED)
         self._cursor.acknowledge([row.key for row in rows])
