@@ -1,6 +1,5 @@
 """Interface of the items that the runtime distributes to workers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, TypeGuard
 
@@ -55,13 +54,11 @@ class SampleLabel(NamedTuple):
     """Index of the sample within its group."""
 
 
-def sample_labels(argument: object) -> Sequence[SampleLabel]:
-    """Returns the names of the samples in an operation's argument. Empty if the argument is not a list of rows."""
-    if not isinstance(argument, (list, tuple)) or not argument or not is_row(argument[0]):
-        return ()
-    return [SampleLabel(row.uid, row.key.gid, row.key.index) for row in argument]
+def is_row_type(kind: type) -> bool:
+    """Returns whether objects of a class are rows."""
+    return hasattr(kind, "num_prompt_tokens")
 
 
 def is_row(item: object) -> TypeGuard[FlowRow]:
     """Returns whether an argument of an operation is a row. Any other argument counts as one unit of work."""
-    return hasattr(item, "num_prompt_tokens")
+    return is_row_type(type(item))

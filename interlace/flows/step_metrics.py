@@ -205,6 +205,6 @@ def _lengths(samples: Sequence[Sample], lengths: Sequence[int]) -> Metrics:
     }
 
 
-def _mixed_share(trained: Sequence[Sample]) -> float:
-    """Returns the share of trained samples whose tokens are from more than one version of the weights."""
-    return sum([len(set(sample.versions.values)) > 1 for sample in trained]) / max(1, len(trained))
+def _mixed_share(samples: Sequence[Sample]) -> float:
+    """Returns the share of samples whose tokens are from more than one version of the weights."""
+    return sum([len(set(sample.versions.values)) > 1 for sample in samples]) / max(1, len(samples))

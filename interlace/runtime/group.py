@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
-from interlace.core.row import sample_labels
+from interlace.core.row import SampleLabel, is_row_type
 from interlace.core.state_parts import STATE
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock
@@ -293,7 +293,7 @@ class WorkerGroup(Generic[W_co]):
             version=timeline.version if self.version is None else self.version,
             bin=call.how.bin,
             phase=call.how.phase,
-            samples=sample_labels(args[0]) if args and timeline.is_recorded else (),
+            samples=_sample_labels(args) if timeline.is_recorded else (),
         )
         call.spans.append(span)
         timeline.begin(span)
@@ -347,3 +347,11 @@ class WorkerGroup(Generic[W_co]):
     async def close(self) -> None:
         """Ends the ranks."""
         await asyncio.gather(*(rank.close() for rank in self._ranks))
+
+
+def _sample_labels(args: tuple[Any, ...]) -> Sequence[SampleLabel]:
+    """Returns the names of the samples in the first argument. Empty if it is not a list of rows."""
+    rows = args[0] if args else None
+    if not isinstance(rows, (list, tuple)) or not rows or not is_row_type(type(rows[0])):
+        return ()
+    return [SampleLabel(row.uid, row.key.gid, row.key.index) for row in rows]
