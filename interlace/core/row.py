@@ -1,7 +1,7 @@
 """Interface of the items that the runtime distributes to workers."""
 
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeGuard
+from typing import NamedTuple, Protocol, Self, TypeGuard
 
 from interlace.core.types import SampleKey
 
@@ -45,6 +45,20 @@ class RowName:
         return cls(key=row.key, uid=row.uid, num_tokens=row.num_tokens, num_prompt_tokens=row.num_prompt_tokens)
 
 
+class SampleLabel(NamedTuple):
+    """Name of a sample in the records of a run, which keep no sample in memory."""
+
+    uid: str
+    gid: int
+    number: int
+    """Index of the sample within its group."""
+
+
+def is_row_type(kind: type) -> bool:
+    """Returns whether objects of a class are rows."""
+    return hasattr(kind, "num_prompt_tokens")
+
+
 def is_row(item: object) -> TypeGuard[FlowRow]:
     """Returns whether an argument of an operation is a row. Any other argument counts as one unit of work."""
-    return hasattr(item, "num_prompt_tokens")
+    return is_row_type(type(item))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from interlace.core.types import PROMPT, BoolArray, Sample, Segment
+from interlace.core.types import PROMPT, BoolArray, Segment
 
 
 def branches(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
@@ -31,27 +31,27 @@ def branches(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
     return found
 
 
-def depths(sample: Sample) -> list[int]:
+def depths(segments: Sequence[Segment], num_prompt_tokens: int) -> list[int]:
     """Counts the tokens before each segment in its branches. Raises ValueError like `branches`."""
     found: list[int] = []
-    for place, segment in enumerate(sample.segments):
+    for place, segment in enumerate(segments):
         if segment.parent is None:
             found.append(0)
         elif segment.parent == PROMPT:
-            found.append(len(sample.prompt.token_ids))
+            found.append(num_prompt_tokens)
         else:
             parent = _earlier(segment.parent, place)
-            found.append(found[parent] + len(sample.segments[parent].token_ids))
+            found.append(found[parent] + len(segments[parent].token_ids))
     return found
 
 
-def predicted(sample: Sample) -> BoolArray | None:
+def predicted(segments: Sequence[Segment], num_prompt_tokens: int) -> BoolArray | None:
     """Returns [L], False on each token that begins a context and so has no predictor; None if no token does."""
-    before = depths(sample)
+    before = depths(segments, num_prompt_tokens)
     if all(before):
         return None
-    found, first = np.ones(sample.num_tokens, np.bool_), 0
-    for depth, segment in zip(before, sample.segments, strict=True):
+    found, first = np.ones(sum(len(segment.token_ids) for segment in segments), np.bool_), 0
+    for depth, segment in zip(before, segments, strict=True):
         if depth == 0 and len(segment.token_ids):
             found[first] = False
         first += len(segment.token_ids)

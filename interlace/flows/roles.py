@@ -6,6 +6,7 @@ here, because it is a `TrainStage`.
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from interlace.algorithms.base import Needs
 from interlace.core.causes import Cause, SampleFailure
@@ -133,7 +134,7 @@ class RewardRole:
             own = GroupStage("reward", self._admission, min_samples=1, on_group=self._take_outcomes)
             own.attach(samples)
             return samples.plus("reward", "reward_parts")
-        scored = self._stage.attach(samples, given=lambda sample: sample.outcome)
+        scored = self._stage.attach(samples, given=attrgetter("outcome"))
         if not self._shaping.length_weight:
             return scored
 

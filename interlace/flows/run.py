@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from interlace.algorithms.base import Algorithm
+from interlace.algorithms.base import Algorithm, check_advantages, check_shapes
 from interlace.core.causes import SampleFailure
 from interlace.core.errors import InterlaceError
 from interlace.core.types import (
@@ -18,7 +18,6 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
-from interlace.flows.advantage_checks import check_advantages, check_shapes
 from interlace.flows.baseline import GreedyBaseline
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
 from interlace.flows.step_metrics import StepMeter, failure_rates
@@ -372,7 +371,6 @@ class PolicyRun:
             raise ValueError(f"sample {sample.key} left the channel without a terminal event")
         if sample.finish_reason is None:
             self.rollout.stage.cancel(sample.key)
-        self.redraws.ended(sample.key)
         failure = self._failures.pop(sample.key, None)
         reason, cause = (failure.reason, failure.cause) if failure else ("", None)
         self._ended.append(Ended(sample=sample, event=event, reason=reason, cause=cause))

@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from math import fsum
+from math import ceil, fsum
 
 from interlace.core.causes import Cause
 from interlace.core.types import Metrics, Sample, TerminalEvent
 from interlace.flows.episode_metrics import episode_metrics
-from interlace.flows.group_metrics import group_metrics, length_percentiles
 from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.goodput import LedgerBuilder
@@ -17,6 +16,9 @@ from interlace.stages.batches import Batch
 SCORED = (TerminalEvent.TRAINED, TerminalEvent.FILTERED)
 PHASES = ("rollout", "reward", "reference", "values", "train", "weight_sync", "switch")
 """Phases in the metrics of every step. Phases that operations of further roles declare follow these."""
+
+
+PERCENTILES = (50, 90, 99)
 
 
 class StepMeter:
@@ -134,6 +136,30 @@ class StepMeter:
         return sum(busy_seconds(mine, self._start_s, end_s) for mine in devices)
 
 
+def group_metrics(samples: Sequence[Sample]) -> Metrics:
+    """Returns the share of groups whose rewards are all equal, so that a group-relative advantage is 0.
+
+    Counts groups with two or more scored samples; empty if there is none.
+    """
+    rewards: dict[int, list[float]] = {}
+    for sample in samples:
+        if sample.reward is not None:
+            rewards.setdefault(sample.key.gid, []).append(sample.reward)
+    groups = [values for values in rewards.values() if len(values) > 1]
+    if not groups:
+        return {}
+    return {"groups/zero_variance": sum([min(values) == max(values) for values in groups]) / len(groups)}
+
+
+def length_percentiles(lengths: Sequence[int]) -> Metrics:
+    """Returns the percentiles of the response lengths by the nearest rank, in tokens; empty without a response."""
+    ordered = sorted(lengths)
+    return {
+        f"response_length/p{percent}": ordered[ceil(percent / 100 * len(ordered)) - 1]
+        for percent in (PERCENTILES if ordered else ())
+    }
+
+
 def failure_rates(causes: Sequence[Cause | None]) -> Metrics:
     """Returns the share of ended samples that failed, for each cause that occurred. causes: None for other samples."""
     counts = Counter(cause for cause in causes if cause is not None)
@@ -179,6 +205,6 @@ def _lengths(samples: Sequence[Sample], lengths: Sequence[int]) -> Metrics:
     }
 
 
-def _mixed_share(trained: Sequence[Sample]) -> float:
-    """Returns the share of trained samples whose tokens are from more than one version of the weights."""
-    return sum([len(set(sample.versions.values)) > 1 for sample in trained]) / max(1, len(trained))
+def _mixed_share(samples: Sequence[Sample]) -> float:
+    """Returns the share of samples whose tokens are from more than one version of the weights."""
+    return sum([len(set(sample.versions.values)) > 1 for sample in samples]) / max(1, len(samples))

@@ -1,6 +1,7 @@
 """samples/step_*.jsonl: readable prompts and responses, one object per sample that ended in the step."""
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +28,7 @@ class EndedSample(Protocol):
 def write_transcripts(folder: Path, step: int, ended: Iterable[EndedSample]) -> Path:
     """Writes the file of a step, samples in order of admission, and returns its path."""
     path = step_file(folder, step)
-    rows = sorted(ended, key=lambda row: row.sample.key)
+    rows = sorted(ended, key=attrgetter("sample.key"))
     write_atomic(path, "".join(to_line(_row(step, row)) for row in rows))
     return path
 

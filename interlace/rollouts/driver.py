@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from interlace.core.progress import Progress
 from interlace.core.state_parts import WEIGHTS
-from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
+from interlace.core.types import FinishReason, Metrics, Response, SampleKey
 from interlace.rollouts.engine_job import EngineHost, Job
 from interlace.rollouts.generation_meter import GenerationMeter
 from interlace.rollouts.role_groups import RolloutGroup
@@ -225,11 +225,11 @@ class EngineDriver:
             aborts, self._aborts = tuple(self._aborts), []
             ended, self._ended = tuple(self._ended), []
             self._serving = True
-            submissions: tuple[Request, ...] = ()
-            if admitted:  # most calls only continue the running sequences
-                self._meter.submit([(job.request, job.num_history) for job in admitted])
-                submissions = tuple([job.request for job in admitted])
-            progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts, ended)
+            requests = tuple([job.request for job in admitted])
+            for job in admitted:
+                begun = job.request
+                self._meter.submit(begun.id, begun.num_prompt_tokens, begun.num_tokens, job.num_history)
+            progress, span = await self.group.inline(RolloutGroup.serve, requests, aborts, ended)
             self._serving = False
             self._book(progress, span)
             if progress.lost:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from interlace.core.progress import Progress
-from interlace.core.types import FinishReason, Request, Response
+from interlace.core.types import FinishReason, Response
 from interlace.runtime.timeline import EngineCall, Span, Timeline
 from interlace.runtime.typed_group import TypedGroup
 
@@ -18,17 +18,15 @@ class GenerationMeter:
         self._histories: dict[str, int] = {}
         """For each running turn, the context tokens from earlier turns, which the engine reuses or recomputes."""
 
-    def submit(self, requests: Sequence[tuple[Request, int]]) -> None:
-        """Records the requests of a new call, each with the number of context tokens from earlier turns."""
-        for request, num_history in requests:
-            num_tokens = len(request.prompt_ids) + len(request.generated_ids)
-            self._cached_tokens += num_tokens
-            if request.generated_ids:
-                self._repeated_tokens += num_tokens
-            else:
-                self._prompt_tokens += num_tokens - num_history
-                if num_history:
-                    self._histories[request.id] = num_history
+    def submit(self, request_id: str, num_prompt: int, num_generated: int, num_history: int) -> None:
+        """Records the tokens of a request of the next call: prompt, response so far, and context of earlier turns."""
+        self._cached_tokens += num_prompt + num_generated
+        if num_generated:
+            self._repeated_tokens += num_prompt + num_generated
+        else:
+            self._prompt_tokens += num_prompt - num_history
+            if num_history:
+                self._histories[request_id] = num_history
 
     def recompute(self) -> None:
         """Records that the engine recomputes the KV cache of its running sequences."""
@@ -36,7 +34,7 @@ class GenerationMeter:
 
     def take_out(self, span: Span, responses: Sequence[Response]) -> None:
         """Records sequences that left the engine with a call. span: see end()."""
-        finished = []
+        finished_groups = []
         for response in responses:
             done = response.completion
             self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
@@ -44,8 +42,8 @@ class GenerationMeter:
             self._repeated_tokens += max(0, self._histories.pop(done.request.id, 0) - done.num_cached_tokens)
             owner = done.request.owner
             if owner.gid >= 0 and owner.index >= 0 and done.finish_reason != FinishReason.ABORTED:
-                finished.append(owner)
-        span.finished = finished
+                finished_groups.append(owner.gid)
+        span.finished_groups = finished_groups
 
     def drop(self, num_tokens: int) -> None:
         """Records the tokens of a sample that ended before it was finished."""

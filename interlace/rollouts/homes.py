@@ -30,10 +30,12 @@ class Homes:
         self._num_history = self._num_reused = 0
         """Context tokens from earlier turns since the last call of metrics(), and the reused ones among them."""
 
+    def __bool__(self) -> bool:
+        """Returns whether any sample has a turn to continue. No other method matters before."""
+        return bool(self._homes)
+
     def kept(self, jobs: Sequence[Job], drivers: Sequence[EngineDriver]) -> list[KeptContext | None]:
         """Returns the retained context of each job, with the index of its engine in `drivers`."""
-        if not self._homes:
-            return [None] * len(jobs)
         places = {driver: place for place, driver in enumerate(drivers)}
         return [self._kept(job, places) for job in jobs]
 

@@ -112,12 +112,12 @@ class EnginePool:
         for driver in self.drivers:
             self.membership.start(driver)
 
-    def admit(self, owners: Sequence[SampleKey], *, as_episodes: bool = False) -> None:
+    def admit(self, keys: Sequence[SampleKey], *, as_episodes: bool = False) -> None:
         """Allows a wave of samples to submit, until finish() or cancel(). as_episodes: the samples run episode code."""
         self._kept = self.drivers
-        self._owners.update([(owner, []) for owner in owners])
+        self._owners.update([(key, []) for key in keys])
         if as_episodes:
-            self._tool_waits.begin(owners)
+            self._tool_waits.begin(keys)
 
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
         """Dispatches requests of admitted samples. deliver: called with each response, but not after withdraw().
@@ -129,8 +129,8 @@ class EnginePool:
             self._owners[request.owner].append(request.id)
         self._submit([(request, deliver) for request in requests])
 
-    def _submit(self, wave: Sequence[tuple[Request, Deliver]]) -> None:
-        jobs = [self._job(request, deliver, request.params.max_new_tokens) for request, deliver in wave]
+    def _submit(self, requests: Sequence[tuple[Request, Deliver]]) -> None:
+        jobs = [self._job(request, deliver, request.params.max_new_tokens) for request, deliver in requests]
         if self._spent:
             jobs = [job for job in (self._within_rest(job) for job in jobs) if job]
         self._deal(jobs, self._kept)
@@ -230,19 +230,21 @@ class EnginePool:
         names = dict.fromkeys(name for driver in self.drivers for name in driver.metrics)
         return counts | {name: sum(driver.metrics.get(name, 0.0) for driver in self.drivers) for name in names}
 
-    def finish(self, owner: SampleKey) -> None:
+    def finish(self, key: SampleKey) -> None:
         """Ends a generated sample. Few enough samples may be left for the tail policy."""
-        self.cancel(owner)
+        self.cancel(key)
         self._gather()
 
-    def cancel(self, owner: SampleKey) -> None:
+    def cancel(self, key: SampleKey) -> None:
         """Ends a sample and withdraws its requests. Does nothing if the sample has ended."""
-        for request_id in self._owners.pop(owner, ()):
+        for request_id in self._owners.pop(key, ()):
             self.withdraw(request_id)
-        self._homes.end(owner)
-        self._tool_waits.end(owner)
+        if self._homes:
+            self._homes.end(key)
+        if self._tool_waits:
+            self._tool_waits.end(key)
         if self._spent:
-            self._spent.pop(owner, None)
+            self._spent.pop(key, None)
 
     def withdraw(self, request_id: str) -> None:
         """Ends a request without a response. Does nothing if it has a response."""
@@ -311,9 +313,11 @@ class EnginePool:
         if self.curve and (costs := self.curve.costs()):
             self._policy.learn(costs)
         expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
-        chosen = route(self._policy, expected, self._homes.kept(jobs, ready), loads, prefill_cost=self._prefill_cost)
+        kept = self._homes.kept(jobs, ready) if self._homes else [None] * len(jobs)
+        chosen = route(self._policy, expected, kept, loads, prefill_cost=self._prefill_cost)
         for job, engine in zip(jobs, chosen, strict=True):
-            self._homes.goes_to(job, ready[engine])
+            if self._homes:
+                self._homes.goes_to(job, ready[engine])
             self._driver_of[job.request.id] = ready[engine]
             ready[engine].submit(job)
         self._tool_waits.look()
@@ -330,7 +334,7 @@ class EnginePool:
             deliver=deliver,
             max_new_tokens=max_new_tokens,
             num_before=len(request.generated_ids),
-            num_history=self._homes.history(request),
+            num_history=self._homes.history(request) if self._homes else 0,
         )
 
     def _within_rest(self, job: Job) -> Job | None:

@@ -25,7 +25,7 @@ class RolloutGroup(TypedGroup, Protocol):
     """A rollout engine: workers/rollout.py, RolloutWorker."""
 
     def serve(
-        self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
+        self, requests: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
     ) -> Handle[Progress]:
         """Adds and aborts requests, then decodes until a sequence finishes or interrupt() is called."""
         ...

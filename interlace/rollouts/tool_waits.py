@@ -27,6 +27,10 @@ class ToolWaits:
         self._open: dict[EngineDriver, int] = {}
         """Engines that wait now, each with the handle of its wait in the timeline."""
 
+    def __bool__(self) -> bool:
+        """Returns whether any sample runs an episode."""
+        return bool(self._num_turns)
+
     def begin(self, owners: Sequence[SampleKey]) -> None:
         """Records samples whose episodes begin."""
         for owner in owners:

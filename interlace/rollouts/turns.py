@@ -31,12 +31,12 @@ CONTEXT = "context"
 """Kind of a segment that an episode inserted."""
 
 
-def response_segment(done: Completion) -> Segment:
+def response_segment(completion: Completion) -> Segment:
     """Returns the segment of a completion: one turn, all of whose tokens the policy sampled."""
     return Segment(
-        token_ids=np.asarray(done.token_ids, np.int32),
-        logprobs=np.asarray(done.logprobs, np.float32),
-        versions=Runs.of(done.versions),
+        token_ids=np.asarray(completion.token_ids, np.int32),
+        logprobs=np.asarray(completion.logprobs, np.float32),
+        versions=Runs.of(completion.versions),
     )
 
 

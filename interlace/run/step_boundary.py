@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.stream import PromptStream
@@ -54,7 +55,7 @@ def solved_samples(ended: Sequence[Ended], recipe: Recipe) -> list[tuple[str, fl
     """Returns, for each scored sample, the uid of its prompt and 1 if it was solved, else 0; in order of admission."""
     scored = [entry.sample for entry in ended if entry.event in SCORED and entry.sample.reward is not None]
     found = []
-    for sample in sorted(scored, key=lambda sample: sample.key):
+    for sample in sorted(scored, key=attrgetter("key")):
         reward = recipe.task.rewards.get(sample.prompt.source, recipe.reward)
         enough = reward.correct if reward else RIGHT_FROM
         verdict = sample.reward_parts.get(ACCURACY, float((sample.reward or 0.0) >= enough))
@@ -120,7 +121,9 @@ class StepBoundary:
             **(planner.on_step(result, self._progress) if planner else {}),
         }
         if self.utilization:
-            metrics |= self.utilization.measure(result.ended, metrics["timing_s/step"])
+            trained = [entry.sample for entry in result.ended if entry.event == TerminalEvent.TRAINED]
+            num_trained = sum(sample.num_total_tokens for sample in trained)
+            metrics |= self.utilization.measure(metrics["perf/num_tokens"], num_trained, metrics["timing_s/step"])
         metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
         self._boundary = self._state_later(self._run.unconsumed_prompts())
         self._num_updates = self._run.num_updates

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from interlace.core.types import Metrics, TerminalEvent
-from interlace.flows.step_metrics import SCORED
-from interlace.flows.steps import Ended
+from interlace.core.types import Metrics
 from interlace.models.loading import empty_model
 from interlace.models.size import model_size
 from interlace.run.matmul_peak import find_matmul_peak
@@ -38,11 +36,12 @@ class UtilizationMeter:
         total = None if peak is None else peak * len(devices)
         return cls(num_parameters=size.num_parameters, epochs=recipe.epochs, peak_flops_per_s=total)
 
-    def measure(self, ended: Sequence[Ended], step_s: float) -> Metrics:
-        """Returns `perf/model_flops` and, if the peak is known, `perf/mfu` of a step. ended: its samples."""
-        generated = sum(entry.sample.num_total_tokens for entry in ended if entry.event in SCORED)
-        trained = sum(entry.sample.num_total_tokens for entry in ended if entry.event == TerminalEvent.TRAINED)
-        tokens = FORWARD_FLOPS * generated + TRAIN_FLOPS * self.epochs * trained
+    def measure(self, num_generated: float, num_trained: int, step_s: float) -> Metrics:
+        """Returns `perf/model_flops` and, if the peak is known, `perf/mfu` of a step.
+
+        num_generated, num_trained: tokens of the scored and of the trained samples, with their prompts.
+        """
+        tokens = FORWARD_FLOPS * num_generated + TRAIN_FLOPS * self.epochs * num_trained
         flops = float(self.num_parameters * tokens)
         if self.peak_flops_per_s is None or step_s <= 0:
             return {"perf/model_flops": flops}

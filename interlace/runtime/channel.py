@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
 from interlace.core.types import TerminalEvent
@@ -248,21 +248,21 @@ class Channel(Generic[K, R]):
         return ", ".join(name for name, bit in self._bits.items() if bit & mask)
 
 
-def with_columns(record: R, values: Mapping[str, object]) -> R:
+def with_columns(row: R, values: Mapping[str, object]) -> R:
     """Returns a copy with other values. dataclasses.replace does the same but takes many times longer, on every put."""
-    copy: R = object.__new__(type(record))
-    object.__setattr__(copy, "__dict__", {**record.__dict__, **values})  # bypasses the frozen record's check
+    copy: R = object.__new__(type(row))
+    object.__setattr__(copy, "__dict__", {**row.__dict__, **values})  # bypasses the frozen record's check
     return copy
 
 
 class ReaderCalls(Protocol[R_contra]):
     """Callbacks of a reader that only counts. They run inside the put or end that causes them."""
 
-    def row_ready(self, row: R_contra) -> None:
+    def row_ready(self, row: R_contra, /) -> None:
         """Called when a row has the columns that the reader needs. The row is leased at once, never queued."""
         ...
 
-    def row_ended(self, row: R_contra, event: TerminalEvent) -> None:
+    def row_ended(self, row: R_contra, event: TerminalEvent, /) -> None:
         """Called when a row ended that the reader had not acknowledged."""
         ...
 
@@ -311,10 +311,10 @@ class Cursor(Generic[K, R]):
             rows.append(row)
         return rows
 
-    def sort_ready(self, order: Callable[[K], Any]) -> None:
-        """Sorts the ready rows, so that results do not depend on the order of arrival."""
+    def sort_ready(self) -> None:
+        """Sorts the ready rows by key, so that results do not depend on the order of arrival."""
         if len(self._ready) > 1:
-            for key in sorted(self._ready, key=order):
+            for key in sorted(self._ready):  # type: ignore[type-var]  # only readers of sortable keys sort
                 self._ready.move_to_end(key)
 
     async def get(

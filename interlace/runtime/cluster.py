@@ -188,7 +188,10 @@ class Cluster(ABC):
         await group.measure_memory()
         if spec.devices:
             self.lock.check_fit(group)
-            await _leave(spec.devices, ranks)
+            if spec.devices[0].pool == "cuda":  # a CPU device uses the host's memory
+                # Made on its devices but loaded only when called: others may need the memory.
+                await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
+                await self.wait_turn()
         return group
 
     async def dismiss(self, group: TypedGroup) -> None:
@@ -250,9 +253,9 @@ class Cluster(ABC):
         """Registers a wait for something outside the workers. Then waits for this result's turn (see ResultOrder)."""
         with self.waits.operation(who=who, what=what):
             yield
-            await self._turn()
+            await self.wait_turn()
 
-    async def _turn(self) -> None:  # noqa: B027 - a virtual clock has no waiting
+    async def wait_turn(self) -> None:  # noqa: B027 - a virtual clock has no waiting
         """Waits until a result may be processed, if results are processed one at a time."""
 
     @property
@@ -320,12 +323,6 @@ class Cluster(ABC):
             self._groups.clear()
             if errors:
                 raise errors[0]
-
-
-async def _leave(devices: Sequence[Device], ranks: Sequence[Rank]) -> None:
-    """Offloads a new worker. It was made on its devices but is loaded only when called; others may need the memory."""
-    if devices[0].pool == "cuda":  # a CPU device uses the host's memory
-        await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
 
 
 def _make(context: WorkerContext, worker_class: type[W], args: Sequence[Any]) -> W:

@@ -2,12 +2,13 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
+from interlace.core.row import SampleLabel, is_row_type
 from interlace.core.state_parts import STATE
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock
@@ -21,6 +22,8 @@ from interlace.schedule.placement import Device
 
 W_co = TypeVar("W_co", bound=Worker, covariant=True)
 _NO_TURN = nullcontext()
+UNDIVIDED = (("broadcast", "first"), ("samples", "first"), ("samples", "concat"))
+"""Splits and collections under which the only rank of a group gets all arguments and returns the whole result."""
 SWITCH = Operation(bin="switch", phase="switch")
 """Declaration of the operations that move a worker's state, independent of the worker's class."""
 
@@ -36,8 +39,8 @@ class RankResult(NamedTuple):
 class Rank(Protocol):
     """Holder of one worker object: a thread, an actor, or a coroutine on a virtual clock."""
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Runs an operation after all earlier calls. Raises RemoteError."""
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[RankResult]:
+        """Runs an operation after all earlier calls. Awaiting the result raises RemoteError."""
         ...
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
@@ -60,6 +63,10 @@ class Services(Protocol):
     timeline: Timeline
     waits: WaitRegistry
     lock: DeviceLock
+
+    async def wait_turn(self) -> None:
+        """Waits until a result may be processed, if results are processed one at a time."""
+        ...
 
 
 @dataclass(slots=True)
@@ -194,7 +201,9 @@ class WorkerGroup(Generic[W_co]):
 
     async def ask(self, operation: Callable[..., Any]) -> Any:
         """Returns rank 0's answer to a question about its state. Records no span and no progress."""
-        return (await self._ranks[0].call(operation.__name__, (), {})).value
+        answer = await self._ranks[0].call(operation.__name__, (), {})
+        await self._services.wait_turn()
+        return answer.value
 
     def notify(self, operation: Callable[..., Any], *args: Any) -> None:
         """Runs a concurrent operation on all ranks, alongside running operations."""
@@ -259,7 +268,7 @@ class WorkerGroup(Generic[W_co]):
 
     def _on_ranks(self, call: _Call) -> Coroutine[Any, Any, Any]:
         how = call.how
-        if len(self._ranks) == 1 and how.split == "broadcast" and how.collect == "first":
+        if len(self._ranks) == 1 and (how.split, how.collect) in UNDIVIDED:
             return self._on_rank(0, call, call.args)
         return self._collected(call)
 
@@ -284,7 +293,7 @@ class WorkerGroup(Generic[W_co]):
             version=timeline.version if self.version is None else self.version,
             bin=call.how.bin,
             phase=call.how.phase,
-            given=args[0] if args and isinstance(args[0], (list, tuple)) else (),
+            samples=_sample_labels(args) if timeline.is_recorded else (),
         )
         call.spans.append(span)
         timeline.begin(span)
@@ -292,6 +301,7 @@ class WorkerGroup(Generic[W_co]):
         running = services.waits.begin(self.name, call.method, called_s)
         try:
             value, start_s, end_s = await self._ranks[number].call(call.method, args, call.kwargs)
+            await services.wait_turn()  # not after an error, because it ends the run
             return value
         finally:
             services.waits.end(running)
@@ -337,3 +347,11 @@ class WorkerGroup(Generic[W_co]):
     async def close(self) -> None:
         """Ends the ranks."""
         await asyncio.gather(*(rank.close() for rank in self._ranks))
+
+
+def _sample_labels(args: tuple[Any, ...]) -> Sequence[SampleLabel]:
+    """Returns the names of the samples in the first argument. Empty if it is not a list of rows."""
+    rows = args[0] if args else None
+    if not isinstance(rows, (list, tuple)) or not rows or not is_row_type(type(rows[0])):
+        return ()
+    return [SampleLabel(row.uid, row.key.gid, row.key.index) for row in rows]

@@ -3,9 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from interlace.runtime.group import Rank, RankResult
 
 
 class ResultOrder:
@@ -50,25 +47,3 @@ class ResultOrder:
             if not turn.done():  # the waiting task may be gone
                 turn.set_result(None)
         self._loop.call_soon(self._look)
-
-
-class OrderedRank:
-    """A rank whose results pass through a ResultOrder."""
-
-    def __init__(self, rank: Rank, result_order: ResultOrder) -> None:
-        """result_order: the order of the run."""
-        self._rank, self._result_order = rank, result_order
-
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Calls the rank. The result waits for its turn; an error does not, because it ends the run."""
-        ran = await self._rank.call(method, args, kwargs)
-        await self._result_order.wait_turn()
-        return ran
-
-    def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Calls the rank at once."""
-        self._rank.call_now(method, args)
-
-    async def close(self) -> None:
-        """Ends the worker."""
-        await self._rank.close()

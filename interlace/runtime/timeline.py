@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from interlace.core.types import SampleKey
+from interlace.core.row import SampleLabel
 from interlace.runtime.clock import Clock
 from interlace.runtime.worker import Bin
 
@@ -39,10 +39,10 @@ class Span:
     """Bin of the ledger that the operation declares. None for an operation that uses no devices."""
     phase: str = ""
     """Phase of a step that the operation declares."""
-    given: Sequence[Any] = ()
-    """The first argument, if it is a sequence: usually samples or requests."""
-    finished: Sequence[SampleKey] = ()
-    """Rows of the flow that the operation finished, such as completely generated samples. Set for rank 0."""
+    samples: Sequence[SampleLabel] = ()
+    """Samples of the call's first argument, if the timeline is recorded."""
+    finished_groups: Sequence[int] = ()
+    """Groups of the samples that the operation generated completely. Set for rank 0."""
 
     @property
     def role(self) -> str:
@@ -178,6 +178,11 @@ class Timeline:
     _waits: list[ToolWait] = field(default_factory=list)
     _waiting: dict[int, tuple[tuple[int, ...], float]] = field(default_factory=dict)
     _num_waits: int = 0
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if a recorder gets the records, so that spans need the names of their samples."""
+        return type(self._recorder) is not NoRecorder
 
     def begin(self, span: Span) -> None:
         """Registers an operation that was called."""

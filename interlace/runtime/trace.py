@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from interlace.core.row import is_row
+from interlace.core.row import SampleLabel
 from interlace.core.types import JSON
 from interlace.observe.trace_events import DEVICE_PROCESS, RUN_PROCESS, WORKER_PROCESS
 from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord
@@ -63,7 +63,7 @@ class TraceFile:
         calls = {served.span: served for served in records.served}
         tracks = {span: self._draw(span, span.end_s, calls.get(span)) for span in sorted(records.spans, key=_start)}
         for span in (served.span for served in records.served):
-            if span.finished and span in tracks:
+            if span.finished_groups and span in tracks:
                 self._arrows.generated(span, tracks[span])
         for served in records.served:
             self._counters.served(served)
@@ -91,8 +91,8 @@ class TraceFile:
         track = self._tracks[WORKER_PROCESS, worker]
         if call:
             arguments += _computed(call)
-        if span.given:
-            arguments += _samples(span.given)
+        if span.samples:
+            arguments += f',"samples":{json.dumps(_names_of(span.samples))}'
         self._slice(track, what, when, arguments)
         return track
 
@@ -168,8 +168,8 @@ class _Arrows:
     def generated(self, span: Span, track: _Track) -> None:
         """Remembers the call that finished each group."""
         inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
-        for key in span.finished:
-            self._origins[key.gid] = (track, inside_us)
+        for gid in span.finished_groups:
+            self._origins[gid] = (track, inside_us)
         while len(self._origins) > MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
 
@@ -178,7 +178,7 @@ class _Arrows:
         if span.bin != "train":
             return
         here = f'{track.place},"ts":{_us(span.start_s)}'
-        for gid in dict.fromkeys(row.key.gid for row in span.given if is_row(row)):
+        for gid in dict.fromkeys(sample.gid for sample in span.samples):
             if origin := self._origins.get(gid):
                 self._number += 1
                 base = f'"name":"trained on","cat":"sample","id":{self._number}'
@@ -247,18 +247,10 @@ def _computed(call: EngineCall) -> str:
     )
 
 
-def _samples(given: Sequence[object]) -> str:
-    names = _names_of(given)
-    return f',"samples":{json.dumps(names)}' if names else ""
-
-
-def _names_of(given: Sequence[object]) -> list[JSON]:
+def _names_of(samples: Sequence[SampleLabel]) -> list[JSON]:
     """Returns `uid [indices]` of each group. Samples outside any group (of an evaluation) have only their uid."""
     groups: dict[str, list[int]] = {}
-    for item in given:
-        if not is_row(item):
-            continue
-        uid, index = item.uid, item.key.index
+    for uid, _, index in samples:
         if uid in groups:
             groups[uid].append(index)
         else:

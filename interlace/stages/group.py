@@ -23,41 +23,42 @@ class GroupStage:
         """min_samples: fewest surviving samples of a group that is kept. A single sample has no group advantage."""
         self._name, self._admission = name, admission
         self._min_samples, self._on_group = min_samples, on_group
-        self._gathered: dict[int, _Gathered] = {}
+        self._gathered: dict[int, _PartialGroup] = {}
 
     def attach(self, stream: Stream) -> None:
         """Starts to collect the rows of a stream."""
         stream.subscribe(self._name, self)
 
-    def row_ready(self, row: Sample) -> None:
+    def row_ready(self, sample: Sample) -> None:
         """Adds a sample to its group."""
-        gid, index = row.key
-        gathered = self._gathered.get(gid) or self._begin(gid)
-        gathered.samples[index] = row
-        self._one_less(gid, gathered)
+        gid, index = sample.key
+        group = self._gathered.get(gid) or self._begin(gid)
+        group.samples[index] = sample
+        self._count_down(gid, group)
 
-    def row_ended(self, row: Sample, event: TerminalEvent) -> None:  # noqa: ARG002 - equal for all events
+    def row_ended(self, sample: Sample, event: TerminalEvent) -> None:  # noqa: ARG002 - equal for all events
         """Removes a sample that ended early from its group, or stops waiting for it."""
-        gid, index = row.key
+        gid, index = sample.key
         if self._admission.ticket(gid) is None:
             # The whole group has ended or is in training, so its count is no longer needed.
             if gid in self._gathered:
                 del self._gathered[gid]
             return
-        gathered = self._gathered.get(gid) or self._begin(gid)
-        if gathered.samples.pop(index, None) is None:
-            self._one_less(gid, gathered)
+        group = self._gathered.get(gid) or self._begin(gid)
+        if group.samples.pop(index, None) is None:
+            self._count_down(gid, group)
 
-    def _begin(self, gid: int) -> "_Gathered":
-        gathered = self._gathered[gid] = _Gathered(num_missing=self._admission.size_of(gid))
-        return gathered
+    def _begin(self, gid: int) -> "_PartialGroup":
+        group = self._gathered[gid] = _PartialGroup(num_missing=self._admission.size_of(gid))
+        return group
 
-    def _one_less(self, gid: int, gathered: "_Gathered") -> None:
-        gathered.num_missing -= 1
-        if gathered.num_missing:
+    def _count_down(self, gid: int, group: "_PartialGroup") -> None:
+        """Counts a sample that arrived or ended. Passes the group on after its last sample."""
+        group.num_missing -= 1
+        if group.num_missing:
             return
         del self._gathered[gid]
-        ticket, samples = self._admission.ticket(gid), gathered.samples
+        ticket, samples = self._admission.ticket(gid), group.samples
         if ticket is None:
             return
         if len(samples) < self._min_samples:
@@ -68,7 +69,7 @@ class GroupStage:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Gathered:
+class _PartialGroup:
     """Samples of a group that have arrived so far."""
 
     num_missing: int

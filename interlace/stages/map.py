@@ -86,25 +86,27 @@ class AttachedMap(Generic[G, R]):
     async def serve(self, replica: G) -> None:
         while await self._granule_released(replica):
             async with replica.hold(self._stage.name):
-                # Leased after the wait for devices: other replicas may have taken all rows, or rows may have ended.
-                rows = self._cursor.lease(self._released.popleft()) if self._released else []
-                results = await self._results(replica, rows)
-            self._write(rows, results)
+                # Leased after the wait for devices: until then other replicas may take rows, and rows may end.
+                samples = self._cursor.lease(self._released.popleft()) if self._released else []
+                results = await self._results(replica, samples)
+            self._write(samples, results)
 
     async def serve_concurrently(self, replica: G) -> None:
         name = f"{self._stage.name} {replica.name}"
         while await self._granule_released(replica):
-            rows = self._cursor.lease(self._released.popleft())
-            self._stage.cluster.spawn(self._serve_granule(replica, rows), name=name)
+            samples = self._cursor.lease(self._released.popleft())
+            self._stage.cluster.spawn(self._serve_granule(replica, samples), name=name)
 
-    async def _serve_granule(self, replica: G, rows: Sequence[Sample]) -> None:
-        self._write(rows, await self._results(replica, rows, cause=self._stage.name))
+    async def _serve_granule(self, replica: G, samples: Sequence[Sample]) -> None:
+        self._write(samples, await self._results(replica, samples, cause=self._stage.name))
 
-    async def _results(self, replica: G, rows: Sequence[Sample], cause: str = "") -> Sequence[R]:
-        """Returns one result per row. The call contains the rows without a given result."""
-        found = [self._given(row) for row in rows] if self._given else [None] * len(rows)
+    async def _results(self, replica: G, samples: Sequence[Sample], cause: str = "") -> Sequence[R]:
+        """Returns one result per sample. The call contains the samples without a given result."""
+        found = [self._given(sample) for sample in samples] if self._given else [None] * len(samples)
         is_whole = found.count(None) == len(found)  # the usual case
-        asked = rows if is_whole else [row for row, result in zip(rows, found, strict=True) if result is None]
+        asked = (
+            samples if is_whole else [sample for sample, result in zip(samples, found, strict=True) if result is None]
+        )
         results: list[R] = []
         if asked:
             results, _ = await replica.inline(self._stage.operation, asked, cause=cause)
@@ -129,21 +131,18 @@ class AttachedMap(Generic[G, R]):
         self._flush = False
         # Packing changes the last bits of results. With granules of a whole step, two runs are equal only if samples
         # are packed in order of admission.
-        self._cursor.sort_ready(lambda key: key)
+        self._cursor.sort_ready()
         replicas = self._stage.replicas
         share = math.ceil(ready / len(replicas)) if replicas[0].devices else min(ready, self._stage.granule)
         self._released.extend([share] * (ready // share))
         if ready % share:
             self._released.append(ready % share)
 
-    def _write(self, rows: Sequence[Sample], results: Sequence[R]) -> None:
-        for row, result in zip(rows, results, strict=True):
+    def _write(self, samples: Sequence[Sample], results: Sequence[R]) -> None:
+        for sample, result in zip(samples, results, strict=True):
             columns = self._stage.to_columns(result)
-            if row.key not in self._channel:
-                continue  # the sample ended during the call
-            if isinstance(columns, SampleFailure):
-                if not self._stage.on_failed(row.key, columns):
-                    self._channel.end(row.key, TerminalEvent.FAILED)
-            else:
-                self._channel.put(row.key, columns)
-        self._cursor.acknowledge([row.key for row in rows])
+            if not isinstance(columns, SampleFailure):
+                self._channel.put(sample.key, columns)  # does nothing if the sample ended during the call
+            elif sample.key in self._channel and not self._stage.on_failed(sample.key, columns):
+                self._channel.end(sample.key, TerminalEvent.FAILED)
+        self._cursor.acknowledge([sample.key for sample in samples])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from interlace.core.types import Sample, SampleGroup
 from interlace.stages.batches import Batch
@@ -64,7 +65,7 @@ class Minibatches:
             found = [groups[gid] for gid in order[start:end] if gid in groups]
             is_whole = len(found) == end - start
             if found:
-                found.sort(key=lambda group: group.gid)
+                found.sort(key=attrgetter("gid"))
                 parts.append(Part(groups=found, ends=is_whole or batch.closed))
             start, end = end, end + self.size
         if not parts and batch.closed and (self._num_trained % self.size or not self._num_trained):

@@ -81,12 +81,10 @@ class Redraws:
             pass
         self._admission.set_paused(False)
 
-    def ended(self, key: SampleKey) -> None:
-        """Takes note of the end of a sample."""
-        self._num_attempts.pop(key, None)
-
     def metrics(self) -> Metrics:
-        """Returns the number of further attempts since the last call, by cause."""
+        """Returns the number of further attempts since the last call, by cause. Forgets samples that have ended."""
+        is_live = self._admission.channel.__contains__
+        self._num_attempts = {key: count for key, count in self._num_attempts.items() if is_live(key)}
         counts, self._counts = self._counts, Counter()
         return {f"redrawn/{cause}": float(count) for cause, count in sorted(counts.items())}
 

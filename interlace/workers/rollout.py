@@ -81,7 +81,7 @@ class RolloutWorker(Worker):
         """Live requests that stream, by id."""
 
     @operation(bin="generate")
-    def serve(self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()) -> Progress:
+    def serve(self, requests: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()) -> Progress:
         """Adds and removes requests, then decodes until a sequence finishes, interrupt() is called or none is left.
 
         A request that streams ends a call with each of its tokens, but a call lasts at least MIN_CALL_S. The responses
@@ -91,7 +91,7 @@ class RolloutWorker(Worker):
         finished = list(self._engine.abort(aborts)) if aborts else []
         if ended:
             self._engine.release(ended)
-        refused = [response for response in map(self._submit, submissions) if response]
+        refused = [response for response in map(self._submit, requests) if response]
         num_new_tokens = num_preemptions = 0
         kv_use = 0.0
         while True:

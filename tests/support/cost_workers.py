@@ -93,11 +93,11 @@ class CheckedEngine(SimulatedEngine):
     """Engine that asserts the rules of its callers: no duplicate running request, and no older weights."""
 
     async def serve(
-        self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
+        self, requests: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
     ) -> Progress:
         here = {*self._running, *(sequence.request.id for sequence in self._waiting)}
-        assert not here.intersection(request.id for request in submissions)
-        return await super().serve(submissions, aborts, ended)
+        assert not here.intersection(request.id for request in requests)
+        return await super().serve(requests, aborts, ended)
 
     async def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
         assert ref.version > self._version or self._version == -1

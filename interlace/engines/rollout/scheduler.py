@@ -2,12 +2,15 @@
 
 import bisect
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
 from interlace.engines.rollout.kv_store import Int64Array, KVStore
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
+
+_arrival = attrgetter("arrival")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Scheduler:
     def add(self, sequence: SequenceState) -> None:
         """Queues a sequence."""
         self._prepared = None
-        bisect.insort(self.waiting, sequence, key=lambda other: other.arrival)
+        bisect.insort(self.waiting, sequence, key=_arrival)
 
     def remove(self, sequence: SequenceState, *, retain: bool) -> None:
         """Removes a waiting or running sequence, with its tokens copied into it. retain: its cells may be reused."""
@@ -118,7 +121,7 @@ class Scheduler:
         if admitted:
             self.waiting = [sequence for sequence in self.waiting if sequence.row < 0]
             for sequence in admitted:
-                bisect.insort(self.running, sequence, key=lambda other: other.arrival)
+                bisect.insort(self.running, sequence, key=_arrival)
             self._stale = True
 
     def _enter(self, sequence: SequenceState) -> bool:

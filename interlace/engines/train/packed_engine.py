@@ -128,7 +128,10 @@ class PackedEngine:
         token that begins a context, which nothing predicts, and, if drawn_only, at tokens that were not drawn."""
         found: list[FloatArray] = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
         split = self._split(samples)
-        asked = [sample.loss_mask if drawn_only else predicted(sample) for sample in samples]
+        asked = [
+            sample.loss_mask if drawn_only else predicted(sample.segments, sample.num_prompt_tokens)
+            for sample in samples
+        ]
 
         def prepare(rows: Sequence[int]) -> MicroBatch:
             if not rows:
@@ -149,7 +152,7 @@ class PackedEngine:
 def _has_predictions(sample: Sample) -> bool:
     if not sample.num_tokens:
         return False
-    mask = predicted(sample)
+    mask = predicted(sample.segments, sample.num_prompt_tokens)
     # A token that the policy drew without a context raises an error when samples are laid out.
     return mask is None or bool(mask.any()) or sample.num_sampled > 0
 

@@ -72,7 +72,7 @@ def num_prompt_tokens(sample: Sample) -> int:
 
 def branch_lengths(sample: Sample) -> list[int]:
     """Counts the places of each branch."""
-    before = depths(sample)
+    before = depths(sample.segments, sample.num_prompt_tokens)
     found = []
     for leaf in [path[-1] for path in branches(sample.segments)]:
         segment = sample.segments[leaf]
@@ -109,7 +109,7 @@ class _Row:
 
 def _place(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> tuple[tuple[Places, ...], Places]:
     """Appends a sample's tokens, and its prompt's tokens if the row lacks them. Returns (branches, predictors)."""
-    prompt, before = _prompt(sample, row, prompts), depths(sample)
+    prompt, before = _prompt(sample, row, prompts), depths(sample.segments, sample.num_prompt_tokens)
     paths = branches(sample.segments)
     leaves = {path[-1] for path in paths}
     places: list[Places] = []

@@ -93,7 +93,7 @@ class SimulatedEngine(Worker):
 
     @operation(bin="generate")
     async def serve(
-        self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
+        self, requests: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
     ) -> Progress:
         """Takes requests in and out, then decodes until a sequence finishes, interrupt() is called or none is left.
 
@@ -106,9 +106,9 @@ class SimulatedEngine(Worker):
         ]
         if ended:
             self._kept.release(ended)
-        self._due_s += self._costs.call_s + len(submissions) * self._costs.sequence_s
-        if submissions:
-            self._waiting.extend([self._sequence(request) for request in submissions])
+        self._due_s += self._costs.call_s + len(requests) * self._costs.sequence_s
+        if requests:
+            self._waiting.extend([self._sequence(request) for request in requests])
             self._due_s += self._costs.intake_s
         tally = _Tally()
         while not self._interrupted:

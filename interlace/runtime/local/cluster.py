@@ -5,8 +5,9 @@ import os
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank
 from interlace.runtime.process.mail import FolderDirectory, close_mailboxes
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
-from interlace.runtime.result_order import OrderedRank, ResultOrder
+from interlace.runtime.result_order import ResultOrder
 from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -46,9 +47,11 @@ class ThreadRank:
 
         self._worker = await asyncio.wrap_future(self._thread.submit(make))
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[RankResult]:
         """Runs an operation on the thread, or a coroutine function on the event loop."""
         function, now = getattr(self._worker, method), self._clock.now
+        if asyncio.iscoroutinefunction(function):
+            return self._await(method, partial(function, *args, **kwargs))
 
         def run() -> RankResult:
             with self._reporting(method):
@@ -56,13 +59,14 @@ class ThreadRank:
                 value = function(*args, **kwargs)
                 return RankResult(value, start_s, now())
 
-        if not asyncio.iscoroutinefunction(function):
-            return await asyncio.wrap_future(self._thread.submit(run))
+        return asyncio.wrap_future(self._thread.submit(run))
+
+    async def _await(self, method: str, operation: Callable[[], Awaitable[Any]]) -> RankResult:
         with self._reporting(method):
             async with turn_of(self._worker, method, self._turn):
-                start_s = now()
-                value = await function(*args, **kwargs)
-                return RankResult(value, start_s, now())
+                start_s = self._clock.now()
+                value = await operation()
+                return RankResult(value, start_s, self._clock.now())
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Runs an operation directly. Concurrent operations are thread-safe and return at once."""
@@ -108,13 +112,13 @@ class LocalCluster(Cluster):
         if spec.num_ranks == 1 and not spec.may_die:
             rank = ThreadRank(context, self.clock, self._patience_s)
             await rank.start(spec.factory)
-            return OrderedRank(rank, self._result_order)
+            return rank
         spawned = SpawnedRank(context, self.clock, self._shared, self._broke(spec, context))
         self._after_workers.push_async_callback(spawned.close)
         await spawned.start(spec.factory, self._folder.path if self._folder else None)
         if not spec.may_die:
             self.processes.append(spawned)
-        return OrderedRank(spawned, self._result_order)
+        return spawned
 
     def _mail_directory(self) -> FolderDirectory:
         if self._directory is None:
@@ -128,7 +132,7 @@ class LocalCluster(Cluster):
         self._after_workers.callback(shutil.rmtree, made, ignore_errors=True)
         return made
 
-    async def _turn(self) -> None:
+    async def wait_turn(self) -> None:
         await self._result_order.wait_turn()
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:  # noqa: ARG002 - every device is on this machine

@@ -25,7 +25,7 @@ from interlace.runtime.ray.children import place_child
 from interlace.runtime.ray.mail import StoreDirectory
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
-from interlace.runtime.result_order import OrderedRank, ResultOrder
+from interlace.runtime.result_order import ResultOrder
 from interlace.runtime.worker import Rendezvous, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -94,7 +94,7 @@ class RayCluster(Cluster):
         await rank.start(spec.factory)
         if not spec.may_die:
             self.processes.append(rank)
-        return OrderedRank(rank, self._result_order)
+        return rank
 
     @property
     def place_child(self) -> Place | None:
@@ -103,7 +103,7 @@ class RayCluster(Cluster):
     def _mail_directory(self) -> StoreDirectory:
         return self._directory
 
-    async def _turn(self) -> None:
+    async def wait_turn(self) -> None:
         await self._result_order.wait_turn()
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:

@@ -1,7 +1,7 @@
 """Zero variance is counted by group, and percentiles are lengths that occurred."""
 
 from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleKey
-from interlace.flows.group_metrics import group_metrics, length_percentiles
+from interlace.flows.step_metrics import group_metrics, length_percentiles
 
 PROMPT = Prompt(uid="q", token_ids=EMPTY_INT, text="", answer="")
 

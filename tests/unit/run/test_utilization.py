@@ -3,11 +3,8 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from interlace.core.types import Prompt, Sample, SampleKey, TerminalEvent
-from interlace.flows.run import Ended
 from interlace.run import matmul_peak
 from interlace.run.matmul_peak import PEAKS_FILE, find_matmul_peak, measure_cpu_peak
 from interlace.run.recipe.load import load_recipe
@@ -15,35 +12,18 @@ from interlace.run.utilization import UtilizationMeter
 from interlace.schedule.placement import Device
 
 CORE = Device(index=0, pool="cpu", pool_index=0, memory_bytes=1)
-PROMPT = Prompt(uid="q", token_ids=np.arange(3), text="", answer="")
-
-
-class _Sample(Sample):
-    """A sample with 4 generated tokens after a prompt of 3."""
-
-    @property
-    def num_sampled(self) -> int:
-        return 4
-
-    @property
-    def num_total_tokens(self) -> int:
-        return 7
-
-
-def ended(index: int, event: TerminalEvent) -> Ended:
-    return Ended(sample=_Sample(key=SampleKey(0, index), prompt=PROMPT), event=event)
 
 
 def test_model_flops_are_two_for_a_generated_and_six_for_a_trained_token_per_parameter() -> None:
     meter = UtilizationMeter(num_parameters=10, epochs=2, peak_flops_per_s=1000.0)
-    found = meter.measure([ended(0, TerminalEvent.TRAINED), ended(1, TerminalEvent.FILTERED)], 2.0)
+    found = meter.measure(num_generated=14, num_trained=7, step_s=2.0)
     flops = 10 * (2 * 14 + 6 * 2 * 7)
     assert found == {"perf/model_flops": flops, "perf/mfu": flops / 2000.0}
 
 
 def test_without_a_known_peak_the_utilization_is_left_out() -> None:
     meter = UtilizationMeter(num_parameters=10, epochs=1, peak_flops_per_s=None)
-    assert set(meter.measure([ended(0, TerminalEvent.TRAINED)], 2.0)) == {"perf/model_flops"}
+    assert set(meter.measure(num_generated=7, num_trained=7, step_s=2.0)) == {"perf/model_flops"}
 
 
 def test_the_peak_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
