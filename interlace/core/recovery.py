@@ -24,11 +24,11 @@ class RecoveryConfig(Config):
     outage_s: float = Field(default=1800.0, gt=0)
     """Seconds of a pause after which the run ends."""
     restarts_per_hour: dict[str, int] = Field(
-        default_factory=lambda: {"rollout": 60, "reward": 600, "episode": 600, "trainer": 6}
+        default_factory=lambda: {"rollout": 60, "reward": 600, "episode": 600, "reference": 60, "trainer": 6}
     )
-    """Restarts of processes by role (rollout, reward, episode, trainer) within an hour, after which the run ends. A
-    role that is not listed has no limit. trainer: restarts of the whole run from its newest checkpoint, in the same
-    command, after the end of a process that cannot be replaced; 0 turns them off."""
+    """Restarts of processes by role (rollout, reward, episode, reference, trainer) within an hour, after which the run
+    ends. A role that is not listed has no limit. trainer: restarts of the whole run from its newest checkpoint, in the
+    same command, after the end of a process that cannot be replaced; 0 turns them off."""
     restarts_in_a_row: int = Field(default=3, ge=1)
     """Restarts of the whole run without a new step, after which it ends."""
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from interlace.core.errors import WorkerDiedError
+from interlace.core.errors import RestartBudgetError, WorkerDiedError
 from interlace.core.types import Metrics
 from interlace.observe.progress import QuietProgress
+from interlace.run.chaos.processes import role_processes
 from tests.support.processes import named, running
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
@@ -66,6 +67,19 @@ def test_a_run_that_loses_its_trainer_on_ray_ends_with_the_same_weights(tmp_path
 @pytest.mark.slow  # two processes that import torch
 def test_without_restarts_the_loss_ends_the_run(tmp_path: Path) -> None:
     off = "recovery.restarts_per_hour={trainer: 0}"
-    with pytest.raises(WorkerDiedError, match="actor/0.* died"):
+    with pytest.raises(WorkerDiedError, match=r"actor/0.* died"):
         run(tmp_path, "ended", [*SETTINGS, "actor.ranks=2", off], progress=KillAfterStep(3, local_ranks))
     assert len(metrics(tmp_path, "ended")) == 3
+
+
+@pytest.mark.slow
+def test_an_exhausted_budget_saves_the_last_step_and_the_run_can_be_resumed_to_the_same_weights(tmp_path: Path) -> None:
+    settings = (*SETTINGS, "checkpoint_every=0", "reward.workers=1")
+    run(tmp_path, "whole", settings)
+    budget = "recovery.restarts_per_hour={reward: 0}"
+    with pytest.raises(RestartBudgetError, match=r"recovery\.restarts_per_hour\.reward is 0"):
+        run(tmp_path, "ended", [*settings, budget], progress=KillAfterStep(3, lambda: role_processes("reward")))
+    assert [path.name for path in (tmp_path / "ended" / "checkpoints").glob("step_*")] == ["step_3"]
+    run(tmp_path, "ended", settings, resume=True)
+    assert samples(tmp_path, "ended") == samples(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path, "ended"), final_weights(tmp_path, "whole"))
