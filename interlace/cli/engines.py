@@ -28,18 +28,23 @@ def engines(
 
     drain lets running requests end first; remove hands them to the other engines with the tokens so far.
     """
-    found = find_run(run)
-    if found is None:
-        raise UserError(f"there is no run {run!r} here.")
-    folder = found.path / "engines"
+    folder = engines_folder(run)
     if verb is not None:
         if verb not in VERBS or engine is None:
             raise UserError(f"{verb!r}: write `interlace engines {run} add|drain|remove URL|N`.")
-        Console().print(_command(folder, verb, engine), highlight=False, soft_wrap=True)
-    _list(folder)
+        Console().print(send_command(folder, verb, engine), highlight=False, soft_wrap=True)
+    list_engines(folder)
 
 
-def _command(folder: Path, verb: str, engine: str) -> str:
+def engines_folder(run: str) -> Path:
+    """Returns the folder of a run's engines. Raises UserError if there is no such run."""
+    found = find_run(run)
+    if found is None:
+        raise UserError(f"there is no run {run!r} here.")
+    return found.path / "engines"
+
+
+def send_command(folder: Path, verb: str, engine: str) -> str:
     """Sends a command to the run and returns its answer. Raises UserError if the run refuses or does not answer."""
     commands = folder / "commands"
     if not commands.is_dir():
@@ -61,7 +66,8 @@ def _command(folder: Path, verb: str, engine: str) -> str:
     return said
 
 
-def _list(folder: Path) -> None:
+def list_engines(folder: Path) -> None:
+    """Prints the engines of a run. Raises UserError if the run has no list of them."""
     state = folder / "state.json"
     if not state.is_file():
         raise UserError(

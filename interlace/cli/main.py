@@ -20,6 +20,7 @@ from interlace.cli.presets import presets
 from interlace.cli.profile import profile
 from interlace.cli.recipes import recipes
 from interlace.cli.report import report
+from interlace.cli.scale import scale
 from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
 from interlace.cli.train import train
@@ -104,6 +105,7 @@ app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))
 app.command("serve")(_reporting(serve))
 app.command("engines")(_reporting(engines))
+app.command("scale")(_reporting(scale))
 app.command("simulate")(_reporting(simulate))
 app.command("advise")(_reporting(advise))
 app.command("report")(_reporting(report))

@@ -59,6 +59,10 @@ class EpisodeLostError(InterlaceError):
     """The process or simulator of an episode ended or failed; the sample may begin again."""
 
 
+class EpisodeProcessLostError(EpisodeLostError):
+    """The process of an episode ended. The sample begins again with the same noise, because the loss is no result."""
+
+
 class RemoteError(InterlaceError):
     """A worker's operation raised. Contains its group, rank and method, and the remote traceback."""
 

@@ -23,9 +23,14 @@ class RecoveryConfig(Config):
     """Seconds from such a pause to its first probe, which is one attempt; doubled for each further probe, up to 60."""
     outage_s: float = Field(default=1800.0, gt=0)
     """Seconds of a pause after which the run ends."""
-    restarts_per_hour: dict[str, int] = Field(default_factory=lambda: {"rollout": 60, "reward": 600, "episode": 600})
-    """Restarts of processes by role (rollout, reward, episode) within an hour, after which the run ends. A role that is
-    not listed has no limit."""
+    restarts_per_hour: dict[str, int] = Field(
+        default_factory=lambda: {"rollout": 60, "reward": 600, "episode": 600, "reference": 60, "trainer": 6}
+    )
+    """Restarts of processes by role (rollout, reward, episode, reference, trainer) within an hour, after which the run
+    ends. A role that is not listed has no limit. trainer: restarts of the whole run from its newest checkpoint, in the
+    same command, after the end of a process that cannot be replaced; 0 turns them off."""
+    restarts_in_a_row: int = Field(default=3, ge=1)
+    """Restarts of the whole run without a new step, after which it ends."""
 
 
 class Breaker:

@@ -110,6 +110,9 @@ class Request:
     """Sample that the request belongs to. Its `gid` differs between two admissions of one prompt, because the second
     may start while the first is aborted. The `gid` is NO_GROUP for requests outside the flow (an evaluation)."""
     attempt: int = 0
+    session: int = 0
+    """Number of earlier sessions of the sample that were lost. It separates the requests of two sessions with equal
+    noise, of which the earlier ones may still be aborted."""
     turn: int = 0
     """Number of the request among the requests of its sample. An episode makes several, in sequence or concurrently."""
     prompt_ids: Sequence[int]
@@ -132,7 +135,8 @@ class Request:
     """Unique among the live requests of an engine."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "id", f"{self.noise_key}#{self.owner.gid}")
+        session = f"~{self.session}" if self.session else ""
+        object.__setattr__(self, "id", f"{self.noise_key}#{self.owner.gid}{session}")
 
     @property
     def key(self) -> SampleKey:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from interlace.core.errors import WorkerDiedError
 from interlace.core.progress import Progress
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import FinishReason, Metrics, Response, SampleKey
@@ -65,7 +66,7 @@ class EngineDriver:
         self._pending: WeightRef | None = None
         self._sequence = 0
         self._held_since = 0.0
-        self._serving = self._yield_asked = False
+        self._serving = self._yield_asked = self._is_swapping = False
         self.is_away = False
         """True while the engine is outside the pool: it takes no jobs, and its weights are not updated."""
         self._onto: list[EngineDriver] | None = None
@@ -164,6 +165,9 @@ class EngineDriver:
 
     async def _move(self, onto: "list[EngineDriver]") -> None:
         self.counts["migrated"] += await self._abort_all(onto)
+        self._end_move(onto)
+
+    def _end_move(self, onto: "list[EngineDriver]") -> None:
         self._onto = None
         for driver in onto:
             driver._num_awaited -= 1
@@ -195,9 +199,32 @@ class EngineDriver:
         while True:
             while not self._has_work():
                 await self._wake.wait(who=self.group.name, what="requests or weights")
-            async with self.group.hold("generate"):
-                self._yield_asked, self._held_since = False, self._clock.now()
-                await self._serve()
+            try:
+                async with self.group.hold("generate"):
+                    self._yield_asked, self._held_since = False, self._clock.now()
+                    await self._serve()
+            except WorkerDiedError as error:
+                if not self.group.can_revive:
+                    raise
+                self._lose_process(str(error))
+
+    def _lose_process(self, reason: str) -> None:
+        """Returns the running jobs to the pool, to begin again from their requests, and reports the loss."""
+        jobs = [*self._running.values()]
+        self._running.clear()
+        self._aborts.clear()
+        self._ended.clear()
+        self._serving = False
+        for job in jobs:
+            self._left(job)
+        self._meter.forget()
+        if self._onto is not None:
+            self._end_move(self._onto)
+        if self._is_swapping:
+            self._is_swapping = False
+            self._host.on_swapped()
+        self._host.on_lost(self, reason)
+        self._host.on_partials(jobs)
 
     def _has_work(self) -> bool:
         if self.is_away:
@@ -308,11 +335,13 @@ class EngineDriver:
         mode: UpdateMode = "keep" if self._on_update == "keep" else "recompute"
         if self._on_update == "drain" and ref.adapters:
             mode = "own"
+        self._is_swapping = True
         await self.group.with_cause("publication").update_weights(ref, mode)
         if self._on_update == "recompute":
             self._meter.recompute()
         self.version = ref.version
         self.metrics = {**await self.group.engine_metrics(), **self._limit.metrics()}
+        self._is_swapping = False
         self._host.on_swapped()
         if self.metrics.pop("is_lost", 0.0):
             self._host.on_lost(self, await self.group.health())

@@ -14,6 +14,7 @@ from interlace.core.errors import (
     EnginesBusyError,
     EpisodeFailedError,
     EpisodeLostError,
+    EpisodeProcessLostError,
     InterlaceError,
     RestartBudgetError,
     UserError,
@@ -197,7 +198,7 @@ class _Processes(Children):
         self.num_lost += 1
         for job in self._jobs.pop(child).values():
             job.child = None
-            self._pass_on(job, EpisodeLostError(f"its process {reason}"))
+            self._pass_on(job, EpisodeProcessLostError(f"its process {reason}"))
         self._end(child)
 
     def _could_not_start(self, reason: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from numbers import Real
 
 from interlace.core.causes import Cause, SampleFailure, cause_of
-from interlace.core.errors import EpisodeFailedError, EpisodeLostError, RestartBudgetError
+from interlace.core.errors import EpisodeFailedError, EpisodeLostError, EpisodeProcessLostError, RestartBudgetError
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.rollouts.asker import FromPool
 from interlace.rollouts.base import Episode, Outcome
@@ -104,8 +104,7 @@ class GenerateStage:
         except EpisodeLostError as error:
             self._cluster.timeline.drop_tokens(sum(len(turn.token_ids) for turn in session.turns))
             if session.may_begin_again:
-                again = replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
-                await self._run(again, session.num_begun)
+                await self._run(sample_after_loss(sample, error), session.num_begun)
                 return
             reason = f"{error}, {session.num_begun} times"
             columns, failed = {}, SampleFailure(reason=reason, cause=cause_of(error), is_final=True)
@@ -126,6 +125,13 @@ class GenerateStage:
             return
         self._channel.end(key, TerminalEvent.FAILED)
         self._on_generated(key)
+
+
+def sample_after_loss(sample: Sample, error: EpisodeLostError) -> Sample:
+    """Returns the sample that begins again after the loss of its episode: with other noise if a simulator failed."""
+    if isinstance(error, EpisodeProcessLostError):
+        return sample
+    return replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
 
 
 async def played(episode: Episode, session: EpisodeSession, prompt: Prompt) -> Columns:

@@ -45,6 +45,11 @@ class GenerationMeter:
                 finished_groups.append(owner.gid)
         span.finished_groups = finished_groups
 
+    def forget(self) -> None:
+        """Records that the engine's process ended with its running sequences, which begin again."""
+        self._cached_tokens = self._repeated_tokens = self._prompt_tokens = 0
+        self._histories.clear()
+
     def drop(self, num_tokens: int) -> None:
         """Records the tokens of a sample that ended before it was finished."""
         self._timeline.drop_tokens(num_tokens)

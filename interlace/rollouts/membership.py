@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from interlace.core.causes import Cause
-from interlace.core.errors import InterlaceError, RestartBudgetError
+from interlace.core.errors import InterlaceError, RestartBudgetError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_job import Job
@@ -49,6 +49,8 @@ class Membership:
     def __init__(self, cluster: Cluster, pool: "EnginePool") -> None:
         self._cluster, self._pool = cluster, pool
         self.may_change = False
+        """True if engines may join or leave by commands."""
+        self.keeps_published = False
         """True if engines may join or return between two publications, so that published weights must not change."""
         self.watch_every_s: float | None = None
         """Interval of health checks of idle engines, in seconds. If None, a loss is found with the next job only."""
@@ -148,6 +150,7 @@ class Membership:
         with self._cluster.waits.operation(who=driver.group.name, what="recovery"):
             await self._until_empty(driver)
             while driver in self._lost:
+                await driver.group.revive()
                 reason = await driver.group.recover()
                 if not reason:
                     break
@@ -181,5 +184,11 @@ class Membership:
             for driver in [*self._pool.drivers]:
                 if driver.is_away or driver.num_running:
                     continue  # a running call reports a loss
-                if reason := await driver.group.ask(RolloutGroup.health):
+                try:
+                    reason = await driver.group.ask(RolloutGroup.health)
+                except WorkerDiedError as error:
+                    if not driver.group.can_revive:
+                        raise
+                    reason = str(error)
+                if reason:
                     self.on_lost(driver, reason)

@@ -11,7 +11,7 @@ from interlace.core.errors import EpisodeLostError, RestartBudgetError
 from interlace.core.types import NO_GROUP, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.rollouts.base import Episode
 from interlace.rollouts.engine_job import OnDraft
-from interlace.rollouts.generate import played, sample_failure
+from interlace.rollouts.generate import played, sample_after_loss, sample_failure
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.rollouts.stream import Columns
@@ -53,15 +53,15 @@ class Player:
         return list(await asyncio.gather(*[self._play(prompt, index, params) for prompt, index in asked]))
 
     async def _play(self, prompt: Prompt, index: int, params: SamplingParams) -> Sample:
-        sample = Sample(key=SampleKey(NO_GROUP, index), prompt=prompt)
+        sample = begun = Sample(key=SampleKey(NO_GROUP, index), prompt=prompt)
         for num_losses in count():
-            begun = replace(sample, prompt=replace(prompt, attempt=prompt.attempt + num_losses))
             ask = _Outside(self._pool)
             session = EpisodeSession(self._cluster, ask, begun, params, self._limits, num_losses=num_losses)
             try:
                 columns = await played(self._episode, session, begun.prompt)
             except EpisodeLostError as error:
                 if session.may_begin_again:
+                    begun = sample_after_loss(begun, error)
                     continue
                 reason = f"{error}, {session.num_begun} times"
                 columns = Columns(outcome=RewardResult(failure=reason, cause=cause_of(error)))

@@ -334,6 +334,7 @@ class EpisodeSession:
             uid=prompt.uid,
             owner=self._sample.key,
             attempt=prompt.attempt,
+            session=self.num_begun - 1,
             turn=place,
             prompt_ids=ids,
             params=params,

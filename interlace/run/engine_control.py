@@ -15,7 +15,7 @@ from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import RolloutGroup
 
-Verb: TypeAlias = Literal["add", "drain", "remove"]
+Verb: TypeAlias = Literal["add", "drain", "remove", "scale"]
 LOOK_EVERY_S = 0.5
 """Seconds between two checks of the folder of commands and of the file of addresses."""
 FOLDER, STATE = "engines", "state.json"
@@ -30,14 +30,20 @@ class EngineCommand:
 
     verb: Verb
     engine: str
-    """Address of a server, or the number of an engine."""
+    """Address of a server, or the number of an engine. For the verb scale, the number of engines to have."""
 
 
 class EngineControl:
     """Executes changes of a run's engines, and writes the list of engines."""
 
-    def __init__(self, pool: EnginePool, folder: Path, kind: object, launch: Launch) -> None:
-        """folder: the run's folder. kind: the kind of its engines. launch: starts an added engine."""
+    def __init__(
+        self, pool: EnginePool, folder: Path, kind: object, launch: Launch, *, most_engines: int | None = None
+    ) -> None:
+        """folder: the run's folder. kind: the kind of its engines. launch: starts an added engine.
+
+        most_engines: number of engines that the devices of the placement can have. If None, as many as now.
+        """
+        self._most_engines = len(pool.drivers) if most_engines is None else most_engines
         self._pool, self._folder, self._launch = pool, folder / FOLDER, launch
         self._kind = kind if isinstance(kind, AddressKind) else None
         urls = self._kind.urls if self._kind else ()
@@ -70,6 +76,8 @@ class EngineControl:
     async def carry_out(self, command: EngineCommand) -> str:
         """Executes a command. Returns a description of the result. Raises UserError or InterlaceError on failure."""
         membership = self._pool.membership
+        if command.verb == "scale":
+            return await self._scale(command.engine)
         if command.verb == "add":
             driver = await self._add(command.engine)
             return f"{driver.group.name} serves version {driver.version}"
@@ -93,6 +101,33 @@ class EngineControl:
         driver = await self._pool.membership.add(self._launch(number, engine))
         self._urls[driver.group.name] = engine
         return driver
+
+    async def _scale(self, target: str) -> str:
+        """Adds engines with the lowest free numbers, or drains those that are lost and then the highest numbers."""
+        drivers, membership = self._pool.drivers, self._pool.membership
+        wanted, present = int(target), len(self._pool.drivers)
+        if wanted < 1:
+            raise UserError(f"rollout={wanted}: a run needs at least one engine.")
+        if wanted > present and self._kind is not None:
+            raise UserError(
+                f"rollout={wanted}: engines at an address are added by their address: `interlace engines RUN add URL`. "
+                f"The run has {present}."
+            )
+        if wanted > max(self._most_engines, present):
+            raise UserError(
+                f"rollout={wanted}: the devices of the placement have room for {self._most_engines} engines "
+                "(schedule.placement.rollout)."
+            )
+        used = {_number(driver) for driver in drivers}
+        free = [number for number in range(self._most_engines) if number not in used][: max(0, wanted - present)]
+        leaving = sorted(drivers, key=lambda driver: (driver.is_away, _number(driver)))[wanted:]
+        await asyncio.gather(
+            *(membership.add(self._launch(number, None)) for number in free),
+            *(membership.remove(driver, drains=True) for driver in leaving),
+        )
+        for driver in leaving:
+            self._urls.pop(driver.group.name, None)
+        return f"the run had {present} engines and has {len(drivers)}"
 
     def _driver_named(self, engine: str) -> EngineDriver:
         for driver in self._pool.drivers:

@@ -15,9 +15,10 @@ PROBE_TOKENS = 24
 def follow_services(recipe: Recipe, pool: EnginePool) -> None:
     """Prepares a pool for engines that are servers, which may be lost and return. Does nothing for other engines."""
     config, membership = recipe.rollout, pool.membership
+    membership.keeps_published = any(driver.group.can_revive for driver in pool.drivers)
     if not create_kind(config).is_service or not isinstance(config, ServiceConfig):
         return
-    membership.may_change, membership.lost_s = True, config.lost_s
+    membership.may_change, membership.keeps_published, membership.lost_s = True, True, config.lost_s
     if training_temperature(recipe.sampling) == 1.0:  # servers score at temperature 1
         vocab_size = empty_model(recipe.model).config.get_text_config().vocab_size
         draw = keyed_random("probe of engine services")

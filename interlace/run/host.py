@@ -55,13 +55,13 @@ async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
     return recipe.sampling.model_copy(update={"stop_token_ids": tuple(stops)})
 
 
-def session_limits(recipe: Recipe) -> SessionLimits:
-    """Returns the limits of a recipe's episodes."""
+def session_limits(recipe: Recipe, actions: ActionTokens | None) -> SessionLimits:
+    """Returns the limits of a recipe's episodes. actions: see policy_actions_of()."""
     if recipe.episode.is_single_turn:
         return NO_LIMITS
     return SessionLimits(
         renderer=renderer_of(recipe),
-        actions=policy_actions_of(recipe),
+        actions=actions,
         timeout_s=recipe.episode.timeout_s,
         max_turns=recipe.episode.max_turns,
         max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.max_tokens),
@@ -77,23 +77,25 @@ def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> t
     """Returns the recipe's episode, run here or in processes that end with the cluster, and its limits here."""
     if recipe.episode.is_single_turn:
         return SINGLE_TURN, NO_LIMITS
+    actions = policy_actions_of(recipe)
     if not recipe.episode.workers:
-        episode, limits = _in_process(recipe)
+        episode, limits = _in_process(recipe, actions)
         if isinstance(episode, Closing):
             cluster.at_end(episode.close)
         return episode, limits
     budget = RestartBudget("episode", recipe.recovery.restarts_per_hour.get("episode"))
     place = cluster.place_child
-    make = partial(_in_process, recipe)
+    make = partial(_in_process, recipe, actions)
     workers = WorkerEpisodes(make, sampling, recipe.episode.workers, place=place, budget=budget)
     cluster.at_end(workers.close)
     # The processes render messages and apply timeouts; the limit here only catches a process that hangs.
-    limits = replace(session_limits(recipe), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))
+    limits = replace(session_limits(recipe, actions), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))
     return workers, limits
 
 
-def _in_process(recipe: Recipe) -> tuple[Episode, SessionLimits]:
-    return create_episode(recipe.episode), session_limits(recipe)
+def _in_process(recipe: Recipe, actions: ActionTokens | None) -> tuple[Episode, SessionLimits]:
+    # Without the model, whose import would delay each start of a process by seconds.
+    return create_episode(recipe.episode), session_limits(recipe, actions)
 
 
 def envs_of(cluster: Cluster, recipe: Recipe, groups: Sequence[EnvGroup]) -> EnvFleet | None:

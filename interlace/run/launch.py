@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.plugins import concrete_subclass, load_object
+from interlace.core.recovery import RestartBudget
 from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
@@ -31,6 +32,7 @@ from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num
 from interlace.run.recipe.memory import working_bytes as forecast_working_bytes
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
+from interlace.runtime.revival import RevivalRule
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES, Role, place_in_flow
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from interlace.engines.train import TrainEngine
+
+
+HOST_TRANSPORTS = ("shared_memory", "object_store", "gloo", "folder")
+"""Transports whose publications are copies outside the memory of GPUs, so that they stay readable at no cost there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,9 +219,31 @@ async def launch_instances(
     if kind and kind.num_addresses is not None:
         places = [()] * kind.num_addresses
     specs = [instance_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
-    starts = [cluster.launch(replace(spec, working_bytes=working_bytes)) for spec in specs]
+    rule = revival_rule(recipe, role, places[0])
+    starts = [cluster.launch(replace(spec, working_bytes=working_bytes, revival=rule)) for spec in specs]
     # Servers start concurrently: each start is slow, and most of it is work of another process.
     return await asyncio.gather(*starts) if kind and kind.is_service else [await start for start in starts]
+
+
+def revival_rule(recipe: Recipe, role: Role, devices: Sequence[Device]) -> RevivalRule | None:
+    """Returns the rule by which the ranks of a role's instances are replaced. None if a death starts the run again.
+
+    devices: of one instance. An engine is replaced only if the published weights stay readable until the next ones.
+    """
+    if role.recovery != "respawn" or role.name == "env":  # a fleet of environments replaces its processes itself
+        return None
+    per_hour = recipe.recovery.restarts_per_hour.get(role.name)
+    if role.name != "rollout":
+        return RevivalRule(budget=RestartBudget(role.name, per_hour), repeats_calls=True)
+    schedule = recipe.schedule.resolved
+    is_copied = schedule.publish != "blocking" or schedule.weight_update != "all_at_once"
+    on_gpu = any(device.pool == "cuda" for device in devices)
+    if on_gpu and not is_copied and recipe.weights.transport not in HOST_TRANSPORTS:
+        return None
+    if recipe.weights.codec == "delta":  # a new engine has no version that a delta could change
+        return None
+    # The pool's membership counts lost engines.
+    return RevivalRule(budget=RestartBudget(role.name, None), repeats_calls=False)
 
 
 def instance_spec(

@@ -8,7 +8,7 @@ from interlace.core.errors import UserError
 from interlace.engines.train.config import TrainConfig
 from interlace.engines.train.place import join_ranks, torch_device
 from interlace.rollouts.role_groups import ActorGroup, RolloutGroup
-from interlace.run.launch import ModelSources, instance_spec, launch_instances, wrap_engine
+from interlace.run.launch import ModelSources, instance_spec, launch_instances, revival_rule, wrap_engine
 from interlace.run.make_engines import EngineSource, Wrap, count_drawn_ids, load_source, make_rollout_engine
 from interlace.run.recipe.config import Recipe
 from interlace.runtime.cluster import Cluster
@@ -40,9 +40,9 @@ async def launch_joiner(cluster: Cluster, sources: ModelSources, number: int, ur
         raise UserError(f"engine {number}: the placement has {len(places)} engines, counted from 0.")
     source = EngineSource(recipe=recipe, model=sources.policy, logs=sources.logs, url=url)
     worker = wrap_engine(RolloutWorker, partial(make_rollout_engine, source))
-    return cast(
-        RolloutGroup, await cluster.launch(instance_spec(recipe, role, number, () if url else places[number], worker))
-    )
+    devices = () if url else places[number]
+    spec = instance_spec(recipe, role, number, devices, worker)
+    return cast(RolloutGroup, await cluster.launch(replace(spec, revival=revival_rule(recipe, role, devices))))
 
 
 async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:

@@ -1,6 +1,7 @@
 """Base of the processes of a run: their opening, their end, and the start of their workers."""
 
 import asyncio
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from interlace.core.errors import InterlaceError, RestartBudgetError, StoppedError
+from interlace.core.errors import InterlaceError, RemoteError, RestartBudgetError, StoppedError, WorkerDiedError
 from interlace.core.types import JSON, TerminalEvent
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.run import RoleGroups, shares_base
@@ -30,7 +31,7 @@ from interlace.run.saving import CRITIC_FOLDER
 from interlace.run.step_boundary import TrainJob
 from interlace.run.step_trace import StepTrace
 from interlace.run.warmup import warmed_model
-from interlace.runtime.cluster import Cluster
+from interlace.runtime.cluster import Cluster, WorkerProcess
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
 
@@ -104,6 +105,7 @@ class RunProcess(ABC):
         """Trains from the start or a checkpoint to the end."""
         recipe, folder, start = self._recipe, self._folder, self._job.start
         cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
+        cluster.on_note = self._progress.say
         info = RunInfo(
             name=recipe.logging.name or folder.name,
             project=recipe.logging.project,
@@ -125,31 +127,44 @@ class RunProcess(ABC):
             await cluster.shutdown()
         boundary = self._boundary
         return TrainReport(
-            done_steps=self._done_steps if done_steps is None else done_steps,
+            done_steps=self.done_steps if done_steps is None else done_steps,
             num_steps=recipe.steps,
             before=boundary.before if boundary else start.before,
             after=boundary.after if boundary else None,
             checkpoint=self._checkpoints.latest(),
-            ledger=boundary.ledger if boundary else Ledger(),
+            ledger=self.ledger,
         )
 
     async def _run_work(self, cluster: Cluster, work: Coroutine[Any, Any, None]) -> int | None:
         """Runs the flow to its end. Returns the saved step if it was stopped before, else None.
 
-        If a role's budget of restarts is exhausted, saves the last boundary and raises.
+        If a role's budget of restarts is exhausted, or a process died that is not a trainer's, saves the last boundary
+        and raises.
         """
         try:
             await self._until_stopped(cluster, work)
         except StoppedError:
             return await self._save_boundary()
-        except RestartBudgetError:
-            if self._boundary:
-                await self._boundary.stop()
+        except (RestartBudgetError, WorkerDiedError):
+            await self._save_after_loss(cluster)
             raise
         return None
 
+    async def _save_after_loss(self, cluster: Cluster) -> None:
+        """Saves the last boundary, unless a process that trains died with its weights."""
+        trainers = [process for process in cluster.processes if _trains(process)]
+        if self._boundary and not any([await process.death() for process in trainers]):
+            with contextlib.suppress(RemoteError, WorkerDiedError):  # the error of the loss is the cause
+                await self._boundary.stop()
+
     @property
-    def _done_steps(self) -> int:
+    def ledger(self) -> Ledger:
+        """Returns the device-seconds of this process, as far as they were measured."""
+        return self._boundary.ledger if self._boundary else Ledger()
+
+    @property
+    def done_steps(self) -> int:
+        """Returns the number of steps done, including those of earlier processes."""
         return self._boundary.done_steps if self._boundary else self._job.start.done_steps
 
     async def _until_stopped(self, cluster: Cluster, work: Coroutine[Any, Any, None]) -> None:
@@ -185,14 +200,14 @@ class RunProcess(ABC):
         saved = max(self._checkpoints.steps(), default=0)
         if not saved:
             raise StoppedError("stopped before there was anything to save.")
-        if saved < self._done_steps:
+        if saved < self.done_steps:
             self._progress.say(
-                f"step {self._done_steps + 1} had changed the weights: a resumed run repeats it from {saved}"
+                f"step {self.done_steps + 1} had changed the weights: a resumed run repeats it from {saved}"
             )
         return saved
 
     def _recorder(self, cluster: Cluster) -> Recorder:
-        if not self._recipe.logging.timeline or self._done_steps >= self._recipe.steps:
+        if not self._recipe.logging.timeline or self.done_steps >= self._recipe.steps:
             return NoRecorder()  # without a remaining step, the existing timeline is kept
         self._folder.set_timeline_aside()
         return TraceFile(self._folder.timeline, cluster.devices)
@@ -228,3 +243,8 @@ class RunProcess(ABC):
         for name, group in (("actor", groups.actor), ("critic", groups.critic), ("reference", reference)):
             if group:
                 self._progress.say(f"{name}: micro-batches are {await group.attention()}")
+
+
+def _trains(process: WorkerProcess) -> bool:
+    """Returns whether a process is a rank of a role whose weights a checkpoint contains."""
+    return process.name.startswith(("actor", "critic"))

@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
+from interlace.core.errors import WorkerDiedError, first_line
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
@@ -29,6 +30,7 @@ from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import imagining, open_learning
+from interlace.run.restarts import RunRestarts
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess, TrainReport
 from interlace.run.start import RunStart, identify_run, resumed_start
@@ -53,9 +55,11 @@ def train(
 
     folder: the caller holds its RunLock. resume: continues from the folder's newest complete checkpoint, or from the
     start if the folder has no checkpoint. planner: may change the schedule; the run then continues from a checkpoint.
-    callbacks: a program's functions that are called after each step.
+    callbacks: a program's functions that are called after each step. After a restart (recovery.restarts_per_hour), they
+    are called again for the repeated steps.
     """
     ledger, identity = Ledger(), identify_run(recipe, folder, resume=resume)
+    restarts = RunRestarts(recipe.recovery)
     while True:
         checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints, run=identity)
         settings, _ = mask_secrets(recipe.model_dump(mode="json"))
@@ -74,7 +78,14 @@ def train(
             if is_offline(recipe)
             else _PolicySession(job, checkpoints, identity, settings)
         )
-        report = asyncio.run(session.train())
+        try:
+            report = asyncio.run(session.train())
+        except WorkerDiedError as error:
+            if stop.requested or not restarts.allow(error, session.done_steps):
+                raise
+            progress.say(f"{first_line(error)} The run starts again from its newest checkpoint.")
+            ledger, resume = ledger.plus(session.ledger), True
+            continue
         ledger = ledger.plus(report.ledger)
         schedule = planner.take_change() if planner and report.was_stopped and not stop.requested else None
         if schedule is None:
@@ -126,7 +137,9 @@ class _PolicySession(RunProcess):
         pool.membership.on_note = hosted.run.redraws.on_note = self._progress.say
         if pool.membership.may_change:
             kind, launch = engine_kind_of(recipe.rollout), partial(launch_joiner, cluster, sources)
-            cluster.spawn(EngineControl(pool, self._folder.path, kind, launch).run(), name="engine control")
+            most = len(cluster.place("rollout"))
+            control = EngineControl(pool, self._folder.path, kind, launch, most_engines=most)
+            cluster.spawn(control.run(), name="engine control")
         return hosted
 
     async def _say_how_it_computes(self, groups: RoleGroups) -> None:

@@ -9,13 +9,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
-from interlace.core.errors import HangError, RemoteError, StoppedError, UserError, WorkerDiedError
+from interlace.core.errors import (
+    HangError,
+    RemoteError,
+    RestartBudgetError,
+    StoppedError,
+    UserError,
+    WorkerDiedError,
+)
+from interlace.core.recovery import RestartBudget
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import DeviceUse, Rank, WorkerGroup
 from interlace.runtime.process.children import Place
 from interlace.runtime.process.exchange import Exchange
 from interlace.runtime.process.mail import Directory, mailbox_of
+from interlace.runtime.revival import Revival, RevivalRule
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.waits import WaitRegistry
@@ -48,6 +57,8 @@ class WorkerSpec:
     """Bytes that an operation needs on each device in addition to the state: activations, logits, gathered layers."""
     stage: int = 0
     preemptible: bool = False
+    revival: RevivalRule | None = None
+    """Rule by which ranks with a separate process are replaced after a death. If None, a death ends the run."""
     may_die: bool = False
     """True if the run continues when a rank's process dies. The rank then has a separate process. Its calls raise
     WorkerDiedError. Channels request its rows again or end them as `failed`."""
@@ -94,6 +105,8 @@ class Cluster(ABC):
         self.loop_limit_s: Callable[[], float] = lambda: hang_after_s
         """Returns how long the event loop may be blocked. Called on another thread."""
         self._exchanges: list[Exchange] = []
+        self.on_note: Callable[[str], None] = lambda _: None
+        """Receiver of notes about processes, which are shown to users."""
         self.processes: list[WorkerProcess] = []
         """Processes of the workers that have a separate process, in the order of their start."""
 
@@ -152,14 +165,44 @@ class Cluster(ABC):
             if not isinstance(error, WorkerDiedError):
                 self.fail(error)
                 return
+            if spec.revival:
+                return  # the next call to the rank replaces it
             for exchange in self._exchanges:
                 exchange.lost(context.name, str(error))
 
-        return lost if spec.may_die else self.fail
+        return lost if spec.may_die or spec.revival else self.fail
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
         """Starts a group. Raises RemoteError if a constructor fails, UserError if memory does not suffice."""
-        with self.waits.operation(who=spec.name, what="start"):
+        ranks = await self._start_ranks(spec, "start")
+        group: WorkerGroup[Worker] = WorkerGroup(
+            spec.name,
+            spec.worker_class,
+            ranks,
+            self,
+            use=DeviceUse(devices=spec.devices, used=spec.used_devices, working_bytes=spec.working_bytes),
+            copies=spec.copies,
+            stage=spec.stage,
+            preemptible=spec.preemptible,
+        )
+        if spec.revival and self._processes_of(spec):
+            group.revival = Revival(
+                make_ranks=partial(self._start_again, spec, spec.revival.budget),
+                find_death=partial(self._find_death, spec),
+                repeats_calls=spec.revival.repeats_calls,
+            )
+        self._groups.append(group)
+        await group.measure_memory()
+        if spec.devices:
+            self.lock.check_fit(group)
+            if spec.devices[0].pool == "cuda":  # a CPU device uses the host's memory
+                # Made on its devices but loaded only when called: others may need the memory.
+                await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
+                await self.wait_turn()
+        return group
+
+    async def _start_ranks(self, spec: WorkerSpec, what: str) -> Sequence[Rank]:
+        with self.waits.operation(who=spec.name, what=what):
             is_apart = spec.num_ranks > 1 or spec.may_die
             rendezvous = await self._rendezvous(spec) if is_apart else None
             contexts = [
@@ -173,26 +216,28 @@ class Cluster(ABC):
                 )
                 for rank in range(spec.num_ranks)
             ]
-            ranks = await asyncio.gather(*(self._start_rank(spec, context) for context in contexts))
-        group: WorkerGroup[Worker] = WorkerGroup(
-            spec.name,
-            spec.worker_class,
-            ranks,
-            self,
-            use=DeviceUse(devices=spec.devices, used=spec.used_devices, working_bytes=spec.working_bytes),
-            copies=spec.copies,
-            stage=spec.stage,
-            preemptible=spec.preemptible,
-        )
-        self._groups.append(group)
-        await group.measure_memory()
-        if spec.devices:
-            self.lock.check_fit(group)
-            if spec.devices[0].pool == "cuda":  # a CPU device uses the host's memory
-                # Made on its devices but loaded only when called: others may need the memory.
-                await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
-                await self.wait_turn()
-        return group
+            return await asyncio.gather(*(self._start_rank(spec, context) for context in contexts))
+
+    async def _start_again(self, spec: WorkerSpec, budget: RestartBudget, reason: str) -> Sequence[Rank]:
+        """Ends the ranks of a group of which one died, and starts others in their place."""
+        if exhausted := budget.spend(self.clock.now()):
+            raise RestartBudgetError(f"{exhausted}. {reason}")
+        self.on_note(f"{reason} Its group starts again.")
+        for process in self._processes_of(spec):
+            await process.close()
+            self.processes.remove(process)
+        ranks = await self._start_ranks(spec, "start after a death")
+        self.on_note(f"{spec.name} runs again")
+        return ranks
+
+    async def _find_death(self, spec: WorkerSpec) -> WorkerDiedError | None:
+        for process in self._processes_of(spec):
+            if death := await process.death():
+                return death
+        return None
+
+    def _processes_of(self, spec: WorkerSpec) -> Sequence["WorkerProcess"]:
+        return [process for process in self.processes if process.name.startswith(f"{spec.name}[")]
 
     async def dismiss(self, group: TypedGroup) -> None:
         """Ends one group whose work is done."""

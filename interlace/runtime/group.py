@@ -7,13 +7,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from interlace.core.errors import InterlaceError, nearest
+from interlace.core.errors import InterlaceError, RemoteError, WorkerDiedError, nearest
 from interlace.core.row import SampleLabel, is_row_type
 from interlace.core.state_parts import STATE
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.dispatch import collect_results, deal_arguments
 from interlace.runtime.handle import Handle
+from interlace.runtime.revival import Revival
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import Driver
 from interlace.runtime.waits import WaitRegistry
@@ -144,6 +145,31 @@ class WorkerGroup(Generic[W_co]):
         """Bytes of each part of the state on each device, as last measured, in the order of unloading."""
         self._cause = ""
         self._driver: Driver | None = None
+        self.revival: Revival | None = None
+        """Replacement of ranks that died. If None, a death ends the run."""
+
+    @property
+    def can_revive(self) -> bool:
+        """True if revive() may replace the ranks after the death of one."""
+        return self.revival is not None
+
+    async def revive(self) -> None:
+        """Starts the ranks again on the group's devices, with the state of their start, if one has died.
+
+        Raises the errors of a start, and RestartBudgetError.
+        """
+        revival = self.revival
+        if revival is None or not await revival.find_death():
+            return
+        self._services.lock.forget(self)  # the state ended with the processes
+        before, revival.repeats_calls = revival.repeats_calls, True
+        try:
+            async with self.hold("recovery"):
+                if self.devices:
+                    await self._services.lock.bring(self, SWITCH)
+                await self.measure_memory()  # on devices or not, this call replaces the ranks if no other has
+        finally:
+            revival.repeats_calls = before
 
     def driven_by(self, driver: Driver) -> None:
         """Sets the driver, which is asked to yield the devices.
@@ -268,9 +294,28 @@ class WorkerGroup(Generic[W_co]):
 
     def _on_ranks(self, call: _Call) -> Coroutine[Any, Any, Any]:
         how = call.how
+        if self.revival:
+            return self._revived(call, self.revival)
         if len(self._ranks) == 1 and (how.split, how.collect) in UNDIVIDED:
             return self._on_rank(0, call, call.args)
         return self._collected(call)
+
+    async def _revived(self, call: _Call, revival: Revival) -> Any:
+        """Runs a call. After the death of a rank, replaces the ranks and makes the call again if the rule allows it."""
+        while True:
+            ranks = self._ranks
+            try:
+                return await self._collected(call)
+            except (WorkerDiedError, RemoteError) as error:  # the peers of a rank that died may fail first
+                death = await revival.find_death()
+                if not death and self._ranks is ranks:
+                    raise
+                if not revival.repeats_calls:
+                    raise (death or error) from error
+                async with revival.turn:
+                    if self._ranks is ranks:
+                        self._ranks = tuple(await revival.make_ranks(str(death)))
+                call.spans.clear()
 
     async def _collected(self, call: _Call) -> Any:
         dealt = deal_arguments(call.how, call.args, num_ranks=self.num_ranks, copies=self._copies)
@@ -319,13 +364,18 @@ class WorkerGroup(Generic[W_co]):
 
     async def unload(self, parts: Sequence[str] | None = None) -> None:
         """Unloads parts of the state from the devices. If `parts` is None, all. Called by the device lock."""
-        await self._switch("offload", self._driver.unload_arguments if self._driver else (), parts)
+        try:
+            await self._switch("offload", self._driver.unload_arguments if self._driver else (), parts)
+        except WorkerDiedError:
+            if not self.revival:
+                raise  # otherwise the state ended with the process, and a later call replaces it
         if self._driver:
             self._driver.unloaded([*self.part_bytes] if parts is None else parts)
 
     async def _switch(self, method: str, args: tuple[Any, ...], parts: Sequence[str] | None) -> None:
         told = {} if parts is None or STATE in self.part_bytes else {"parts": tuple(parts)}
-        await self._on_ranks(_Call(method, SWITCH, args, told, "switch"))
+        call = _Call(method, SWITCH, args, told, "switch")
+        await (self._collected(call) if method == "offload" else self._on_ranks(call))
 
     async def measure_memory(self, parts: Sequence[str] | None = None) -> None:
         """Measures the memory of parts of the state on a device; they must be loaded. If `parts` is None, all."""

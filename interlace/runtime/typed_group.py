@@ -43,6 +43,15 @@ class TypedGroup(Protocol):
     device_indices: tuple[int, ...]
     """Indices of its devices within the cluster."""
 
+    @property
+    def can_revive(self) -> bool:
+        """True if revive() may replace the ranks after the death of one."""
+        ...
+
+    async def revive(self) -> None:
+        """Starts the ranks again, with the state of their start, if one has died. Else does nothing."""
+        ...
+
     def with_cause(self, cause: str) -> Self:
         """Returns the group's operations, and nothing else of it, to be called for this cause."""
         ...

@@ -41,9 +41,8 @@ class Role:
     preemptible: bool = False
     """True if the role releases its devices before its work is done when another role is ready."""
     recovery: Literal["respawn", "resume"] = "resume"
-    """Rule for a process of the role that ends. respawn: another process repeats its work while the run continues; for
-    rollout this needs an engine that is a service, for reward one with processes. resume: the run ends with the cause,
-    and continues from its newest checkpoint with `--resume`."""
+    """Rule for a process of the role that ends. respawn: another process repeats its work while the run continues.
+    resume: the run starts again from its newest checkpoint, within the limits of the recipe's section `recovery`."""
     worker: str = ""
     """Class of its worker as `package.module:Class`, made as `Class(context, settings)`. `settings` is the recipe's
     section with the role's name, or None. If empty, run/launch.py makes the worker around an engine."""
@@ -69,7 +68,7 @@ ROLES: tuple[Role, ...] = (
         needs_device=False,
         recovery="respawn",
     ),
-    Role(name="reference"),
+    Role(name="reference", recovery="respawn"),
     Role(name="critic", one_instance=True),
     Role(name="actor", one_instance=True),
     Role(

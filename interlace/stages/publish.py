@@ -54,7 +54,7 @@ class Publisher:
         # trainer continues, or one that joins or returns between two publications.
         membership = self._pool.membership
         actor = self._actor.with_cause("publication")
-        copy = not self._waits_for_swap or membership.may_change
+        copy = not self._waits_for_swap or membership.keeps_published
         parts = await actor.export_weights(version, copy=copy)
         probe = await self._probe() if membership.probe_ids else None
         ref = WeightRef(version=version, parts=tuple(parts), probe=probe)

@@ -50,8 +50,9 @@ class Misbehaves(ThreeTurns):
         return await super().run(prompt, session)
 
     async def _misbehave(self, prompt: Prompt) -> None:
+        num_before = len(list(Path(self.folder).iterdir())) if self.folder else 0
         if self.folder:
-            (Path(self.folder) / str(prompt.attempt)).touch()
+            (Path(self.folder) / str(num_before)).touch()
         if self.deed == "raise":
             raise KeyError("page")
         if self.deed == "break" or (self.deed == "break once" and not prompt.attempt):
@@ -60,7 +61,7 @@ class Misbehaves(ThreeTurns):
             await asyncio.sleep(1e6)
         if self.deed == "block":
             time.sleep(1e6)
-        if self.deed == "die" or (self.deed == "die once" and not prompt.attempt):
+        if self.deed == "die" or (self.deed == "die once" and not num_before):
             os.kill(os.getpid(), signal.SIGKILL)
 
 

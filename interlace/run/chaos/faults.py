@@ -100,6 +100,8 @@ def _absence(recipe: Recipe, role: str) -> str:
         return f"rollout.engine={recipe.rollout.engine} has no process that the run starts. Set rollout=interlace."
     if role == "reward" and (recipe.reward is None or recipe.reward.model is not None or not recipe.reward.workers):
         return "the recipe's reward has no process. Set reward.workers=1."
+    if role == "reference":
+        return "its process is a rank of the run, which this command does not kill. Choose another role."
     if role == EPISODE and (recipe.episode.is_single_turn or not recipe.episode.workers):
         return "the recipe's episodes have no process. Set an episode other than single_turn and episode.workers=1."
     if role == "env" and simulators_of(recipe.episode) is None:

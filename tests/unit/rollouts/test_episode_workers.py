@@ -80,7 +80,9 @@ def test_the_samples_of_a_killed_process_begin_again_and_end_once(tmp_path: Path
     samples = samples_of(in_workers(make, 1, made), failures)
     assert not failures and made[0].num_lost == 1
     assert [sample.key for sample in samples] == [SampleKey(gid, index) for gid in range(3) for index in range(2)]
-    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}, "the second time as another attempt"
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+    undisturbed = samples_of(make_misbehaving("nothing", "", 60.0)[0], {})
+    assert [shown(sample) for sample in samples] == [shown(sample) for sample in undisturbed]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

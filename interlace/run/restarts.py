@@ -1,0 +1,44 @@
+"""Restarts of a whole run after the end of a process that cannot be replaced while the run continues."""
+
+import gc
+import time
+from collections.abc import Callable
+
+from interlace.core.errors import WorkerDiedError
+from interlace.core.recovery import RecoveryConfig, RestartBudget
+
+ROLE = "trainer"
+"""Key of recovery.restarts_per_hour for restarts of the whole run."""
+
+
+class RunRestarts:
+    """Decides whether a run starts again, in the same command, from its newest checkpoint."""
+
+    def __init__(self, config: RecoveryConfig, now_s: Callable[[], float] = time.monotonic) -> None:
+        """now_s: clock of the budget."""
+        per_hour = config.restarts_per_hour.get(ROLE)
+        self._is_on, self._budget, self._now_s = per_hour != 0, RestartBudget(ROLE, per_hour), now_s
+        self._most_in_a_row, self._in_a_row = config.restarts_in_a_row, 0
+        self._furthest_step = -1
+
+    def allow(self, error: WorkerDiedError, done_steps: int) -> bool:
+        """Counts a loss after `done_steps` steps. Returns whether the run starts again.
+
+        If a limit is reached, adds its sentence to the error.
+        """
+        if not self._is_on:
+            return False
+        self._in_a_row = 0 if done_steps > self._furthest_step else self._in_a_row
+        self._furthest_step = max(self._furthest_step, done_steps)
+        self._in_a_row += 1
+        reason = self._budget.spend(self._now_s())
+        if self._in_a_row > self._most_in_a_row:
+            reason = (
+                f"the run was started again {self._most_in_a_row} times without a new step "
+                "(recovery.restarts_in_a_row), so another start would end in the same way"
+            )
+        if reason:
+            error.add_note(f"It was not started again: {reason}.")
+            return False
+        gc.collect()  # the failed process of the run may hold models in reference cycles
+        return True

@@ -1,0 +1,95 @@
+"""Ranks on Ray that are killed are replaced while the run continues, and change nothing of it."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import RestartBudgetError
+from interlace.core.types import Metrics
+from interlace.observe.progress import QuietProgress
+from interlace.runtime.worker import Worker, WorkerContext
+from tests.support.training import equal_weights, final_weights, metrics, run, samples
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+SETTINGS = (
+    "steps=6",
+    "warmup=null",
+    "evaluation.num_prompts=1",
+    "cluster.devices=cpu:1",
+    "reward.workers=0",
+    "algorithm.kl_coefficient=0.1",
+    "optimizer.lr=1e-3",
+)
+ON_RAY = (*SETTINGS, "cluster.backend=ray")
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The newest process of each rank, by the rank's name."""
+    from interlace.runtime.ray.rank import RayRank
+
+    found: dict[str, int] = {}
+    start = RayRank.start
+
+    async def started(self: RayRank, factory: Callable[[WorkerContext], Worker]) -> None:
+        await start(self, factory)
+        found[self.name] = int(self._where.split()[1])
+
+    monkeypatch.setattr(RayRank, "start", started)
+    return found
+
+
+class KillAfterSteps(QuietProgress):
+    """Kills a rank after each of some steps."""
+
+    def __init__(self, ranks: dict[int, tuple[str, float]], processes: dict[str, int]) -> None:
+        """ranks: by step, the name of a rank and the seconds from the end of the step to its death."""
+        self._ranks, self._processes = dict(ranks), processes
+        self.killed: list[int] = []
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        if step not in self._ranks:
+            return
+        name, delay_s = self._ranks.pop(step)
+        self.killed.append(self._processes[name])
+        if delay_s:
+            threading.Timer(delay_s, os.kill, (self.killed[-1], signal.SIGKILL)).start()
+        else:
+            os.kill(self.killed[-1], signal.SIGKILL)
+
+
+def test_killed_ranks_are_replaced_and_the_weights_are_those_of_a_run_without_kills(
+    tmp_path: Path, processes: dict[str, int]
+) -> None:
+    run(tmp_path, "whole", SETTINGS)
+    ranks = {
+        1: ("rollout/0[rank 0]", 0.0),
+        2: ("reward[rank 0]", 0.0),
+        3: ("reference/0[rank 0]", 0.0),
+        4: ("rollout/0[rank 0]", 0.05),
+    }
+    notes = KillAfterSteps(ranks, processes)
+    report = run(tmp_path, "killed", ON_RAY, progress=notes)
+    assert report.done_steps == 6
+    assert len(set(notes.killed)) == 4
+    for name in ("rollout/0", "reward", "reference/0"):
+        assert f"{name} runs again" in notes.said
+    assert not any("from its newest checkpoint" in text for text in notes.said)
+    assert samples(tmp_path, "killed") == samples(tmp_path, "whole")
+    assert metrics(tmp_path, "killed") == metrics(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path, "killed"), final_weights(tmp_path, "whole"))
+
+
+def test_an_exhausted_budget_ends_the_run_with_its_state_saved(tmp_path: Path, processes: dict[str, int]) -> None:
+    notes = KillAfterSteps({2: ("reference/0[rank 0]", 0.0)}, processes)
+    with pytest.raises(RestartBudgetError, match=r"recovery\.restarts_per_hour\.reference is 0"):
+        run(tmp_path, "ended", [*ON_RAY, "recovery.restarts_per_hour={reference: 0}"], progress=notes)
+    assert [path.name for path in (tmp_path / "ended" / "checkpoints").glob("step_*")] == ["step_2"]
