@@ -15,11 +15,13 @@ from interlace.cli.eval import evaluate_spec
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
+from interlace.observe.best import read_best
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import curve_svg, table_html
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import SETTINGS_FILE
+from interlace.run.best import NEWEST, choose_checkpoint
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
@@ -46,6 +48,8 @@ class TrainedRun:
     """Folder of the run: settings, metrics, samples, checkpoints."""
     outcome: TrainReport | None = field(default=None)
     """Outcome of this call of train(); None if the run was read from its folder."""
+    chosen: str | int = NEWEST
+    """Checkpoint to use: `newest`, `best` or a step."""
 
     @property
     def name(self) -> str:
@@ -59,8 +63,18 @@ class TrainedRun:
 
     @property
     def checkpoint(self) -> Path | None:
-        """Returns the newest checkpoint, a folder that transformers loads; None if there is none."""
-        return Checkpoints(self._files.checkpoints, keep=1).latest()
+        """Returns the chosen checkpoint, a folder that transformers loads; None if there is none."""
+        latest = Checkpoints(self._files.checkpoints, keep=1).latest()
+        if self.chosen == NEWEST or latest is None:
+            return latest
+        return choose_checkpoint(self._files, self.recipe.best, self.chosen)
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """Returns the best checkpoint by the run's `best`; None if the run has none."""
+        steps = Checkpoints(self._files.checkpoints, keep=1).steps()
+        best = read_best(self.recipe.best, self._files, steps).step if self.recipe.best and steps else None
+        return None if best is None else self._files.checkpoints / f"step_{best}"
 
     @property
     def metrics(self) -> Table:
@@ -126,7 +140,8 @@ class TrainedRun:
     @in_any_loop
     def evaluate(self, overrides: Sequence[str] = (), *, quiet: bool = True) -> Evaluation:
         """Evaluates the trained model on the held-out prompts. overrides: changes of settings, as KEY=VALUE."""
-        return evaluate_spec(str(self.folder), None, overrides, Console(quiet=quiet), quiet=quiet)[1]
+        console = Console(quiet=quiet)
+        return evaluate_spec(str(self.folder), None, overrides, console, quiet=quiet, checkpoint=self.chosen)[1]
 
     @for_python
     def report(self, out: str | Path | None = None) -> Path:
