@@ -29,14 +29,18 @@ def evaluate(
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="Of a run: newest, best (by its `best`), or a step.")] = "newest",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Answer a recipe's held-out prompts and print how many answers are right."""
+    """Answer a recipe's held-out prompts and print how many answers are right, with 95 % intervals."""
     from interlace.cli.outcome import evaluation_tables
 
-    console = Console()
+    console, quiet = Console(), quiet or as_json
     settings, evaluation = evaluate_spec(
         run_or_model, recipe, overrides or [], console, quiet=quiet, checkpoint=checkpoint
     )
+    if as_json:
+        print(evaluation.model_dump_json())
+        return
     for table in evaluation_tables(settings, evaluation):
         console.print(table)
 
