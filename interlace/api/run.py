@@ -167,21 +167,36 @@ class TrainedRun:
 
         token: None takes the one of `hf auth login` or HF_TOKEN.
         """
-        from huggingface_hub import HfApi
+        from interlace.run.export import upload
 
         with tempfile.TemporaryDirectory() as folder:
             self.save(folder)
-            hub = HfApi(token=token)
-            try:
-                address = hub.create_repo(repo_id, private=private, exist_ok=True)
-                hub.upload_folder(folder_path=folder, repo_id=repo_id, commit_message=f"Model of run {self.name}")
-            except Exception as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise UserError(
-                    f"cannot push run {self.name!r} to {repo_id!r}: {type(error).__name__}: {reason:.200}. It needs "
-                    "the network and a token that may write (`hf auth login`, HF_TOKEN or token=...)."
-                ) from error
-        return str(address)
+            return upload(Path(folder), repo_id, self.name, private=private, token=token)
+
+    @for_python
+    def export(
+        self,
+        to: str | Path,
+        *,
+        merge: bool = True,
+        dtype: str = "float32",
+        overwrite: bool = False,
+        private: bool = True,
+        token: str | None = None,
+    ) -> str:
+        """Writes the trained model with a model card. Returns the folder, the file, or the address on the hub.
+
+        to: a folder, "hub:OWNER/NAME", or a file that ends with .gguf. merge: of a run that trained an adapter, True
+        exports the merged model, False the adapter alone, with its base model if the base is not on the hub. dtype:
+        float32, bfloat16 or float16.
+        """
+        from interlace.run.export import ExportOptions, export_run
+
+        options = ExportOptions(
+            to=str(to), merge=merge, dtype=dtype, checkpoint=self.chosen, overwrite=overwrite, private=private,
+            token=token,
+        )  # fmt: skip
+        return export_run(self._files, self.recipe, options)
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} {self.name!r} in {self.folder}"]

@@ -14,6 +14,7 @@ from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
 from interlace.cli.engines import engines
 from interlace.cli.eval import evaluate
+from interlace.cli.export import export
 from interlace.cli.plan import plan
 from interlace.cli.presets import presets
 from interlace.cli.profile import profile
@@ -101,6 +102,7 @@ app = typer.Typer(
 app.command("train", cls=_WithSettings)(_reporting(train))
 app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))
+app.command("export")(_reporting(export))
 app.command("serve")(_reporting(serve))
 app.command("engines")(_reporting(engines))
 app.command("simulate")(_reporting(simulate))
