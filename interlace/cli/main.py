@@ -22,6 +22,7 @@ from interlace.cli.recipes import recipes
 from interlace.cli.report import report
 from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
+from interlace.cli.sweep import sweep
 from interlace.cli.train import train
 from interlace.cli.watch import watch
 from interlace.core.causes import Cause, cause_of
@@ -112,5 +113,6 @@ app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))
 app.command("chaos", cls=_WithSettings)(_reporting(chaos))
+app.command("sweep", cls=_WithSettings)(_reporting(sweep))
 app.command("plan", cls=_WithSettings)(_reporting(plan))
 app.command("presets")(_reporting(presets))
