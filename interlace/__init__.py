@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from interlace.api.background import Server
     from interlace.api.commands import compare, evaluate, load_run, plan, profile, serve, simulate
     from interlace.api.run import TrainedRun
+    from interlace.api.sweep import sweep
     from interlace.api.train import train
     from interlace.core.errors import InterlaceError, UserError
     from interlace.robots.envs.base import Simulator as Env
@@ -26,6 +27,7 @@ _PLACES = {
     "interlace.api.background": ("Server",),
     "interlace.api.commands": ("compare", "evaluate", "load_run", "plan", "profile", "serve", "simulate"),
     "interlace.api.run": ("TrainedRun",),
+    "interlace.api.sweep": ("sweep",),
     "interlace.api.train": ("train",),
     "interlace.core.errors": ("InterlaceError", "UserError"),
     "interlace.robots.envs.base": ("Env",),
@@ -45,7 +47,7 @@ _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 __all__ = [
     "Advantages", "Algorithm", "Channel", "Env", "Episode", "InterlaceError", "Outcome", "Recipe", "Server", "Session",
     "StepInfo", "TrainedRun", "Turn", "UserError", "Worker", "compare", "evaluate", "load_recipe", "load_run",
-    "operation", "plan", "profile", "run_flow", "serve", "simulate", "train",
+    "operation", "plan", "profile", "run_flow", "serve", "simulate", "sweep", "train",
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from interlace.observe.notebook import table_html
 from interlace.observe.progress import open_progress
 from interlace.observe.run_folder import folder_name
 from interlace.observe.stop import StopSignal
+from interlace.run.best import NEWEST, choose_checkpoint
 from interlace.run.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -183,18 +184,33 @@ def evaluate(
     overrides: Sequence[str] = (),
     *,
     recipe: str | None = None,
+    checkpoint: str | int | None = None,
     quiet: bool = False,
 ) -> Evaluation:
-    """Evaluates a run, a checkpoint or any model on the held-out prompts of a recipe; by default on the run's own."""
-    spec = str(run_or_model.folder if isinstance(run_or_model, TrainedRun) else run_or_model)
-    return evaluate_spec(spec, recipe, overrides, Console(quiet=quiet), quiet=quiet)[1]
+    """Evaluates a run, a checkpoint or any model on the held-out prompts of a recipe; by default on the run's own.
+
+    checkpoint: of a run, `newest`, `best` or a step. If None, the one that load_run() chose, else the newest.
+    """
+    spec, chosen = str(run_or_model), checkpoint
+    if isinstance(run_or_model, TrainedRun):
+        spec, chosen = str(run_or_model.folder), run_or_model.chosen if checkpoint is None else checkpoint
+    console = Console(quiet=quiet)
+    return evaluate_spec(
+        spec, recipe, overrides, console, quiet=quiet, checkpoint=NEWEST if chosen is None else chosen
+    )[1]
 
 
 @for_python
-def load_run(run: str | Path, *, folder: str | Path = "runs") -> TrainedRun:
-    """Reads a run by its name or its folder. folder: of the runs. Raises UserError if there is none."""
+def load_run(run: str | Path, *, folder: str | Path = "runs", checkpoint: str | int = NEWEST) -> TrainedRun:
+    """Reads a run by its name or its folder. folder: of the runs. checkpoint: `newest`, `best` or a step.
+
+    Raises UserError if there is no such run or checkpoint.
+    """
     if found := find_run(str(run), Path(folder)):
-        return TrainedRun(folder=found.path)
+        loaded = TrainedRun(folder=found.path, chosen=checkpoint)
+        if checkpoint != NEWEST:
+            choose_checkpoint(found, loaded.recipe.best, checkpoint)
+        return loaded
     raise UserError(f"{str(run)!r} is not a run: neither {run} nor {Path(folder) / run} has a config.yaml.")
 
 

@@ -15,11 +15,13 @@ from interlace.cli.eval import evaluate_spec
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
+from interlace.observe.best import read_best
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import curve_svg, table_html
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import SETTINGS_FILE
+from interlace.run.best import NEWEST, choose_checkpoint
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
@@ -46,6 +48,8 @@ class TrainedRun:
     """Folder of the run: settings, metrics, samples, checkpoints."""
     outcome: TrainReport | None = field(default=None)
     """Outcome of this call of train(); None if the run was read from its folder."""
+    chosen: str | int = NEWEST
+    """Checkpoint to use: `newest`, `best` or a step."""
 
     @property
     def name(self) -> str:
@@ -59,8 +63,18 @@ class TrainedRun:
 
     @property
     def checkpoint(self) -> Path | None:
-        """Returns the newest checkpoint, a folder that transformers loads; None if there is none."""
-        return Checkpoints(self._files.checkpoints, keep=1).latest()
+        """Returns the chosen checkpoint, a folder that transformers loads; None if there is none."""
+        latest = Checkpoints(self._files.checkpoints, keep=1).latest()
+        if self.chosen == NEWEST or latest is None:
+            return latest
+        return choose_checkpoint(self._files, self.recipe.best, self.chosen)
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """Returns the best checkpoint by the run's `best`; None if the run has none."""
+        steps = Checkpoints(self._files.checkpoints, keep=1).steps()
+        best = read_best(self.recipe.best, self._files, steps).step if self.recipe.best and steps else None
+        return None if best is None else self._files.checkpoints / f"step_{best}"
 
     @property
     def metrics(self) -> Table:
@@ -126,7 +140,8 @@ class TrainedRun:
     @in_any_loop
     def evaluate(self, overrides: Sequence[str] = (), *, quiet: bool = True) -> Evaluation:
         """Evaluates the trained model on the held-out prompts. overrides: changes of settings, as KEY=VALUE."""
-        return evaluate_spec(str(self.folder), None, overrides, Console(quiet=quiet), quiet=quiet)[1]
+        console = Console(quiet=quiet)
+        return evaluate_spec(str(self.folder), None, overrides, console, quiet=quiet, checkpoint=self.chosen)[1]
 
     @for_python
     def report(self, out: str | Path | None = None) -> Path:
@@ -152,21 +167,36 @@ class TrainedRun:
 
         token: None takes the one of `hf auth login` or HF_TOKEN.
         """
-        from huggingface_hub import HfApi
+        from interlace.run.export import upload
 
         with tempfile.TemporaryDirectory() as folder:
             self.save(folder)
-            hub = HfApi(token=token)
-            try:
-                address = hub.create_repo(repo_id, private=private, exist_ok=True)
-                hub.upload_folder(folder_path=folder, repo_id=repo_id, commit_message=f"Model of run {self.name}")
-            except Exception as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise UserError(
-                    f"cannot push run {self.name!r} to {repo_id!r}: {type(error).__name__}: {reason:.200}. It needs "
-                    "the network and a token that may write (`hf auth login`, HF_TOKEN or token=...)."
-                ) from error
-        return str(address)
+            return upload(Path(folder), repo_id, self.name, private=private, token=token)
+
+    @for_python
+    def export(
+        self,
+        to: str | Path,
+        *,
+        merge: bool = True,
+        dtype: str = "float32",
+        overwrite: bool = False,
+        private: bool = True,
+        token: str | None = None,
+    ) -> str:
+        """Writes the trained model with a model card. Returns the folder, the file, or the address on the hub.
+
+        to: a folder, "hub:OWNER/NAME", or a file that ends with .gguf. merge: of a run that trained an adapter, True
+        exports the merged model, False the adapter alone, with its base model if the base is not on the hub. dtype:
+        float32, bfloat16 or float16.
+        """
+        from interlace.run.export import ExportOptions, export_run
+
+        options = ExportOptions(
+            to=str(to), merge=merge, dtype=dtype, checkpoint=self.chosen, overwrite=overwrite, private=private,
+            token=token,
+        )  # fmt: skip
+        return export_run(self._files, self.recipe, options)
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} {self.name!r} in {self.folder}"]

@@ -1,6 +1,5 @@
 """`interlace eval`: held-out accuracy of a run or a model."""
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,35 +27,50 @@ def evaluate(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the recipe to change.")
     ] = None,
+    checkpoint: Annotated[str, typer.Option(help="Of a run: newest, best (by its `best`), or a step.")] = "newest",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Answer a recipe's held-out prompts and print how many answers are right."""
+    """Answer a recipe's held-out prompts and print how many answers are right, with 95 % intervals."""
     from interlace.cli.outcome import evaluation_tables
 
-    console = Console()
-    settings, evaluation = evaluate_spec(run_or_model, recipe, overrides or [], console, quiet=quiet)
+    console, quiet = Console(), quiet or as_json
+    settings, evaluation = evaluate_spec(
+        run_or_model, recipe, overrides or [], console, quiet=quiet, checkpoint=checkpoint
+    )
+    if as_json:
+        print(evaluation.model_dump_json())
+        return
     for table in evaluation_tables(settings, evaluation):
         console.print(table)
 
 
 def evaluate_spec(
-    spec: str, recipe: str | None, overrides: Sequence[str], console: Console, *, quiet: bool
+    spec: str,
+    recipe: str | None,
+    overrides: Sequence[str],
+    console: Console,
+    *,
+    quiet: bool,
+    checkpoint: str | int = "newest",
 ) -> "tuple[Recipe, Evaluation]":
     """Evaluates what `spec` names: a run, a checkpoint or a model. Returns the settings too. Raises UserError.
 
-    recipe: None takes the run's.
+    recipe: None takes the run's. checkpoint: of a run, `newest`, `best` or a step.
     """
     from interlace.observe.progress import open_progress
 
     hush_libraries()
-    settings = evaluated_recipe(spec, recipe, overrides)
+    settings = evaluated_recipe(spec, recipe, overrides, checkpoint)
     from interlace.run.evaluate_model import evaluate_model  # loads torch, so a bad recipe is refused before it
 
     with open_progress(console, num_steps=0, quiet=quiet) as progress:
         return settings, evaluate_model(settings, progress)
 
 
-def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[str]) -> "Recipe":
+def evaluated_recipe(
+    run_or_model: str, recipe: str | None, overrides: Sequence[str], checkpoint: str | int = "newest"
+) -> "Recipe":
     """Returns the recipe with the model to evaluate. Raises UserError if nothing can be evaluated."""
     from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.check_settings import check_settings
@@ -70,7 +84,9 @@ def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[
         )
     settings = load_recipe(recipe or str(run.config if run else ""), overrides)
     refuse_offline(settings, "eval")
-    model = checkpoint_of(run, settings) if run else settings.model.model_copy(update={"path": run_or_model})
+    model = (
+        checkpoint_of(run, settings, checkpoint) if run else settings.model.model_copy(update={"path": run_or_model})
+    )
     settings = settings.model_copy(update={"model": model})
     check_settings(settings)
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
@@ -81,16 +97,8 @@ def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[
     return settings
 
 
-def checkpoint_of(run: "RunFolder", settings: "Recipe") -> "ModelConfig":
-    """Returns the model of a run's newest whole checkpoint. Raises UserError if it has none."""
-    from interlace.observe.checkpoints import Checkpoints
+def checkpoint_of(run: "RunFolder", settings: "Recipe", checkpoint: str | int = "newest") -> "ModelConfig":
+    """Returns the model of a run's checkpoint: the newest whole one, the best, or that of a step. Raises UserError."""
+    from interlace.run.best import choose_checkpoint
 
-    found = Checkpoints(run.checkpoints, keep=settings.keep_checkpoints).newest_whole()
-    for path, damage in found.damaged.items():
-        print(f"{path} {damage}", file=sys.stderr)
-    if found.path is None:
-        raise UserError(
-            f"run {run.path} has no {'whole checkpoint' if found.damaged else 'checkpoint yet'}; it writes one at its "
-            "end, or every checkpoint_every steps."
-        )
-    return settings.model.stored_in(found.path)
+    return settings.model.stored_in(choose_checkpoint(run, settings.best, checkpoint))

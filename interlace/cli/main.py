@@ -15,6 +15,7 @@ from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
 from interlace.cli.engines import engines
 from interlace.cli.eval import evaluate
+from interlace.cli.export import export
 from interlace.cli.plan import plan
 from interlace.cli.presets import presets
 from interlace.cli.profile import profile
@@ -23,6 +24,7 @@ from interlace.cli.report import report
 from interlace.cli.scale import scale
 from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
+from interlace.cli.sweep import sweep
 from interlace.cli.train import train
 from interlace.cli.watch import watch
 from interlace.core.causes import Cause, cause_of
@@ -103,6 +105,7 @@ app = typer.Typer(
 app.command("train", cls=_WithSettings)(_reporting(train))
 app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))
+app.command("export")(_reporting(export))
 app.command("serve")(_reporting(serve))
 app.command("engines")(_reporting(engines))
 app.command("scale")(_reporting(scale))
@@ -114,5 +117,6 @@ app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))
 app.command("chaos", cls=_WithSettings)(_reporting(chaos))
+app.command("sweep", cls=_WithSettings)(_reporting(sweep))
 app.command("plan", cls=_WithSettings)(_reporting(plan))
 app.command("presets")(_reporting(presets))

@@ -60,17 +60,31 @@ def evaluation_tables(recipe: "Recipe", evaluation: "Evaluation") -> list[Table]
     for answer in evaluation.answers:
         shown = verdict(printable(answer.response, keep="\n"), answer.correct)
         answers.add_row(Text(answer.prompt), Text(answer.right_answer), shown)
-    accuracy = Table(title="Held-out accuracy", title_justify="left")
-    for heading in ("decoding", "prompts", "accuracy"):
-        accuracy.add_column(heading)
-    decodings = {
-        "greedy": evaluation.greedy_accuracy,
-        f"temperature {recipe.evaluation.temperature:g}": evaluation.sampled_accuracy,
-    }
-    for decoding, share in decodings.items():
-        if share is not None:
-            accuracy.add_row(decoding, str(evaluation.num_prompts), f"{share:.3f}")
+    accuracy = _estimates_table(recipe, evaluation)
     return [answers, accuracy] if evaluation.answers else [accuracy]
+
+
+def _estimates_table(recipe: "Recipe", evaluation: "Evaluation") -> Table:
+    """Returns the table of all sets and estimates; without estimates, of the accuracies."""
+    accuracy = Table(title="Held-out accuracy", title_justify="left")
+    heading = f"temperature {recipe.evaluation.temperature:g}"
+    if not evaluation.estimates:
+        for column in ("decoding", "prompts", "accuracy"):
+            accuracy.add_column(column)
+        shares = {"greedy": evaluation.greedy_accuracy, heading: evaluation.sampled_accuracy}
+        for decoding, share in shares.items():
+            if share is not None:
+                accuracy.add_row(decoding, str(evaluation.num_prompts), f"{share:.3f}")
+        return accuracy
+    for column in ("set", "decoding", "prompts", "value", "95 % interval"):
+        accuracy.add_column(column, overflow="fold")
+    for name, found in evaluation.estimates.items():
+        for kind, each in found.items():
+            decoding = kind if kind == "greedy" else f"{kind}, {heading}"
+            interval = "-" if each.low is None or each.high is None else f"{each.low:.3f} - {each.high:.3f}"
+            accuracy.add_row(Text(name or "all"), decoding, str(each.num_prompts), f"{each.value:.3f}", interval)
+        accuracy.add_section()
+    return accuracy
 
 
 def written_paths(folder: "RunFolder", report: "TrainReport") -> Table:

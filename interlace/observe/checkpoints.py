@@ -1,4 +1,4 @@
-"""Checkpoints of a run: folders checkpoints/step_N, each complete or absent, of which the newest are kept.
+"""Checkpoints of a run: folders checkpoints/step_N, each complete or absent, of which the newest and the best are kept.
 
 The caller defines the content. A checkpoint counts as complete when its folder has the final name; at that point the
 checkpoint, its manifest and the files that it depends on are on disk.
@@ -42,6 +42,7 @@ class Checkpoints:
             raise UserError(f"{keep} checkpoints kept would leave nothing to resume from. Keep 1 or more.")
         self._folder = folder
         self._keep, self._run = keep, run
+        self._best: int | None = None
 
     def save(self, step: int, write: Callable[[Path], None], *, num_bytes: int) -> Path:
         """Writes the checkpoint of a step and returns its folder; an existing one is complete and stays unchanged.
@@ -71,6 +72,15 @@ class Checkpoints:
         sync_folder(self._folder)
         self._prune()
         return final
+
+    def keep_best(self, step: int | None) -> None:
+        """Keeps the checkpoint of the best step in addition to the newest ones, and no longer an earlier best one.
+
+        step: None if no step is the best. The checkpoint may be written later.
+        """
+        self._best = step
+        if step in self.steps():
+            self._prune()
 
     def steps(self) -> list[int]:
         """Returns the steps that have a checkpoint, oldest first."""
@@ -139,6 +149,8 @@ class Checkpoints:
 
     def _prune(self) -> None:
         for step in self.steps()[: -self._keep]:
+            if step == self._best:
+                continue
             # Renamed first: an interrupted deletion must not leave a folder that looks complete.
             doomed = self._folder / f"{_UNFINISHED}old-step_{step}"
             self.path(step).rename(doomed)

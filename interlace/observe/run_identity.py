@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from interlace.core.types import JSON
 
 CHANGEABLE = (
-    "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster",
+    "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "best", "logging", "cluster",
     "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard", "model.cache_dir",
 )  # fmt: skip
 """Settings that a resumed run may change and still be the same run."""

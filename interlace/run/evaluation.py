@@ -7,6 +7,10 @@ from pydantic import Field
 from interlace.core.config import Config
 from interlace.core.types import Metrics
 from interlace.observe.answers import EvaluationAnswer
+from interlace.run.estimates import Estimate
+
+OWN = "task"
+"""Name of the task's own held-out prompts, if there are other sets as well."""
 
 
 class Evaluation(Config):
@@ -20,6 +24,8 @@ class Evaluation(Config):
     answers: tuple[EvaluationAnswer, ...]
     by_set: Mapping[str, tuple[float, float | None]] = Field(default_factory=dict)
     """Greedy and sampled accuracy of each held-out set, by its name; empty for a single set without a name."""
+    estimates: Mapping[str, Mapping[str, Estimate]] = Field(default_factory=dict)
+    """Estimates with intervals: name of a held-out set, empty for all prompts -> greedy, average@n, pass@k -> value."""
     num_failed: int = 0
     """Number of answers that could not be scored; they count as wrong."""
     failure: str = ""
@@ -35,7 +41,10 @@ class Evaluation(Config):
     def metrics(self) -> Metrics:
         """Returns the accuracies as metrics."""
         sampled = {} if self.sampled_accuracy is None else {"eval/accuracy_sampled": self.sampled_accuracy}
-        sets = {}
+        sets: Metrics = {}
+        for name, found in self.estimates.items():
+            prefix = f"eval/{name}/" if name else "eval/"
+            sets |= {f"{prefix}{kind}": each.value for kind, each in found.items() if kind.startswith("pass@")}
         for name, (greedy, drawn) in self.by_set.items():
             sets[f"eval/{name}/accuracy_greedy"] = greedy
             if drawn is not None:

@@ -1,6 +1,6 @@
 """Evaluates the policy: the rollout engines answer held-out prompts, greedily and by sampling."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -10,7 +10,8 @@ from interlace.observe.step_line import brief
 from interlace.robots.episodes.robot import SUCCESS
 from interlace.rollouts.base import FILMED
 from interlace.rollouts.turns import answered
-from interlace.run.evaluation import Evaluation
+from interlace.run.estimates import Estimate, estimate
+from interlace.run.evaluation import OWN, Evaluation
 from interlace.run.host import Hosted
 
 RIGHT_FROM = 0.5
@@ -29,7 +30,7 @@ class Evaluator:
         recipe = hosted.recipe
         self._settings, self._sampling, self._scoring = recipe.evaluation, hosted.sampling, recipe.reward
         self._scoring_of = recipe.task.rewards
-        self._plays = not recipe.episode.is_single_turn
+        self._plays, self._seed = not recipe.episode.is_single_turn, recipe.seed
         self._run, self._reward = hosted.run, hosted.groups.reward
         self._prompts = tuple(prompts) if self._reward or self._plays else ()
 
@@ -61,6 +62,7 @@ class Evaluator:
             sampled_accuracy=self._share(sampled) if sampled else None,
             answers=tuple(answers),
             by_set=self._by_set(greedy, sampled),
+            estimates=self._estimates(greedy, sampled),
             num_failed=len(failures),
             failure=brief(failures[0]) if failures else "",
         )
@@ -70,8 +72,28 @@ class Evaluator:
         found = {}
         for name in dict.fromkeys(prompt.source for prompt in self._prompts):
             first, others = ([one for one in kind if one[0].prompt.source == name] for kind in (greedy, sampled))
-            found[name] = (self._share(first), self._share(others) if others else None)
-        return {} if set(found) <= {""} else found
+            found[name or OWN] = (self._share(first), self._share(others) if others else None)
+        return {} if set(found) <= {OWN} else found
+
+    def _estimates(self, greedy: Sequence[Scored], sampled: Sequence[Scored]) -> dict[str, Mapping[str, Estimate]]:
+        """Returns the estimates of all prompts, and of each held-out set if there are several."""
+        settings, size = self._settings, self._settings.samples_per_prompt
+        first, drawn = ([self._is_right(result, sample.prompt.source) for sample, result in kind]
+                        for kind in (greedy, sampled))  # fmt: skip
+        places: dict[str, list[int]] = {"": list(range(len(self._prompts)))}
+        if len({prompt.source for prompt in self._prompts}) > 1:
+            for place, prompt in enumerate(self._prompts):
+                places.setdefault(prompt.source or OWN, []).append(place)
+        return {
+            name: estimate(
+                [first[place] for place in chosen],
+                [drawn[place * size : (place + 1) * size] for place in chosen] if drawn else [],
+                settings.pass_at,
+                settings.resamples,
+                self._seed,
+            )
+            for name, chosen in places.items()
+        }
 
     def _params(self, temperature: float) -> SamplingParams:
         return self._sampling.model_copy(update={"temperature": temperature})

@@ -44,6 +44,7 @@ class Settings(TypedDict, total=False):
     checkpoint_every: int
     eval_every: int
     keep_checkpoints: int
+    best: Named
     sampling: Section
     optimizer: Section
     actor: Section

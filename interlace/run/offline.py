@@ -13,6 +13,7 @@ from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import write_step
 from interlace.observe.loggers import MetricsLoggers
 from interlace.observe.quiet import QuietWatch
+from interlace.run.best import BestKeeper
 from interlace.run.evaluation import Evaluation
 from interlace.run.failed_updates import FailedUpdates
 from interlace.run.recipe.config import algorithm_of
@@ -78,6 +79,7 @@ class OfflineBoundary:
         self._logger, self._trace, self._quiet = logger, trace, quiet
         self._recipe, self._folder, self._progress = job.recipe, job.folder, job.progress
         self._failed_updates = FailedUpdates(job.recipe.optimizer.max_failed_updates)
+        self._best = BestKeeper(job.recipe.best, job.folder, saver.checkpoints, job.progress)
         self._state: StateLater | None = None
         """The state at the end of the last step of this process."""
         self._num_updates = 0
@@ -92,6 +94,7 @@ class OfflineBoundary:
     async def begin(self) -> None:
         """Evaluates the model that the run starts with."""
         if self._job.start.checkpoint is None and (found := await self._evaluate("evaluation before")):
+            self._best.check_evaluation(found)
             self._logger.log_evaluation(self.done_steps, found)
         await self._trace.at(self.done_steps + 1)
 
@@ -104,19 +107,22 @@ class OfflineBoundary:
             found = found | await self._evaluate(f"evaluation after step {step}")
         found = found | job.callbacks.on_step(step, recipe.steps, found)
         self._state, self._num_updates = self._state_later(), self._run.num_updates
-        is_due = recipe.checkpoint_every and step % recipe.checkpoint_every == 0
+        is_best = self._best.observe(step, found)
+        is_due = is_best or (recipe.checkpoint_every and step % recipe.checkpoint_every == 0)
         if is_due:
             found["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(step, found)
         self._progress.step(step, found)
         self._quiet.heard(f"step {step + 1}")
+        if is_best:
+            self._best.mark(step)
         if is_due:
             self._saver.write(self._state())
         if failing := self._failed_updates.failing(found):
             await self._saver.save(self._state())  # no update since the last good one changed anything
             self._failed_updates.refuse(failing, step)
         await self._trace.at(step + 1)
-        return not (job.stop.requested or job.callbacks.want_stop)
+        return not (job.stop.requested or job.callbacks.want_stop or self._best.wants_stop)
 
     async def finish(self) -> None:
         """Ends the run after its flow: saves, and evaluates the trained model."""
@@ -126,6 +132,8 @@ class OfflineBoundary:
         self._failed_updates.refuse_a_run_without_updates()
         if self._evaluated_at != self.done_steps and (found := await self._evaluate("evaluation after")):
             self._logger.log_evaluation(self.done_steps, found)
+            if self.done_steps and self._best.observe_final(self.done_steps, found):
+                self._best.mark(self.done_steps)
 
     async def finish_saving(self) -> None:
         """Waits for the checkpoint that is being written, as long as a stop may last."""

@@ -75,6 +75,11 @@ class Saver:
         self._writing = asyncio.get_running_loop().create_future()
         self._cluster.spawn(self._write(state, self._writing), name="checkpoint")
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Returns the checkpoints of the run."""
+        return self._checkpoints
+
     async def finish(self) -> None:
         """Waits until the checkpoint that is being written is complete."""
         if self._writing:

@@ -19,6 +19,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.rewards.results import ACCURACY
+from interlace.run.best import BestKeeper
 from interlace.run.callbacks import Callbacks
 from interlace.run.evaluation import Evaluation
 from interlace.run.evaluator import RIGHT_FROM, Evaluator
@@ -83,6 +84,7 @@ class StepBoundary:
         self._recipe, self._run, self._folder, self._progress = job.recipe, hosted.run, job.folder, job.progress
         self._notes = StepNotes(job.recipe, job.folder, job.progress)
         self._failed_updates = FailedUpdates(job.recipe.optimizer.max_failed_updates)
+        self._best = BestKeeper(job.recipe.best, job.folder, saver.checkpoints, job.progress)
         self._boundary: Callable[[], RunState] | None = None
         """Function that returns the state at the end of this process's last step."""
         self._num_updates = 0
@@ -100,6 +102,7 @@ class StepBoundary:
         """Evaluates the initial policy."""
         if self._evaluator.has_prompts and self._job.start.checkpoint is None:
             self.before = await self._evaluate("evaluation before")
+            self._best.check_evaluation(self.before.metrics())
             self._logger.log_evaluation(self.done_steps, self.before.metrics())
         await self._trace.at(self.done_steps + 1)
 
@@ -127,8 +130,8 @@ class StepBoundary:
         metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
         self._boundary = self._state_later(self._run.unconsumed_prompts())
         self._num_updates = self._run.num_updates
-        state = None
-        if recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0:
+        state, is_best = None, self._best.observe(result.step, metrics)
+        if is_best or (recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0):
             state = self._boundary()
             metrics["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(result.step, metrics)
@@ -138,13 +141,17 @@ class StepBoundary:
         self._progress.step(result.step, metrics)
         self._quiet.heard(f"step {result.step + 1}")
         self._notes.refuse_failures(result)
+        if is_best:
+            self._best.mark(result.step)
         if state:
             self._saver.write(state)
         if failing := self._failed_updates.failing(result.metrics):
             await self._saver.save(self._boundary())  # the failed updates did not change the weights
             self._failed_updates.refuse(failing, result.step)
         await self._trace.at(result.step + 1)
-        return not (self._job.stop.requested or self._job.callbacks.want_stop or self._is_to_change)
+        return not (
+            self._job.stop.requested or self._job.callbacks.want_stop or self._best.wants_stop or self._is_to_change
+        )
 
     async def finish(self) -> None:
         """Saves and evaluates after the end of the flow."""
@@ -159,6 +166,8 @@ class StepBoundary:
             await self._run.install_weights()
             self.after = await self._evaluate("evaluation after")
             self._logger.log_evaluation(self.done_steps, self.after.metrics())
+            if self.done_steps and self._best.observe_final(self.done_steps, self.after.metrics()):
+                self._best.mark(self.done_steps)
             self._log_samples(self.done_steps)
 
     async def finish_saving(self) -> None:

@@ -27,6 +27,7 @@ def check_settings(recipe: Recipe) -> None:
     _check_episodes(recipe)
     _check_scorer(recipe)
     check_learning(recipe)
+    _check_best(recipe)
     _check_loggers(recipe)
 
 
@@ -143,6 +144,23 @@ def _check_minibatches(recipe: Recipe) -> None:
             f"prompts_per_step={prompts} cannot be cut into minibatches={minibatches} of equal size. "
             f"Set minibatches to one of {', '.join(map(str, fitting))}, "
             f"or prompts_per_step to a multiple of {minibatches}."
+        )
+
+
+def _check_best(recipe: Recipe) -> None:
+    """Raises UserError for a metric that the settings of the evaluation leave out."""
+    best, evaluation = recipe.best, recipe.evaluation
+    if best is None or not best.is_evaluated:
+        return
+    if not recipe.eval_every:
+        raise UserError(
+            f"best.metric = {best.metric!r} is measured by evaluations, and with eval_every=0 there is none between "
+            "the first and the last step. Set eval_every, or take a metric of each step, such as reward/mean."
+        )
+    if best.metric.endswith("/accuracy_sampled") and not evaluation.samples_per_prompt:
+        raise UserError(
+            f"best.metric = {best.metric!r}: evaluation.samples_per_prompt=0 samples no answers. Set it to 1 or more, "
+            "or take eval/accuracy_greedy."
         )
 
 

@@ -17,6 +17,7 @@ from interlace.engines.rollout.config import EngineConfig, NativeConfig
 from interlace.engines.rollout.kinds import parse_engine
 from interlace.engines.train.config import TOKENS_PER_MICROBATCH, ActorConfig, CriticConfig, OptimizerConfig
 from interlace.models.config import ModelConfig, WorldModelSettings, by_path
+from interlace.observe.best import BestConfig
 from interlace.rewards.base import RewardConfig
 from interlace.robots.replay.buffer import ReplayLearnerConfig
 from interlace.rollouts.config import EpisodeConfig, parse_episode
@@ -102,6 +103,7 @@ SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
     "reward": lambda name: {"name": name},
     "rollout": lambda name: {"engine": name},
     "episode": lambda name: {"name": name},
+    "best": lambda name: {"metric": name},
 }
 """Sections that may be written as one word, each with a function that expands the word."""
 
@@ -188,6 +190,8 @@ class Recipe(Config):
     """Steps between evaluations on held-out prompts. With 0, only before the first step and after the last."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep."""
+    best: Annotated[BestConfig | None, _spelled_out("best")] = None
+    """Checkpoint to keep in addition, by a metric, and early stopping. If None, only the newest are kept."""
     recovery: RecoveryConfig = RecoveryConfig()
     """Limits of recovery from failures of processes and samples."""
     sampling: SamplingParams = SamplingParams()

@@ -119,6 +119,11 @@ class WarmupConfig(Config):
         return self
 
 
+def _several(value: object) -> object:
+    """Turns a single number into a list of one."""
+    return [value] if isinstance(value, int) else value
+
+
 class EvaluationConfig(Config):
     """Evaluation on held-out prompts: once greedily, and by sampling."""
 
@@ -128,8 +133,27 @@ class EvaluationConfig(Config):
     """Sampled answers to each prompt. With 0, only greedy answers."""
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE)
     """Temperature of the sampled answers."""
+    pass_at: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_several)] = ()
+    """Values of k for pass@k, the probability that one of k sampled answers is right. Each is at most
+    samples_per_prompt."""
+    resamples: int = Field(default=1000, ge=0)
+    """Resamples of the prompts for the 95 % intervals of `interlace eval`. With 0, no intervals."""
     num_shown: int = Field(default=4, ge=0)
     """Prompts whose answers before and after training are printed; episodes of a robot are filmed."""
+
+    @field_validator("pass_at")
+    @classmethod
+    def _in_order(cls, pass_at: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(set(pass_at)))
+
+    @model_validator(mode="after")
+    def _has_samples(self) -> Self:
+        if self.pass_at and self.pass_at[-1] > self.samples_per_prompt:
+            raise ValueError(
+                f"pass@{self.pass_at[-1]} needs {self.pass_at[-1]} sampled answers to each prompt, and "
+                f"samples_per_prompt is {self.samples_per_prompt}: raise it, or lower pass_at"
+            )
+        return self
 
 
 def _listed(value: object) -> object:

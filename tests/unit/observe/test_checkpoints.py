@@ -129,3 +129,14 @@ def test_the_space_asked_for_is_what_is_compared(tmp_path: Path, monkeypatch: py
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Keep 1 or more"):
         Checkpoints(tmp_path, keep=0)
+
+
+def test_the_best_is_kept_beside_the_newest_until_another_is_better(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step in (1, 2, 3):
+        if step == 1:
+            checkpoints.keep_best(step)
+        checkpoints.save(step, writes(str(step)), num_bytes=1)
+    assert checkpoints.steps() == [1, 3]
+    checkpoints.keep_best(3)
+    assert checkpoints.steps() == [3]

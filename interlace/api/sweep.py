@@ -1,0 +1,81 @@
+"""A sweep from a program."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from interlace.api.advice import for_python, in_any_loop
+from interlace.cli.sweep import SweepOptions, run_sweep
+from interlace.core.types import JSON
+from interlace.observe.notebook import table_html
+from interlace.run.sweep import SweepResult
+
+_PLAIN = re.compile(r"[\w.:/+-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepTable:
+    """Outcomes of a recipe with several values of some settings."""
+
+    result: SweepResult
+
+    @property
+    def rows(self) -> list[dict[str, JSON]]:
+        """Returns a mapping for each run, the best first: the swept settings, steps, metric, best, seconds, folder."""
+        return [
+            {
+                **row.values, "steps": row.steps, self.result.metric: row.metric, "best": row.best,
+                "seconds": row.seconds, "folder": str(self.result.folder / row.name),
+            }
+            for row in self.result.rows
+        ]  # fmt: skip
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """Returns the runs that ended with an error, and the error."""
+        return self.result.failed
+
+    @property
+    def report(self) -> Path | None:
+        """Returns the report of all runs on one page; None if no run trained."""
+        return self.result.report
+
+    def __repr__(self) -> str:
+        lines = [", ".join(f"{name} {value}" for name, value in row.items() if name != "folder") for row in self.rows]
+        return "\n".join([f"{type(self).__name__} by {self.result.metric}", *(f"  {line}" for line in lines)])
+
+    def _repr_html_(self) -> str:
+        """Returns the table as a notebook shows it."""
+        return table_html(self.rows)
+
+
+@for_python
+@in_any_loop
+def sweep(
+    recipe: str,
+    settings: Mapping[str, Sequence[JSON]],
+    overrides: Sequence[str] = (),
+    *,
+    name: str | None = None,
+    folder: str | Path = "runs",
+    resume: bool = False,
+    metric: str | None = None,
+    quiet: bool = False,
+) -> SweepTable:
+    """Trains a recipe with every combination of the settings' values, in sequence. The command has the same options.
+
+    settings: key -> values, such as {"optimizer.lr": [1e-4, 3e-4], "seed": [0, 1, 2]}. overrides: changes of all runs.
+    """
+    swept = [f"{key}={','.join(_text(value) for value in values)}" for key, values in settings.items()]
+    options = SweepOptions(name, resume, metric)
+    console = Console(quiet=quiet)
+    return SweepTable(result=run_sweep(recipe, [*overrides, *swept], Path(folder), options, console, quiet=quiet))
+
+
+def _text(value: JSON) -> str:
+    """Returns a value as on the command line; a text with commas, spaces or brackets in quotes."""
+    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else json.dumps(value)

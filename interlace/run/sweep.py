@@ -1,0 +1,297 @@
+"""A sweep: one recipe trained with every combination of some settings' values, in sequence, with one table."""
+
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from traceback import format_exception_only
+
+from interlace.core.errors import UserError, first_line
+from interlace.core.types import JSON
+from interlace.observe.atomic_file import write_atomic
+from interlace.observe.best import BestConfig
+from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.progress import ProgressView
+from interlace.observe.report.page import write_report
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder, folder_name
+from interlace.observe.run_lock import RunLock
+from interlace.observe.step_line import brief
+from interlace.observe.stop import StopSignal
+from interlace.run.outcome import FINAL_SHARE
+from interlace.run.recipe.check_settings import check_settings
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.load import load_recipe, override_key
+
+MAX_RUNS = 1000
+"""Most runs of a sweep."""
+SEED = "seed"
+SWEEP_FILE, REPORT_FILE = "sweep.json", "report.html"
+_DEFAULTS = ("eval/accuracy_greedy", "eval/loss", "reward/mean")
+"""Metrics by which runs are ordered if none is named: the first that the runs have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One combination of values."""
+
+    name: str
+    """Folder of its run within the sweep's folder."""
+    values: Mapping[str, str]
+    """Swept key -> value, as written."""
+    recipe: Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepRow:
+    """Outcome of one combination."""
+
+    name: str
+    values: Mapping[str, str]
+    steps: int
+    metric: float | None
+    """Value of the sweep's metric: of the last evaluation, or the mean over the last fifth of the steps."""
+    best: float | None
+    """Best value of the metric at any step."""
+    seconds: float
+    """Seconds of all steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepResult:
+    """Outcome of a sweep."""
+
+    folder: Path
+    metric: str
+    """Metric that orders the runs."""
+    rows: Sequence[SweepRow]
+    """Runs that trained any step, the best first."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Runs that ended with an error, and the error."""
+    report: Path | None = None
+    """Report of all runs on one page; None if no run trained."""
+    num_left: int = 0
+    """Runs that a stop left unfinished."""
+
+    def over_seeds(self) -> list[tuple[Mapping[str, str], float, float, int]]:
+        """Returns (values without the seed, mean, standard deviation, number) of each combination, the best first.
+
+        Empty if the seed was not swept.
+        """
+        groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
+        for row in self.rows:
+            if SEED not in row.values:
+                return []
+            if row.metric is not None:
+                key = tuple((name, value) for name, value in row.values.items() if name != SEED)
+                groups.setdefault(key, []).append(row.metric)
+        found = [
+            (dict(key), fmean(all_), stdev(all_) if len(all_) > 1 else 0.0, len(all_)) for key, all_ in groups.items()
+        ]
+        return sorted(found, key=lambda each: -each[1] * BestConfig(metric=self.metric).sign)
+
+
+def load_sweep(spec: str, arguments: Sequence[str]) -> list[Variant]:
+    """Returns the combinations of a recipe, each checked. Raises UserError before any work.
+
+    arguments: KEY=VALUE, or KEY=A,B,... for a swept key. A comma within brackets or quotes does not separate.
+    """
+    fixed: list[str] = []
+    swept: dict[str, list[str]] = {}
+    for argument in arguments:
+        key, values = override_key(argument), split_values(argument)
+        if key in swept or any(override_key(each) == key for each in fixed):
+            raise UserError(f"{key} is given twice: write all its values at once, as {key}=A,B.")
+        if len(values) == 1:
+            fixed.append(argument)
+        else:
+            swept[key] = values
+    if not swept:
+        raise UserError(
+            "a sweep needs a setting with several values, such as optimizer.lr=1e-4,3e-4. For one run: interlace train."
+        )
+    count = math.prod(map(len, swept.values()))
+    if count > MAX_RUNS:
+        raise UserError(f"the sweep has {count} combinations, and at most {MAX_RUNS} are allowed. Give fewer values.")
+    found: list[Variant] = []
+    names: set[str] = set()
+    for combination in itertools.product(*swept.values()):
+        chosen = dict(zip(swept, combination, strict=True))
+        name = folder_name("-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in chosen.items()))
+        name = name if name not in names else f"{name[:170]}-{len(found) + 1}"
+        names.add(name)
+        recipe = load_recipe(spec, [*fixed, *(f"{key}={value}" for key, value in chosen.items())])
+        if recipe.schedule.open:
+            raise UserError("schedule=auto is chosen by `interlace train`. In a sweep name presets: schedule=A,B.")
+        check_settings(recipe)
+        found.append(Variant(name=name, values=chosen, recipe=recipe))
+    from interlace.run.recipe.check import check_recipe  # imports torch, so it follows the checks without torch
+
+    for variant in found:
+        check_recipe(variant.recipe)
+    return found
+
+
+def split_values(argument: str) -> list[str]:
+    """Splits the values of KEY=A,B at the commas outside of brackets and quotes.
+
+    Raises UserError for an empty value, and for a value that occurs twice.
+    """
+    key, _, text = argument.partition("=")
+    values, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{(":
+            depth += 1
+        elif letter in "]})":
+            depth -= 1
+        if letter == "," and depth == 0 and not quote:
+            values.append("")
+        else:
+            values[-1] += letter
+    values = [value.strip() for value in values]
+    if len(values) > 1 and not all(values):
+        raise UserError(f"{argument!r} has an empty value. Values are written {key}=A,B; null leaves a setting unset.")
+    if doubled := next((value for value in values if values.count(value) > 1), None):
+        raise UserError(f"{argument!r} has the value {doubled} twice. Remove one.")
+    return values
+
+
+def check_metric(metric: str | None, variants: Sequence[Variant]) -> str | None:
+    """Returns the metric that orders the runs, if it is known before they start: the given one, or of `best`."""
+    named = {variant.recipe.best.metric for variant in variants if variant.recipe.best is not None}
+    return metric or (named.pop() if len(named) == 1 else None)
+
+
+class Sweep:
+    """The runs of a sweep in its folder."""
+
+    def __init__(self, folder: Path, variants: Sequence[Variant], *, metric: str | None, resume: bool) -> None:
+        """resume: keeps finished runs and continues the others. Raises UserError if the folder has another sweep."""
+        self._folder, self._variants, self._metric = folder, variants, metric
+        self._finished: set[str] = set()
+        self._failed: dict[str, str] = {}
+        if resume:
+            self._read()
+        elif folder.exists():
+            raise UserError(
+                f"{folder} exists already. Continue its sweep (--resume), or give this one another name (--name)."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write()
+
+    def run(self, progress: ProgressView, stop: StopSignal) -> SweepResult:
+        """Trains each unfinished combination in turn. An error of one does not affect the others."""
+        for place, variant in enumerate(self._variants, start=1):
+            if stop.requested:
+                break
+            if variant.name in self._finished:
+                continue
+            progress.say(f"run {place} of {len(self._variants)}: {variant.name}")
+            try:
+                is_finished = self._train(variant, progress, stop)
+            except Exception as error:  # noqa: BLE001 - an error of one run does not affect the others
+                self._failed[variant.name] = "".join(format_exception_only(error)).strip()
+                progress.say(f"run {variant.name} failed by {brief(self._failed[variant.name])}")
+                continue
+            if is_finished:
+                self._finished.add(variant.name)
+                self._write()
+        return self._result()
+
+    def _train(self, variant: Variant, progress: ProgressView, stop: StopSignal) -> bool:
+        """Trains a combination, from its newest checkpoint if it has one. Returns False if it was stopped."""
+        from interlace.run.train import train  # loads torch
+
+        path = self._folder / variant.name
+        resume = bool(Checkpoints(path / "checkpoints", keep=1).steps())
+        if path.exists() and not resume:
+            shutil.rmtree(path)  # of a run that was killed before its first checkpoint
+        run = RunFolder.resume(self._folder, variant.name) if resume else RunFolder.create(self._folder, variant.name)
+        run.write_config(variant.recipe)
+        with RunLock(run):
+            report = train(variant.recipe, run, resume=resume, progress=progress, stop=stop)
+        return not (report.was_stopped and stop.requested)
+
+    def _read(self) -> None:
+        path = self._folder / SWEEP_FILE
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            self._finished = set(map(str, found["finished"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{self._folder} has no sweep to resume: {path.name}: {first_line(error)}. Start it without --resume."
+            ) from None
+        for variant in self._variants:
+            run = RunFolder(path=self._folder / variant.name)
+            if run.config.is_file() and load_recipe(str(run.config)) != variant.recipe:
+                raise UserError(
+                    f"run {run.path} was started with other settings. Resume the sweep with the arguments of its "
+                    "start, to which only values may be added, or give this one another name (--name)."
+                )
+
+    def _write(self) -> None:
+        text = json.dumps({"finished": sorted(self._finished)}, indent=1)
+        write_atomic(self._folder / SWEEP_FILE, text + "\n")
+
+    def _result(self) -> SweepResult:
+        data = dict(self._data())
+        known = next((name for name in _DEFAULTS if any(run.values(name) for run in data.values())), _DEFAULTS[-1])
+        metric = self._metric or known
+        rows = [_row(variant, data[variant.name], metric) for variant in self._variants if variant.name in data]
+        sign = BestConfig(metric=metric).sign
+        rows.sort(key=lambda row: -math.inf if row.metric is None else sign * row.metric, reverse=True)
+        report = self._folder / REPORT_FILE if data else None
+        if report:
+            write_report([RunFolder(path=self._folder / row.name) for row in rows], report)
+        left = len(self._variants) - len(self._finished) - len(self._failed)
+        return SweepResult(
+            folder=self._folder, metric=metric, rows=rows, failed=self._failed, report=report, num_left=left
+        )
+
+    def _data(self) -> Iterator[tuple[str, RunData]]:
+        for variant in self._variants:
+            run = RunFolder(path=self._folder / variant.name)
+            if run.has_trained:
+                yield variant.name, RunData.read(run)
+
+
+def _row(variant: Variant, run: RunData, metric: str) -> SweepRow:
+    points = [(step, value) for step, value in run.curve(metric) if step > 0]
+    values = [value for _, value in points]
+    last = None
+    if values:
+        last = values[-1] if metric.startswith("eval/") else fmean(values[-max(1, round(FINAL_SHARE * len(values))) :])
+    pick = max if BestConfig(metric=metric).sign > 0 else min
+    return SweepRow(
+        name=variant.name,
+        values=variant.values,
+        steps=len(run.rows),
+        metric=last,
+        best=pick(values, default=None),
+        seconds=sum(run.values("timing_s/step")),
+    )
+
+
+def as_json(result: SweepResult) -> dict[str, JSON]:
+    """Returns the outcome as the command prints it."""
+    return {
+        "folder": str(result.folder),
+        "metric": result.metric,
+        "report": None if result.report is None else str(result.report),
+        "runs": [
+            {
+                "name": row.name, "settings": dict(row.values), "steps": row.steps, "metric": row.metric,
+                "best": row.best, "seconds": row.seconds,
+            }
+            for row in result.rows
+        ],
+        "failed": dict(result.failed),
+    }  # fmt: skip

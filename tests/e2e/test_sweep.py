@@ -1,0 +1,104 @@
+"""`interlace sweep` trains every combination, resumes, and names mistakes before any run starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import interlace
+from interlace.cli.main import app
+from interlace.core.errors import UserError
+from interlace.run.sweep import split_values
+
+SMALL = [
+    "steps=2", "prompts_per_step=8", "task.reasoning_gym.train_size=32", "task.reasoning_gym.heldout_size=8",
+    "logging.loggers=[]", "cluster.devices=cpu:2", "checkpoint_every=1",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def sweep(*arguments: str) -> "tuple[int, str, str]":
+    result = CliRunner().invoke(app, ["sweep", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def settings(tmp_path: Path) -> list[str]:
+    return [*SMALL, f"model.cache_dir={tmp_path / 'cache'}"]
+
+
+def test_all_combinations_in_one_table_and_resumption(tmp_path: Path) -> None:
+    grid = ["optimizer.lr=1e-5,1e-2", "seed=0,1"]
+    code, out, err = sweep("sft", *settings(tmp_path), *grid, "--name", "grid", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["metric"] == "eval/loss" and Path(told["report"]).is_file()
+    assert [run["settings"]["optimizer.lr"] for run in told["runs"]] == ["1e-2", "1e-2", "1e-5", "1e-5"]
+    assert told["runs"][0]["metric"] <= told["runs"][1]["metric"] < told["runs"][2]["metric"]
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs" / "grid").glob("*/metrics.jsonl")}
+    assert {path.parent.name for path in times} == {
+        f"lr-{lr}-seed-{seed}" for lr in ("1e-5", "1e-2") for seed in (0, 1)
+    }
+
+    unfinished = tmp_path / "runs" / "grid" / "lr-1e-2-seed-1"
+    state = tmp_path / "runs" / "grid" / "sweep.json"
+    state.write_text(json.dumps({"finished": [name for name in json.loads(state.read_text())["finished"]
+                                              if name != unfinished.name]}))  # fmt: skip
+    for path in unfinished.glob("checkpoints/step_2/*"):
+        if path.is_file():
+            path.unlink()
+    found = interlace.sweep(
+        "sft", {"optimizer.lr": ["1e-5", "1e-2"], "seed": [0, 1, 2]}, settings(tmp_path), name="grid", resume=True,
+        quiet=True,
+    )  # fmt: skip
+    assert len(found.rows) == 6 and not found.failed and all(row["steps"] == 2 for row in found.rows)
+    same = [path for path, time in times.items() if path.stat().st_mtime_ns == time]
+    assert len(same) == 3, "finished runs are not trained again"
+    assert len(found.result.over_seeds()) == 2 and found.result.over_seeds()[0][3] == 3
+    assert "<table" in found._repr_html_()
+
+
+def test_a_run_that_fails_takes_nothing_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from interlace.run import train as module
+
+    train = module.train
+
+    def broken(recipe: interlace.Recipe, *args: object, **options: object) -> object:
+        if recipe.seed == 1:
+            raise ValueError("a broken disk")
+        return train(recipe, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "train", broken)
+    code, out, err = sweep("sft", *settings(tmp_path), "seed=0,1")
+    assert code == 1 and "run seed-1 failed: ValueError: a broken disk" in err
+    assert "Runs by eval/loss" in out and "--name sft-sweep --resume" not in out
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    def refusal(*arguments: str) -> str:
+        code, _, err = sweep("sft", *settings(tmp_path), *arguments)
+        assert code == 2, err
+        return err
+
+    assert "unknown key 'optimizer.lrr'" in refusal("optimizer.lrr=1e-4,1e-3")
+    assert "a sweep needs a setting with several values" in refusal("seed=0")
+    assert "seed is given twice" in refusal("seed=0,1", "seed=2,3")
+    assert "has an empty value" in refusal("seed=0,,1")
+    assert "has the value 1 twice" in refusal("seed=1,1")
+    assert "seed = 'a': it must be a whole number" in refusal("seed=a,b")
+    assert "at most 1000" in refusal(f"seed={','.join(map(str, range(1001)))}")
+    assert "give it (--name)" in refusal("seed=0,1", "--resume")
+    assert "has no sweep to resume" in refusal("seed=0,1", "--resume", "--name", "none")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_commas_within_brackets_and_quotes_do_not_separate() -> None:
+    assert split_values("a=[1,2],[3]") == ["[1,2]", "[3]"]
+    assert split_values("a={b: 1, c: 2}") == ["{b: 1, c: 2}"]
+    assert split_values("a=\"x,y\",'z'") == ['"x,y"', "'z'"]
+    with pytest.raises(UserError, match="null leaves a setting unset"):
+        split_values("a=,1")
