@@ -227,7 +227,7 @@ class EngineDriver:
             self._serving = True
             submissions: tuple[Request, ...] = ()
             if admitted:  # most calls only continue the running sequences
-                self._meter.submit([(job.request, job.num_history) for job in admitted])
+                self._meter.submit([(job.request, job.num_history, job.asked_s) for job in admitted])
                 submissions = tuple([job.request for job in admitted])
             progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts, ended)
             self._serving = False

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from interlace.core.progress import Progress
 from interlace.core.types import FinishReason, Request, Response
-from interlace.runtime.timeline import EngineCall, Span, Timeline
+from interlace.runtime.timeline import EngineCall, Span, Timeline, TurnEnd, TurnStart
 from interlace.runtime.typed_group import TypedGroup
 
 
@@ -17,10 +17,16 @@ class GenerationMeter:
         self._repeated_tokens = self._prompt_tokens = 0
         self._histories: dict[str, int] = {}
         """For each running turn, the context tokens from earlier turns, which the engine reuses or recomputes."""
+        self._begun: list[TurnStart] = []
 
-    def submit(self, requests: Sequence[tuple[Request, int]]) -> None:
-        """Records the requests of a new call, each with the number of context tokens from earlier turns."""
-        for request, num_history in requests:
+    def submit(self, requests: Sequence[tuple[Request, int, float]]) -> None:
+        """Records the requests of a new call.
+
+        requests: each with the number of context tokens from earlier turns, and the time of the request.
+        """
+        for request, num_history, asked_s in requests:
+            if _is_of_flow(request):
+                self._begun.append(TurnStart(request.owner, request.turn, asked_s))
             num_tokens = len(request.prompt_ids) + len(request.generated_ids)
             self._cached_tokens += num_tokens
             if request.generated_ids:
@@ -42,9 +48,8 @@ class GenerationMeter:
             self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
             # The engine reports reused tokens only now, so recomputed tokens count for this call.
             self._repeated_tokens += max(0, self._histories.pop(done.request.id, 0) - done.num_cached_tokens)
-            owner = done.request.owner
-            if owner.gid >= 0 and owner.index >= 0 and done.finish_reason != FinishReason.ABORTED:
-                finished.append(owner)
+            if _is_of_flow(done.request) and done.finish_reason != FinishReason.ABORTED:
+                finished.append(done.request.owner)
         span.finished = finished
 
     def drop(self, num_tokens: int) -> None:
@@ -74,7 +79,21 @@ class GenerationMeter:
             num_preemptions=progress.num_preemptions,
             kv_use=progress.kv_use,
             num_held_tokens=num_held_tokens,
+            begun=tuple(self._begun),
+            ended=tuple(
+                [
+                    TurnEnd(done.request.owner, done.request.turn, len(done.token_ids))
+                    for done in (response.completion for response in progress.responses)
+                    if _is_of_flow(done.request) and done.finish_reason != FinishReason.ABORTED
+                ]
+            ),
         )
+        self._begun.clear()
         self._repeated_tokens = self._prompt_tokens = 0
         self._timeline.serve(served)
         return served
+
+
+def _is_of_flow(request: Request) -> bool:
+    """Returns whether a request belongs to a sample of the flow, and not to an evaluation or a baseline."""
+    return request.owner.gid >= 0 and request.owner.index >= 0
