@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 PYTHON_VLLM ?= $(PYTHON)
 
-.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-loggers test-lerobot test-faults test-soak check bench clean
+.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-loggers test-lerobot test-faults test-soak check docs bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -65,11 +65,15 @@ check: .venv/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation site, in an environment of its own without torch. Strict: a broken link or anchor is an error.
+docs: .venv-docs/.installed
+	.venv-docs/bin/mkdocs build --strict --site-dir site
+
 bench: .venv/.installed-dev
 	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
-	rm -rf .venv .venv-vllm .venv-simulators .venv-loggers .venv-lerobot build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-simulators .venv-loggers .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -119,6 +123,13 @@ SIMULATORS_PIP := .venv-simulators/bin/python -m pip install --quiet
 	@$(SIMULATORS_PIP) torch==2.13.0 timm --requirement .venv-simulators/requirements.txt
 	@.venv-simulators/bin/python -c 'import torchvision' 2>/dev/null || .venv-simulators/bin/python -m pip uninstall --quiet --yes torchvision
 	@$(SIMULATORS_PIP) --no-deps --editable .
+	@touch $@
+
+.venv-docs/.installed: pyproject.toml tests/contract/environment_requirements.py
+	@echo 'installing MkDocs into .venv-docs (a minute, once)'
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	@$(PYTHON) tests/contract/environment_requirements.py --extra docs --only-extras > .venv-docs/requirements.txt
+	@.venv-docs/bin/python -m pip install --quiet --requirement .venv-docs/requirements.txt
 	@touch $@
 
 .venv-loggers/.installed: pyproject.toml tests/contract/environment_requirements.py

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from interlace.runtime.channel import Channel
     from interlace.runtime.worker import Worker, operation
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PLACES = {
     "interlace.algorithms.base": ("Advantages", "Algorithm"),

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from interlace.cli.complete import RECIPE_HELP, complete_recipe, complete_setting
 from interlace.cli.preflight import hush_libraries, say
 
 if TYPE_CHECKING:
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 
 
 def chaos(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help=RECIPE_HELP, autocompletion=complete_recipe),
+    ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change: `rollout=interlace`.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", autocompletion=complete_setting, help="Settings to change: `rollout=interlace`."
+        ),
     ] = None,
     faults: Annotated[
         str, typer.Option(help="KIND:ROLE@RATE with commas between: kill:rollout@0.1/step,stop:reward@30s.")

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from interlace.cli.complete import complete_run
 from interlace.cli.report import find_run
 from interlace.core.errors import UserError
 from interlace.observe.atomic_file import write_atomic
@@ -20,7 +21,9 @@ VERBS = ("add", "drain", "remove")
 
 
 def engines(
-    run: Annotated[str, typer.Argument(help="Name of a run that trains now, or its folder.")],
+    run: Annotated[
+        str, typer.Argument(help="Name of a run that trains now, or its folder.", autocompletion=complete_run)
+    ],
     verb: Annotated[str | None, typer.Argument(help="add, drain or remove. Default: list the engines.")] = None,
     engine: Annotated[str | None, typer.Argument(help="Address of a server, or the number of an engine.")] = None,
 ) -> None:

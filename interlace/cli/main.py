@@ -16,6 +16,7 @@ from interlace.cli.doctor import doctor
 from interlace.cli.engines import engines
 from interlace.cli.eval import evaluate
 from interlace.cli.export import export
+from interlace.cli.init import init
 from interlace.cli.plan import plan
 from interlace.cli.presets import presets
 from interlace.cli.profile import profile
@@ -99,9 +100,9 @@ app = typer.Typer(
     cls=_Commands,
     help="Reinforcement-learning post-training: the flow is written once, the way it runs is data.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("init")(_reporting(init))
 app.command("train", cls=_WithSettings)(_reporting(train))
 app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from interlace.cli.complete import RUNS_HELP, complete_run
 from interlace.cli.preflight import ROOT, writable
 from interlace.core.errors import UserError
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Names or folders of runs; several are compared.")],
+    runs: Annotated[list[str], typer.Argument(help=RUNS_HELP, autocompletion=complete_run)],
     out: Annotated[
         Path | None, typer.Option(help="The file to write. Default: report.html in the first run's folder.")
     ] = None,

@@ -6,15 +6,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from interlace.cli.complete import RECIPE_HELP, complete_recipe, complete_setting
 from interlace.cli.preflight import say, writable
 
 
 def simulate(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help=RECIPE_HELP, autocompletion=complete_recipe),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
+            autocompletion=complete_setting,
             help="Settings: `steps=4`, `profile.lengths.median=9`, `engines=600:-3,900:+3`: 3 leaves, returns.",
         ),
     ] = None,

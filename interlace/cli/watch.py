@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from interlace.cli.complete import RUNS_HELP, complete_run
 from interlace.cli.report import run_folder
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ NICENESS = 10
 
 
 def watch(
-    runs: Annotated[list[str], typer.Argument(help="Names or folders of runs; several are compared.")],
+    runs: Annotated[list[str], typer.Argument(help=RUNS_HELP, autocompletion=complete_run)],
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8001,
 ) -> None:
     """Serve a page of runs that follows their files: curves, devices, samples, settings; also after they ended."""

@@ -21,3 +21,5 @@ class EpisodeCounts:
     """Failed calls by tool."""
     tool_s: tuple[float, ...] = ()
     """Seconds of each call."""
+    tool_turns: tuple[int, ...] = ()
+    """Number of the turn before each call."""

@@ -27,6 +27,10 @@ class Transcript:
     event: str
     reason: str = ""
     """Why it failed; empty if it did not."""
+    key: tuple[int, int] = (-1, 0)
+    """Group and index. The group is -1 in transcripts of older versions of this package."""
+    tools: Sequence[tuple[int, float]] = ()
+    """Turn before each call of a tool, and the seconds of the call."""
 
 
 Points: TypeAlias = Sequence[tuple[float, float]]
@@ -172,6 +176,8 @@ def _transcript(row: Row) -> Transcript:
         version_max=_whole(row, "version_max"),
         event=str(row.get("event", "")),
         reason=str(row.get("reason", "")),
+        key=(_whole_or(row, "group", -1), _whole_or(row, "index", 0)),
+        tools=_tools(row),
     )
 
 
@@ -183,3 +189,21 @@ def _number(row: Row, key: str) -> float | None:
 def _whole(row: Row, key: str) -> int | None:
     value = _number(row, key)
     return None if value is None else int(value)
+
+
+def _whole_or(row: Row, key: str, default: int) -> int:
+    value = _whole(row, key)
+    return default if value is None else value
+
+
+def _tools(row: Row) -> list[tuple[int, float]]:
+    calls = row.get("tools")
+    if not isinstance(calls, list):
+        return []
+    return [
+        (turn, seconds)
+        for call in calls
+        if isinstance(call, dict)
+        and (turn := _whole(call, "turn")) is not None
+        and (seconds := _number(call, "seconds")) is not None
+    ]

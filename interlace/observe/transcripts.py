@@ -64,6 +64,9 @@ def _row(step: int, ended: EndedSample) -> Mapping[str, object]:
             {"parent": segment.parent, "kind": segment.kind, "num_tokens": len(segment.token_ids)}
             for segment in sample.segments
         ]
+    if sample.counts and sample.counts.tool_s:
+        calls = zip(sample.counts.tool_turns, sample.counts.tool_s, strict=True)
+        row["tools"] = [{"turn": turn, "seconds": round(seconds, 6)} for turn, seconds in calls]
     if sample.scored is not None:
         row["scored"] = sample.scored.reward  # Reward without the term that compares lengths within the group
     return {**row, "reason": ended.reason} if ended.reason else row

@@ -129,6 +129,8 @@ class ToolUse:
     """Name of the tool. Empty if the call could not be read."""
     seconds: float
     failed: bool
+    turn: int = 0
+    """Number of the turn before the call."""
 
 
 class Session(Protocol):

@@ -252,10 +252,9 @@ class EngineDriver:
             aborts, self._aborts = tuple(self._aborts), []
             ended, self._ended = tuple(self._ended), []
             self._serving = True
-            requests = tuple([job.request for job in admitted])
             for job in admitted:
-                begun = job.request
-                self._meter.submit(begun.id, begun.num_prompt_tokens, begun.num_tokens, job.num_history)
+                self._meter.submit(job.request, job.num_history, job.asked_s)
+            requests = tuple([job.request for job in admitted])
             progress, span = await self.group.inline(RolloutGroup.serve, requests, aborts, ended)
             self._serving = False
             self._book(progress, span)

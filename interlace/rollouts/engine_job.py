@@ -27,6 +27,8 @@ class Job:
     deliver: Deliver
     max_new_tokens: int | None
     """Limit that the caller requested; a budget may lower the request's limit below it. None outside the flow."""
+    asked_s: float = 0.0
+    """Time of the request, in seconds of the run's clock. 0 outside the flow."""
     num_before: int = 0
     """Generated tokens of the request when its budget was set."""
     num_history: int = 0

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from interlace.core.progress import Progress
-from interlace.core.types import FinishReason, Response
-from interlace.runtime.timeline import EngineCall, Span, Timeline
+from interlace.core.types import FinishReason, Request, Response
+from interlace.runtime.timeline import EngineCall, Span, Timeline, TurnEnd, TurnStart
 from interlace.runtime.typed_group import TypedGroup
 
 
@@ -17,16 +17,20 @@ class GenerationMeter:
         self._repeated_tokens = self._prompt_tokens = 0
         self._histories: dict[str, int] = {}
         """For each running turn, the context tokens from earlier turns, which the engine reuses or recomputes."""
+        self._begun: list[TurnStart] = []
 
-    def submit(self, request_id: str, num_prompt: int, num_generated: int, num_history: int) -> None:
-        """Records the tokens of a request of the next call: prompt, response so far, and context of earlier turns."""
-        self._cached_tokens += num_prompt + num_generated
-        if num_generated:
-            self._repeated_tokens += num_prompt + num_generated
+    def submit(self, request: Request, num_history: int, asked_s: float) -> None:
+        """Records a request of the next call. num_history: its context tokens of earlier turns. asked_s: its time."""
+        if _is_of_flow(request):
+            self._begun.append(TurnStart(request.owner, request.turn, asked_s))
+        num_tokens = request.num_prompt_tokens + request.num_tokens
+        self._cached_tokens += num_tokens
+        if request.num_tokens:
+            self._repeated_tokens += num_tokens
         else:
-            self._prompt_tokens += num_prompt - num_history
+            self._prompt_tokens += num_tokens - num_history
             if num_history:
-                self._histories[request_id] = num_history
+                self._histories[request.id] = num_history
 
     def recompute(self) -> None:
         """Records that the engine recomputes the KV cache of its running sequences."""
@@ -40,9 +44,8 @@ class GenerationMeter:
             self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
             # The engine reports reused tokens only now, so recomputed tokens count for this call.
             self._repeated_tokens += max(0, self._histories.pop(done.request.id, 0) - done.num_cached_tokens)
-            owner = done.request.owner
-            if owner.gid >= 0 and owner.index >= 0 and done.finish_reason != FinishReason.ABORTED:
-                finished_groups.append(owner.gid)
+            if _is_of_flow(done.request) and done.finish_reason != FinishReason.ABORTED:
+                finished_groups.append(done.request.owner.gid)
         span.finished_groups = finished_groups
 
     def forget(self) -> None:
@@ -77,7 +80,21 @@ class GenerationMeter:
             num_preemptions=progress.num_preemptions,
             kv_use=progress.kv_use,
             num_held_tokens=num_held_tokens,
+            begun=tuple(self._begun),
+            ended=tuple(
+                [
+                    TurnEnd(done.request.owner, done.request.turn, len(done.token_ids))
+                    for done in (response.completion for response in progress.responses)
+                    if _is_of_flow(done.request) and done.finish_reason != FinishReason.ABORTED
+                ]
+            ),
         )
+        self._begun.clear()
         self._repeated_tokens = self._prompt_tokens = 0
         self._timeline.serve(served)
         return served
+
+
+def _is_of_flow(request: Request) -> bool:
+    """Returns whether a request belongs to a sample of the flow, and not to an evaluation or a baseline."""
+    return request.owner.gid >= 0 and request.owner.index >= 0

@@ -333,6 +333,7 @@ class EnginePool:
             expected_tokens=expected,
             deliver=deliver,
             max_new_tokens=max_new_tokens,
+            asked_s=self._cluster.clock.now(),
             num_before=len(request.generated_ids),
             num_history=self._homes.history(request) if self._homes else 0,
         )

@@ -9,6 +9,7 @@ from interlace.rollouts.base import ToolUse
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
+    turn: int
     calls: tuple[ToolCall, ...]
     names: frozenset[str]
     """Tools in the prompt of the turn."""
@@ -32,10 +33,10 @@ class SeenTools:
         """Answered calls, in the order of their answers."""
         self._pending: list[_Pending] = []
 
-    def drawn(self, answer: Message, tools: Sequence[ToolSpec], now_s: float) -> None:
-        """Records the calls of a turn. tools: tools in the prompt of the turn."""
+    def drawn(self, turn: int, answer: Message, tools: Sequence[ToolSpec], now_s: float) -> None:
+        """Records the calls of a turn. turn: its number. tools: tools in the prompt of the turn."""
         if answer.tool_calls:
-            self._pending.append(_Pending(answer.tool_calls, frozenset(tool.name for tool in tools), now_s))
+            self._pending.append(_Pending(turn, answer.tool_calls, frozenset(tool.name for tool in tools), now_s))
 
     def asked(self, messages: Sequence[Message] | None, now_s: float) -> None:
         """Records the request of a turn. messages: its context; None if the context is token ids."""
@@ -47,4 +48,4 @@ class SeenTools:
             for call in each.calls:
                 is_known = not call.error and (call.name in each.names or not each.names)
                 name = call.name if is_known else ""
-                self.uses.append(ToolUse(name=name, seconds=now_s - each.since_s, failed=not is_known))
+                self.uses.append(ToolUse(name=name, seconds=now_s - each.since_s, failed=not is_known, turn=each.turn))

@@ -218,7 +218,7 @@ class EpisodeSession:
         if response.refusal:
             raise UserError(f"the engine refused turn {place}: {response.refusal}")
         turn = self._turns[place] = read_turn(place, response, renderer, shown)
-        self._seen.drawn(turn.message, shown, self._around.clock.now())
+        self._seen.drawn(place, turn.message, shown, self._around.clock.now())
         if said is not None and renderer:
             tokens = [*turn.prompt_ids.tolist(), *turn.token_ids.tolist()]
             self._history.add_turn(renderer, said, shown, turn.message, tokens)
@@ -239,7 +239,7 @@ class EpisodeSession:
 
     def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
         """Counts a call of a tool; see Session."""
-        self._reported.append(ToolUse(name=name, seconds=seconds, failed=failed))
+        self._reported.append(ToolUse(name=name, seconds=seconds, failed=failed, turn=max(self._turns, default=0)))
 
     @asynccontextmanager
     async def simulator(self, start: Start, own: EnvFleet | None = None) -> AsyncIterator[EnvEpisode]:

@@ -92,6 +92,7 @@ def _counts(turns: Sequence[Turn], segments: Sequence[Segment], tools: Sequence[
         tool_calls=Counter(use.name for use in tools),
         tool_errors=Counter(use.name for use in tools if use.failed),
         tool_s=tuple(use.seconds for use in tools),
+        tool_turns=tuple(use.turn for use in tools),
     )
 
 

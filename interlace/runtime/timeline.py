@@ -8,9 +8,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from interlace.core.row import SampleLabel
+from interlace.core.types import SampleKey
 from interlace.runtime.clock import Clock
 from interlace.runtime.worker import Bin
 
@@ -50,6 +51,24 @@ class Span:
         return self.group.partition("/")[0]
 
 
+class TurnStart(NamedTuple):
+    """A turn of a sample that an engine began, or continued after an interruption."""
+
+    key: SampleKey
+    turn: int
+    asked_s: float
+    """Time of the request, in seconds of the run's clock."""
+
+
+class TurnEnd(NamedTuple):
+    """A turn of a sample that an engine finished."""
+
+    key: SampleKey
+    turn: int
+    num_tokens: int
+    """Tokens that the policy drew."""
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class EngineCall:
     """Work of one call of a rollout engine."""
@@ -78,6 +97,10 @@ class EngineCall:
     """Largest share of the KV cache in use, 0 ... 1."""
     num_held_tokens: float = 0.0
     """Context tokens of its sequences, averaged over the call."""
+    begun: Sequence[TurnStart] = ()
+    """Turns of the flow's samples that began in this call."""
+    ended: Sequence[TurnEnd] = ()
+    """Turns of the flow's samples that ended in this call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

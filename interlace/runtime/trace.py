@@ -243,8 +243,18 @@ def _computed(call: EngineCall) -> str:
     prompt_tokens = call.num_prompt_tokens + call.num_repeated_tokens
     return (
         f',"batch":{call.batch},"running":{call.num_running},"new_tokens":{call.num_new_tokens},'
-        f'"prompt_tokens":{prompt_tokens},"kv_use":{round(call.kv_use, 4)}'
+        f'"prompt_tokens":{prompt_tokens},"kv_use":{round(call.kv_use, 4)}{_turns(call)}'
     )
+
+
+def _turns(call: EngineCall) -> str:
+    """Returns the turns of the flow's samples that began and ended, as lists of numbers.
+
+    `begun`: group, index, turn, time of the request in microseconds. `ended`: group, index, turn, sampled tokens.
+    """
+    begun = ",".join([f"[{each.key.gid},{each.key.index},{each.turn},{_us(each.asked_s)}]" for each in call.begun])
+    ended = ",".join([f"[{each.key.gid},{each.key.index},{each.turn},{each.num_tokens}]" for each in call.ended])
+    return (f',"begun":[{begun}]' if begun else "") + (f',"ended":[{ended}]' if ended else "")
 
 
 def _names_of(samples: Sequence[SampleLabel]) -> list[JSON]:

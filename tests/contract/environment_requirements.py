@@ -36,8 +36,11 @@ def main() -> None:
     parser.add_argument("--of", default="", help="add the requirements of this installed distribution")
     parser.add_argument("--extra", action="append", default=[], help="add this extra of interlace; may be repeated")
     parser.add_argument("--without", action="append", default=[], help="leave out this package; may be repeated")
+    parser.add_argument("--only-extras", action="store_true", help="neither interlace's dependencies nor test tools")
     options = parser.parse_args()
-    for requirement in list_requirements(options.of, options.extra):
+    optional = PROJECT["optional-dependencies"]
+    extras = [requirement for extra in options.extra for requirement in optional[extra]]
+    for requirement in extras if options.only_extras else list_requirements(options.of, options.extra):
         if read_name(requirement) not in options.without:
             print(requirement)
 

@@ -41,6 +41,7 @@ SMALLEST = {
     "server": (),
     "simulate": ("--presets", "areal", "--devices", "16", "--steps", "1", "--rounds", "1"),
     "timeline": ("--steps", "15"),
+    "watch": ("--steps", "24", "--period", "2"),
     "weights": ("--scale", "0.01", "--rounds", "2"),
     "train_step": ("--rounds", "1", "--case", "all"),
     "world_model": ("--seeds", "0", "--steps", "2"),

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from interlace.observe.goodput import BINS, PREFIX, ledger_of
 from interlace.observe.report.panels import Curve, Panel
+from interlace.observe.report.sample_times import SampleTimes
 from interlace.observe.run_data import RunData
 from interlace.observe.trace_events import DEVICE_PROCESS, RUN_PROCESS, TraceEvents
 
@@ -84,6 +85,7 @@ class DeviceTimeline:
     bars: Sequence[Bar]
     steps: Mapping[int, tuple[float, float]]
     """Step, the first is 1 -> its start and end."""
+    samples: SampleTimes = field(default_factory=SampleTimes)
     note: str = ""
     """Note on damaged lines; empty if there are none."""
 
@@ -125,7 +127,7 @@ class DeviceTimeline:
             for event in read.events
             if event["pid"] == RUN_PROCESS and event["ph"] == "X"
         }
-        return cls(devices=names, bars=bars, steps=steps, note=read.note)
+        return cls(devices=names, bars=bars, steps=steps, samples=SampleTimes.read(read.events), note=read.note)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,12 +210,19 @@ def _seconds(row: Mapping[str, object], key: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def step_view(run: str, timeline: DeviceTimeline, step: int | None) -> StepView | None:
-    """Builds the picture of a step; step: None takes the middle one. Returns None if the trace lacks the step."""
+def shown_step(timeline: DeviceTimeline, step: int | None) -> int | None:
+    """Returns the step that a page shows in detail: `step`, or the middle one. None if the trace lacks it."""
     present = sorted(timeline.steps)
     if not present or (step is not None and step not in timeline.steps):
         return None
-    chosen = present[len(present) // 2] if step is None else step
+    return present[len(present) // 2] if step is None else step
+
+
+def step_view(run: str, timeline: DeviceTimeline, step: int | None) -> StepView | None:
+    """Builds the picture of a step; step: None takes the middle one. Returns None if the trace lacks the step."""
+    chosen = shown_step(timeline, step)
+    if chosen is None:
+        return None
     start_s, end_s = timeline.steps[chosen]
     last_s = end_s + AFTER_STEP * (end_s - start_s)
     window = max(last_s - start_s, 1e-9)

@@ -19,6 +19,7 @@ from interlace.observe.report.films import film_views
 from interlace.observe.report.header import run_facts, summary_cards
 from interlace.observe.report.metric_table import metric_summaries
 from interlace.observe.report.panels import RUN_COLOURS, Panel, build_panels
+from interlace.observe.report.sample_lanes import KINDS, lanes_view
 from interlace.observe.report.samples import answer_pairs, failure_causes, sample_groups
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
@@ -31,7 +32,8 @@ STYLES = ("uplot.css", "page.css")
 SCRIPTS = ("uplot.js", "charts.js")
 LIVE_SCRIPTS = (*SCRIPTS, "live.js")
 SECTIONS = (
-    "header", "learning", "devices", "steps", "timeline", "episodes", "samples", "distributions", "metrics", "settings",
+    "header", "learning", "devices", "steps", "timeline", "lanes", "episodes", "samples", "distributions", "metrics",
+    "settings",
 )  # fmt: skip
 """Sections of the page in order; each is a template sections/NAME.html."""
 
@@ -114,6 +116,8 @@ def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
         "ledgers": [ledger_view(run) for run in runs if run.rows],
         "bars": bars,
         "timelines": [_timeline(entry, step) for entry in entries],
+        "lanes": [view for entry in entries if (view := lanes_view(entry.run, entry.timeline, step))],
+        "lane_kinds": KINDS,
         "films": [film for run in runs for film in film_views(run)],
         "sample_runs": [
             {

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.core.types import SampleKey
 from interlace.observe.answers import EvaluationAnswer, write_answers
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.observe.report.distributions import staleness_of
@@ -17,7 +18,7 @@ from interlace.observe.report.page import write_report
 from interlace.observe.report.samples import failure_causes, sample_groups
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
-from interlace.runtime.timeline import Records, Span, StepRecord
+from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord, TurnEnd, TurnStart
 from interlace.runtime.trace import TraceFile
 from interlace.schedule.placement import Device
 
@@ -41,7 +42,8 @@ def _metrics(step: int, lag: int) -> dict[str, float]:
 
 def _sample(step: int, index: int, lag: int) -> dict[str, object]:
     return {
-        "step": step, "uid": f"p{index}", "index": 0, "prompt": "1 + 1", "response": HOSTILE, "token_ids": [1],
+        "step": step, "group": step, "uid": f"p{index}", "index": index, "prompt": "1 + 1", "response": HOSTILE,
+        "token_ids": [1],
         "num_tokens": 10 + index, "reward": float(index), "version_min": max(0, step - 1 - lag),
         "version_max": step - 1,
         "event": "trained" if index else "filtered",
@@ -65,7 +67,18 @@ def _records(step: int) -> Records:
         for number, operation in enumerate(["serve", "accumulate"])
     ]
     ended = StepRecord(step=step + 1, start_s=2.0 * step, end_s=2.0 * step + 2, counts={})
-    return Records(spans=spans, running=[], served=[], steps=[ended], num_dropped_tokens=0, end_s=2.0 * step + 2)
+    keys = [SampleKey(step + 1, index) for index in range(4)]
+    call = EngineCall(
+        span=spans[0],
+        devices=(0, 1),
+        batch=4,
+        num_new_tokens=46,
+        num_prompt_tokens=4,
+        num_repeated_tokens=0,
+        begun=[TurnStart(key, 0, max(0.0, 2.0 * step - 0.1)) for key in keys],
+        ended=[TurnEnd(key, 0, 10 + key.index) for key in keys],
+    )
+    return Records(spans=spans, running=[], served=[call], steps=[ended], num_dropped_tokens=0, end_s=2.0 * step + 2)
 
 
 def make_run(root: Path, name: str, *, lag: int = 0) -> RunFolder:

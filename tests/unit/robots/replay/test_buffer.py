@@ -71,7 +71,13 @@ def test_an_agents_sample_goes_through_a_file() -> None:
     messages = (Message(role="user", content="1+1"), Message(role="assistant", content="", tool_calls=(call,)))
     plain = trajectory(3)
     counts = EpisodeCounts(
-        num_turns=2, num_branches=1, history_tokens=9, reused_tokens=9, tool_calls={"": 1}, tool_s=(0.25,)
+        num_turns=2,
+        num_branches=1,
+        history_tokens=9,
+        reused_tokens=9,
+        tool_calls={"": 1},
+        tool_s=(0.25,),
+        tool_turns=(1,),
     )
     sample = replace(plain, prompt=replace(plain.prompt, messages=messages), counts=counts)
     found = sample_from_bytes(sample_to_bytes(sample))

@@ -1,0 +1,44 @@
+"""The documentation site builds in strict mode, and the recipes of its tutorials pass the check of recipes."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from interlace.models.tiny import build_tiny
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.load import load_recipe
+
+ROOT = Path(__file__).parents[2]
+MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
+TUTORIALS = ROOT / "docs" / "tutorials"
+
+
+@pytest.mark.skipif(not MKDOCS.exists(), reason="MkDocs is in an environment of its own: make docs")
+def test_the_site_builds_without_a_broken_link_and_can_be_searched(tmp_path: Path) -> None:
+    command = [str(MKDOCS), "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "search" / "search_index.json").stat().st_size > 100_000
+    for page in ("failures", "tutorials/two-nodes", "reference/settings"):
+        assert (tmp_path / page / "index.html").exists()
+    assert (tmp_path / "source/examples/own_engine.py.txt").exists()
+
+
+@pytest.mark.parametrize("page", ["lora-one-gpu", "eight-gpus"])
+def test_the_recipe_of_a_tutorial_passes_the_check(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a small model in place of the model of the hub, because tests download nothing."""
+    monkeypatch.chdir(tmp_path)
+    [text] = re.findall(r"```yaml\n(.*?)```", (TUTORIALS / f"{page}.md").read_text(encoding="utf-8"), re.DOTALL)
+    question = '{"prompt": "1 + 1", "answer": "2"}\n'
+    (tmp_path / "questions.jsonl").write_text("".join(question.replace("1 +", f"{n} +") for n in range(200)))
+    (tmp_path / "recipe.yaml").write_text(text)
+    model, tokenizer = build_tiny("micro", 0)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    devices = re.search(r"cuda:(\d+)", text)
+    assert devices
+    changes = ["model.path=model", f"cluster.devices=cpu:{devices[1]}"]
+    derived = check_recipe(load_recipe("recipe.yaml", changes))
+    assert derived.num_heldout_prompts == 2 and derived.memory

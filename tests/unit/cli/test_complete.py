@@ -1,0 +1,32 @@
+"""The shell completes commands, recipes, settings, presets and runs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from interlace.cli.complete import complete_recipe, complete_run, complete_setting
+
+MAIN = "import sys; sys.argv[0] = 'interlace'; from interlace.cli.main import app; app(prog_name='interlace')"
+
+
+def test_a_shell_gets_the_recipes_that_begin_with_its_word(tmp_path: Path) -> None:
+    asked = {"_INTERLACE_COMPLETE": "complete_bash", "COMP_WORDS": "interlace train quick", "COMP_CWORD": "2"}
+    root = str(Path(__file__).parents[3])
+    command = [sys.executable, "-c", MAIN]
+    done = subprocess.run(
+        command, env=os.environ | asked | {"PYTHONPATH": root}, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["quickstart"], done.stderr
+
+
+def test_words_are_completed_by_their_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("")
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    assert complete_recipe("mi") == ["mine.yaml"]
+    assert complete_run("f") == ["first"] and complete_run("x") == []
+    assert complete_setting("prompts_per") == ["prompts_per_step="]
+    assert "schedule=areal" in complete_setting("schedule=are") and complete_setting("steps=1") == []
