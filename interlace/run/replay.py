@@ -4,13 +4,15 @@ import shutil
 from pathlib import Path
 from typing import cast
 
+from interlace.algorithms.sac import SAC
 from interlace.flows.run import RoleGroups
 from interlace.robots.episodes.robot import RobotConfig, policy_actions
 from interlace.robots.replay.buffer import Replay
 from interlace.robots.replay.learning import Learning
+from interlace.robots.replay.off_policy import OffPolicy
 from interlace.robots.world_model.flow import WorldLearning, WorldModelGroup
 from interlace.run.host import policy_actions_of
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER
 
 
@@ -24,7 +26,15 @@ def open_learning(recipe: Recipe, folder: Path, newest: Path | None, groups: Rol
     replay = Replay(recipe.replay, folder / REPLAY_FOLDER, seed=recipe.seed)
     if newest:
         replay.restore(newest / REPLAY_FOLDER)
-    return Learning(replay=replay, config=recipe.replay, world=_world(recipe, folder, newest, groups))
+    off_policy = _off_policy(recipe)
+    return Learning(
+        replay=replay, config=recipe.replay, world=_world(recipe, folder, newest, groups), off_policy=off_policy
+    )
+
+
+def _off_policy(recipe: Recipe) -> OffPolicy | None:
+    algorithm = algorithm_of(recipe)
+    return OffPolicy(settings=algorithm.settings, seed=recipe.seed) if isinstance(algorithm, SAC) else None
 
 
 def _world(recipe: Recipe, folder: Path, newest: Path | None, groups: RoleGroups) -> WorldLearning | None:
