@@ -18,6 +18,7 @@ from interlace.cli.plan import plan
 from interlace.cli.presets import presets
 from interlace.cli.profile import profile
 from interlace.cli.recipes import recipes
+from interlace.cli.record import record
 from interlace.cli.report import report
 from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
@@ -106,6 +107,7 @@ app.command("engines")(_reporting(engines))
 app.command("simulate")(_reporting(simulate))
 app.command("report")(_reporting(report))
 app.command("watch")(_reporting(watch))
+app.command("record", cls=_WithSettings)(_reporting(record))
 app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))

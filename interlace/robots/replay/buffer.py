@@ -61,6 +61,8 @@ class ReplayLearnerConfig(ReplayConfig):
     """Largest number of trajectories per update."""
     loss_weight: float = Field(default=1.0, gt=0)
     """Factor of the loss, and so of the gradient. The optimizer is shared with the step's on-policy updates."""
+    demonstrations: str | None = None
+    """Folder of a LeRobotDataset (v3), of which actor_critic draws half of each batch (RLPD); None for none."""
     imitate_from: float = 1.0
     """Smallest reward of a trajectory to imitate."""
 
@@ -72,6 +74,11 @@ class ReplayLearnerConfig(ReplayConfig):
             raise ValueError(
                 "learner actor_critic draws turns uniformly from the whole buffer: remove order, "
                 "max_versions_behind and max_rounds, and bound the buffer by capacity"
+            )
+        if self.demonstrations is not None and self.learner != "actor_critic":
+            raise ValueError(
+                "demonstrations are drawn by learner actor_critic alone: set it, or imitate them before the training "
+                "(warmup.experts.dataset)"
             )
         if self.learner == "policy_gradient" and self.updates and self.max_versions_behind is None:
             raise ValueError(

@@ -1,6 +1,9 @@
-"""Checks of a robot's tasks, its world model and its imagined episodes."""
+"""Checks of a robot's tasks, its off-policy learner, its world model and its imagined episodes."""
+
+from pathlib import Path
 
 from interlace.core.errors import UserError
+from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.envs.load import find_family
 from interlace.robots.episodes.robot import RobotConfig
 from interlace.rollouts.by_row import simulators_of
@@ -57,6 +60,8 @@ def _check_off_policy(recipe: Recipe) -> None:
         )
     if recipe.world_model is not None or recipe.actor.lora is not None:
         raise UserError(f"algorithm {name!r} trains no adapter and no world model: remove actor.lora and world_model.")
+    if replay is not None and replay.demonstrations is not None:
+        LeRobotReader(Path(replay.demonstrations))
     if recipe.minibatches != 1 or recipe.epochs != 1:
         raise UserError(
             f"minibatches={recipe.minibatches} and epochs={recipe.epochs} cut the samples of a step, on which "
