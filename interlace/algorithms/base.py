@@ -30,6 +30,9 @@ class Needs:
     greedy_baseline: bool = False
     proximal_logprobs: bool = False
     """The policy's log-probs of the whole batch are computed before its first update (decoupled PPO)."""
+    on_policy: bool = True
+    """The actor trains on the samples of each step. If False, the samples only enter the replay, from which the
+    algorithm trains."""
     batch_statistics: bool = False
     """Advantages depend on the whole batch, so training cannot start before it is closed."""
 

@@ -10,9 +10,16 @@ from interlace.core.plugins import class_names, find_class
 
 
 def algorithm_names() -> list[str]:
-    """Lists the built-in algorithms that learn from rewards, sorted."""
+    """Lists the built-in algorithms that train on rewarded samples of each step, sorted."""
     names = set(class_names(_package(), Algorithm)) - set(objective_names())
-    return sorted(name for name in names if create_algorithm(name, {}).needs.reward)
+    needs = {name: create_algorithm(name, {}).needs for name in names}
+    return sorted(name for name in names if needs[name].reward and needs[name].on_policy)
+
+
+def off_policy_names() -> list[str]:
+    """Lists the built-in algorithms that train from the replay alone, sorted."""
+    names = set(class_names(_package(), Algorithm)) - set(objective_names())
+    return sorted(name for name in names if not create_algorithm(name, {}).needs.on_policy)
 
 
 def objective_names() -> list[str]:

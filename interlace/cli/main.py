@@ -21,6 +21,7 @@ from interlace.cli.plan import plan
 from interlace.cli.presets import presets
 from interlace.cli.profile import profile
 from interlace.cli.recipes import recipes
+from interlace.cli.record import record
 from interlace.cli.report import report
 from interlace.cli.scale import scale
 from interlace.cli.serve import serve
@@ -114,6 +115,7 @@ app.command("simulate")(_reporting(simulate))
 app.command("advise")(_reporting(advise))
 app.command("report")(_reporting(report))
 app.command("watch")(_reporting(watch))
+app.command("record", cls=_WithSettings)(_reporting(record))
 app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))

@@ -38,6 +38,7 @@ from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
 from interlace.stages.redraws import Redraws
+from interlace.stages.train import SkippedStage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,11 +142,15 @@ class PolicyRun:
         )
         whole = algorithm.needs.batch_statistics
         self.critic = CriticRole(stages, groups.critic, algorithm.needs, whole_batch=whole)
-        self.actor = stages.train_stage(
-            "actor",
-            groups.actor,
-            whole_batch=whole,
-            proximal=groups.actor if algorithm.needs.proximal_logprobs else None,
+        self.actor = (
+            stages.train_stage(
+                "actor",
+                groups.actor,
+                whole_batch=whole,
+                proximal=groups.actor if algorithm.needs.proximal_logprobs else None,
+            )
+            if algorithm.needs.on_policy
+            else SkippedStage()
         )
         self.replay = ReplayRole(groups.actor, algorithm.needs, lambda: self.version)
         self._batches = stages.batches(self.admission, self.rollout.pool, finish=self._with_batch_statistics)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from interlace.core.errors import InterlaceError
-from interlace.models.config import FLOW, GAUSSIAN
+from interlace.models.config import FLOW, GAUSSIAN, SQUASHED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
 """Bounds of the logarithm of a standard deviation, in units of half an action's range."""
+LARGEST_SQUASHED = 1 - 2.0**-22
+"""Largest result of a hyperbolic tangent whose inverse is computed; float32 numbers below 1 are 2^-24 apart."""
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 BLOCK = 16
 """Chains computed in one call. Smaller batches are padded to this number: all calls have the same shape, so the other
@@ -80,6 +82,44 @@ class GaussianHead:
         mean, log_std = _parameters(outputs)
         log_std = log_std + math.log(temperature)
         return _log_density(ids_to_numbers(ids), mean, log_std), log_std + HALF_LOG_TAU + 0.5
+
+
+class SquashedHead:
+    """Hyperbolic tangent of a normally distributed number (SAC, arXiv 1812.05905, appendix C).
+
+    The outputs are the mean and the logarithm of the standard deviation before the tangent.
+    """
+
+    takes_answers = False
+
+    def draw(
+        self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], FloatArray]:
+        """Draws numbers between -1 and 1; see ActionHead."""
+        mean, log_std = _parameters(outputs)
+        heat = torch.from_numpy(temperature).to(outputs.device)
+        numbers = torch.tanh(mean + _normal(uniform, outputs.device) * log_std.exp() * heat)
+        scale = torch.where(heat > 0, heat, torch.ones_like(heat))
+        logprobs = _squashed_density(numbers, mean, log_std + scale.log())
+        return numbers_to_ids(numbers.cpu().numpy()).astype(np.int64), logprobs.cpu().numpy()
+
+    def logprobs(self, outputs: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Computes densities; see ActionHead. The entropy is that of the normal distribution before the tangent."""
+        mean, log_std = _parameters(outputs)
+        log_std = log_std + math.log(temperature)
+        return _squashed_density(ids_to_numbers(ids), mean, log_std), log_std + HALF_LOG_TAU + 0.5
+
+    @staticmethod
+    def sample(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns numbers of outputs [..., 2] and their log-probs, [...] each, with gradient through the numbers.
+
+        noise: [...] from the standard normal distribution.
+        """
+        mean, log_std = _parameters(outputs)
+        before = mean + noise * log_std.exp()
+        # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)), which does not overflow.
+        slope = 2 * (math.log(2) - before - torch.nn.functional.softplus(-2 * before))
+        return torch.tanh(before), -0.5 * noise**2 - log_std - HALF_LOG_TAU - slope
 
 
 class FlowHead:
@@ -145,7 +185,7 @@ class FlowHead:
 
 def answers_in_numbers(config: PretrainedConfig) -> bool:
     """Returns True if the model's answers are numbers instead of tokens of a vocabulary."""
-    return getattr(config, "action_head", None) in (GAUSSIAN, FLOW)
+    return getattr(config, "action_head", None) in (GAUSSIAN, SQUASHED, FLOW)
 
 
 def head_of(model: PreTrainedModel) -> ActionHead | None:
@@ -155,6 +195,8 @@ def head_of(model: PreTrainedModel) -> ActionHead | None:
         return None
     if named == GAUSSIAN:
         return GaussianHead()
+    if named == SQUASHED:
+        return SquashedHead()
     if named == FLOW:
         layer: FlowOutputs = model.get_output_embeddings()
         return FlowHead(layer)
@@ -188,3 +230,9 @@ def _parameters(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     return -0.5 * ((numbers - mean) * torch.exp(-log_std)) ** 2 - log_std - HALF_LOG_TAU
+
+
+def _squashed_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Computes log-densities of numbers between -1 and 1. A number that rounding moved to an end is moved inside."""
+    inside = numbers.clamp(-LARGEST_SQUASHED, LARGEST_SQUASHED)
+    return _log_density(torch.atanh(inside), mean, log_std) - torch.log1p(-(inside**2))

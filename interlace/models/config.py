@@ -14,6 +14,8 @@ OPENVLA_TYPE = "openvla"
 """transformers' `model_type` of folders in OpenVLA's layout."""
 GAUSSIAN = "gaussian"
 """Head of a policy whose answers are numbers drawn from normal distributions."""
+SQUASHED = "squashed"
+"""Head of a policy whose answers are the hyperbolic tangent of normally distributed numbers, as SAC needs them."""
 FLOW = "flow"
 """Head of a policy that draws a chunk of actions by a chain of steps from noise (flow matching)."""
 
@@ -68,10 +70,10 @@ class RobotShape(Config):
     """Upper ends of the binned ranges, [action_size]. If empty, each is 1."""
     decoding: Literal["parallel", "tokens"] = "parallel"
     """parallel: all tokens of a chunk in one forward pass, each from a separate query token. tokens: one by one."""
-    head: Literal["tokens", "gaussian", "flow"] = "tokens"
+    head: Literal["tokens", "gaussian", "squashed", "flow"] = "tokens"
     """tokens: each number of an action is one of `bins`. gaussian: it is drawn from a normal distribution, whose mean
-    and standard deviation the policy outputs. flow: a chunk is drawn by a chain of steps from noise. `bins` has no
-    effect with gaussian and flow."""
+    and standard deviation the policy outputs. squashed: the same, then the hyperbolic tangent, so that no number is out
+    of range. flow: a chunk is drawn by a chain of steps from noise. `bins` has no effect with the other three."""
     flow: FlowConfig = FlowConfig()
     """Sampler of head `flow`."""
     hidden: int = Field(default=64, ge=8)

@@ -1,19 +1,24 @@
-"""Demonstrations by a simulator's scripted expert, which a robot's policy imitates before RL."""
+"""Demonstrations of a simulator's scripted expert or of a data set, which a robot's policy imitates before RL."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from pydantic import Field
 
 from interlace.core.config import Config
+from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import FloatArray, Prompt
+from interlace.robots.datasets.episodes import RecordedEpisode
+from interlace.robots.datasets.layout import STATS
+from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.envs.base import Start
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.spec import Observation
+from interlace.robots.envs.spec import Observation, stacked
 from interlace.robots.episodes.robot import TASK
 
 DEMONSTRATED_FROM = 700_000_000
@@ -24,13 +29,22 @@ class ExpertConfig(Config):
     """Settings of demonstrations for a warm-up."""
 
     episodes: int = Field(ge=1)
-    """Demonstrations per instruction."""
+    """Demonstrations per instruction; of a data set, at most."""
+    dataset: str | None = None
+    """Folder of a LeRobotDataset (v3) with demonstrations of the instructions. If None, a scripted expert of the
+    simulator records them."""
     noise: tuple[float, ...] = ()
     """[A] standard deviations of the noise on the executed actions. If empty, no noise. The policy imitates the
     expert's clean action, so it also learns to recover (DART, arXiv 1703.09327).
     """
     demonstration_horizon: int | None = Field(default=None, ge=1)
     """Actions per demonstration. If None, as many as in an episode."""
+
+    @property
+    def content(self) -> str:
+        """Returns a text that changes with the content of the data set; empty without one."""
+        path = Path(self.dataset or "") / STATS
+        return path.read_text(encoding="utf-8") if self.dataset is not None and path.is_file() else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,10 +60,21 @@ class Demonstrated:
 async def demonstrate(
     config: ExpertConfig, env: EnvConfig, prompts: Sequence[Prompt], chunk: int, seed: int
 ) -> list[Demonstrated]:
-    """Records demonstrations. The result depends only on the seed. prompts: one per instruction. chunk: K.
+    """Returns the states of demonstrations: of a data set if the settings name one, else recorded now. The result
+    depends only on the seed. prompts: one per instruction. chunk: K.
 
-    Raises UserError if a task has no scripted expert.
+    Raises UserError if a task has no scripted expert, or the data set has no episode of an instruction.
     """
+    if config.dataset is not None:
+        return [one for prompt in prompts for one in _read_dataset(config.dataset, config.episodes, prompt, chunk)]
+    recorded = await record_demonstrations(config, env, prompts, seed)
+    return [one for prompt, episode in recorded for one in _cut(prompt, episode, chunk)]
+
+
+async def record_demonstrations(
+    config: ExpertConfig, env: EnvConfig, prompts: Sequence[Prompt], seed: int
+) -> list[tuple[Prompt, RecordedEpisode]]:
+    """Records demonstrations of a scripted expert. Arguments and errors as of demonstrate()."""
     settings = dict(env.settings)
     if config.demonstration_horizon is not None:
         settings["horizon"] = config.demonstration_horizon
@@ -57,32 +82,61 @@ async def demonstrate(
     try:
         await fleet.start()
         asked = [(prompt, number) for prompt in prompts for number in range(config.episodes)]
-        found = await asyncio.gather(*[_record(fleet, config, prompt, n, chunk, seed) for prompt, n in asked])
+        found = await asyncio.gather(*[_record(fleet, config, prompt, number, seed) for prompt, number in asked])
     finally:
         fleet.close()
-    return [one for episode in found for one in episode]
+    return [(prompt, episode) for (prompt, _), episode in zip(asked, found, strict=True)]
 
 
-async def _record(
-    fleet: EnvFleet, config: ExpertConfig, prompt: Prompt, number: int, chunk: int, seed: int
-) -> list[Demonstrated]:
+async def _record(fleet: EnvFleet, config: ExpertConfig, prompt: Prompt, number: int, seed: int) -> RecordedEpisode:
     task = int(str(prompt.metadata[TASK]))
     state = DEMONSTRATED_FROM + stable_hash("demonstration", seed, task, number) % 100_000_000
     draw = np.random.default_rng(stable_hash("expert noise", seed, task, number))
-    observations, actions = [], []
+    observations, shown, executed, rewards = [], [], [], []
     async with fleet.episode(Start(task=task, init_state=state, seed=number)) as env:
         while True:
             clean = np.asarray(await env.expert_action(), np.float32)
-            observations.append(env.observation)
-            actions.append(clean)
             noise = draw.normal(size=clean.shape) * np.asarray(config.noise or (0.0,))
-            done = await env.chunk_step((clean + noise).astype(np.float32)[None])
+            observations.append(env.observation)
+            shown.append(clean)
+            executed.append((clean + noise).astype(np.float32))
+            done = await env.chunk_step(executed[-1][None])
+            rewards.append(float(done.reward.sum()))
             if done.ended:
                 break
-    ahead = np.stack([*actions, *[actions[-1]] * (chunk - 1)])
+    return RecordedEpisode(
+        instruction=prompt.text,
+        observations=stacked(observations),
+        actions=np.stack(executed),
+        shown=np.stack(shown) if config.noise else None,
+        rewards=np.array(rewards, np.float32),
+        terminated=(np.arange(len(rewards)) == len(rewards) - 1) & bool(done.terminated),
+        success=bool(done.success),
+    )
+
+
+def _read_dataset(folder: str, episodes: int, prompt: Prompt, chunk: int) -> list[Demonstrated]:
+    """Returns the states of the first episodes of an instruction in a LeRobotDataset."""
+    found: list[RecordedEpisode] = []
+    instructions: set[str] = set()
+    for episode in LeRobotReader(Path(folder)).episodes(cameras=None):
+        instructions.add(episode.instruction)
+        if episode.instruction == prompt.text and len(found) < episodes:
+            found.append(episode)
+    if not found:
+        raise UserError(
+            f"warmup.experts.dataset={folder} has no episode of the instruction {prompt.text!r}; its instructions are "
+            f"{', '.join(map(repr, sorted(instructions)))}. Name one of them in task.starts.instructions."
+        )
+    return [one for episode in found for one in _cut(prompt, episode, chunk)]
+
+
+def _cut(prompt: Prompt, episode: RecordedEpisode, chunk: int) -> list[Demonstrated]:
+    """Returns each state of an episode with the next `chunk` actions to imitate."""
+    ahead = np.concatenate([episode.imitated, np.repeat(episode.imitated[-1:], chunk - 1, 0)])
     return [
-        Demonstrated(prompt=prompt, observation=seen, actions=ahead[place : place + chunk])
-        for place, seen in enumerate(observations)
+        Demonstrated(prompt=prompt, observation=episode.observation(step), actions=ahead[step : step + chunk])
+        for step in range(len(episode))
     ]
 
 

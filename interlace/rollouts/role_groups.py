@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.progress import Progress
 from interlace.core.row import RowName
-from interlace.core.types import FloatArray, Metrics, Request, Response, RewardResult, Sample, SampleKey
+from interlace.core.transitions import Transitions
+from interlace.core.types import FloatArray, IntArray, Metrics, Request, Response, RewardResult, Sample, SampleKey
 from interlace.robots.envs.pool import EnvBatch
 from interlace.robots.envs.process import SlotJob
 from interlace.robots.envs.spec import EnvSpec
@@ -152,6 +153,10 @@ class ActorGroup(TrainedGroup, Protocol):
 
     def accumulate_replayed(self, samples: Sequence[Sample]) -> Handle[None]:
         """Adds replayed trajectories to the gradient, under the loss for replay."""
+        ...
+
+    def learn(self, context_ids: IntArray, batches: Sequence[Transitions]) -> Handle[Metrics]:
+        """Makes one update of an off-policy algorithm for each batch. Returns the means of its metrics."""
         ...
 
     def logprobs(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:

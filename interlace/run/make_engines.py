@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from interlace.algorithms.sac import SAC
 from interlace.core.training import LossFn
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
@@ -88,16 +89,28 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
 def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
     """Makes the engine that trains a recipe's policy with its algorithm's loss."""
     from interlace.engines.train import Adapter, TrainEngine
+    from interlace.engines.train.actor_critic import ActorCriticEngine
     from interlace.models.loading import portable_name
 
     recipe, algorithm = source.recipe, algorithm_of(source.recipe)
     ranks = join_ranks(context, recipe.actor)
     loaded = load_source(source, context, trained=recipe.actor.lora is None, ranks=ranks)
     name = portable_name(recipe.model, is_warmed_up=recipe.warmup is not None)
+    if isinstance(algorithm, SAC):
+        engine = ActorCriticEngine(
+            loaded.model,
+            algorithm=algorithm,
+            optimizer=recipe.optimizer,
+            config=train_config(recipe, loaded.tokenizer),
+            seed=recipe.seed,
+            device=torch_device(context),
+            ranks=ranks,
+        )
+        return engine, loaded.tokenizer
     adapter = Adapter(loaded.model, recipe.actor.lora, seed=recipe.seed, base_name=name) if recipe.actor.lora else None
     if adapter and source.adapter:
         adapter.load(source.adapter)
-    engine = TrainEngine(
+    trained = TrainEngine(
         loaded.model,
         loss=algorithm.loss,
         optimizer=recipe.optimizer,
@@ -106,8 +119,8 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
         ranks=ranks,
         adapter=adapter,
     )
-    engine.replay_loss = _replay_loss(recipe) or engine.replay_loss
-    return engine, loaded.tokenizer
+    trained.replay_loss = _replay_loss(recipe) or trained.replay_loss
+    return trained, loaded.tokenizer
 
 
 def make_trained_reward_model(

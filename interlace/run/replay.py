@@ -4,13 +4,23 @@ import shutil
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
+from interlace.algorithms.sac import SAC, SACSettings
+from interlace.core.errors import UserError
+from interlace.core.transitions import Transitions, n_step_transitions
+from interlace.core.types import FloatArray
 from interlace.flows.run import RoleGroups
-from interlace.robots.episodes.robot import RobotConfig, policy_actions
+from interlace.robots.datasets.episodes import STATE, chunk_steps, with_reward
+from interlace.robots.datasets.lerobot_read import LeRobotReader
+from interlace.robots.envs.spec import Observation
+from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.replay.buffer import Replay
 from interlace.robots.replay.learning import Learning
+from interlace.robots.replay.off_policy import OffPolicy
 from interlace.robots.world_model.flow import WorldLearning, WorldModelGroup
 from interlace.run.host import policy_actions_of
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER
 
 
@@ -24,7 +34,52 @@ def open_learning(recipe: Recipe, folder: Path, newest: Path | None, groups: Rol
     replay = Replay(recipe.replay, folder / REPLAY_FOLDER, seed=recipe.seed)
     if newest:
         replay.restore(newest / REPLAY_FOLDER)
-    return Learning(replay=replay, config=recipe.replay, world=_world(recipe, folder, newest, groups))
+    off_policy = _off_policy(recipe)
+    return Learning(
+        replay=replay, config=recipe.replay, world=_world(recipe, folder, newest, groups), off_policy=off_policy
+    )
+
+
+def _off_policy(recipe: Recipe) -> OffPolicy | None:
+    algorithm = algorithm_of(recipe)
+    if not isinstance(algorithm, SAC):
+        return None
+    shown = read_demonstrations(recipe, algorithm.settings) if recipe.replay and recipe.replay.demonstrations else None
+    return OffPolicy(settings=algorithm.settings, seed=recipe.seed, demonstrations=shown)
+
+
+def read_demonstrations(recipe: Recipe, settings: SACSettings) -> Transitions:
+    """Reads the data set of `replay.demonstrations` as transitions of the recipe's policy. Raises UserError."""
+    if recipe.replay is None or recipe.replay.demonstrations is None or not isinstance(recipe.episode, RobotConfig):
+        raise ValueError("the recipe has no demonstrations of a robot")
+    folder, episode = Path(recipe.replay.demonstrations), RobotEpisode(recipe.episode)
+    actions = policy_actions(policy_actions_of(recipe))
+
+    def read(observation: Observation) -> FloatArray:
+        return np.asarray(episode.inputs(observation, actions)[STATE], np.float32).reshape(-1)
+
+    def encode(chunk: FloatArray) -> FloatArray:
+        return actions.encode(chunk).view(np.float32)
+
+    parts = []
+    for recorded in LeRobotReader(folder).episodes():
+        if STATE not in recorded.observations or recorded.actions.shape[1] != actions.simulator_size:
+            raise UserError(
+                f"replay.demonstrations={folder} has actions of {recorded.actions.shape[1]} numbers and the arrays "
+                f"{sorted(recorded.observations)}; the policy needs {actions.simulator_size} numbers and a {STATE!r}. "
+                "Name a data set of the same robot."
+            )
+        steps = chunk_steps(with_reward(recorded, recipe.episode.reward), actions.chunk, read, encode, _scale(recipe))
+        parts += [n_step_transitions(each, n=settings.n_step, gamma=settings.gamma) for each in steps]
+    if not parts:
+        raise UserError(f"replay.demonstrations={folder} has no episode of {actions.chunk} steps or more. Record some.")
+    return Transitions.joined(parts)
+
+
+def _scale(recipe: Recipe) -> float:
+    """Returns the factor of a recorded reward: the episode's, or 1 for successes."""
+    episode = recipe.episode
+    return episode.reward_scale if isinstance(episode, RobotConfig) and episode.reward == "return" else 1.0
 
 
 def _world(recipe: Recipe, folder: Path, newest: Path | None, groups: RoleGroups) -> WorldLearning | None:

@@ -67,6 +67,8 @@ def warmup_folder(recipe: Recipe) -> Path:
     if not recipe.episode.is_single_turn:
         parts = (*parts, recipe.episode, recipe.renderer)
     content = [part.model_dump_json() for part in parts if part is not None]
+    if recipe.warmup is not None and recipe.warmup.experts is not None and recipe.warmup.experts.dataset is not None:
+        content.append(recipe.warmup.experts.content)
     key = stable_hash(interlace.__version__, recipe.seed, recipe.tokens_per_microbatch, *content)
     return Path(recipe.model.cache_dir).expanduser() / "warmup" / f"{key:016x}"
 

@@ -141,6 +141,17 @@ class TrainStage:
         return parts
 
 
+class SkippedStage:
+    """Takes the place of a TrainStage if the algorithm trains from the replay alone: waits for the whole batch."""
+
+    num_updates = 0
+
+    async def update(self, batch: Batch) -> None:
+        """Returns when the batch is closed."""
+        while not batch.closed:
+            await batch.changed.wait(who="actor", what=f"the whole batch of step {batch.step}")
+
+
 async def with_proximal(group: ActorGroup, samples: Sequence[Sample]) -> list[Sample]:
     """Returns samples with `proximal_logprobs` under the current weights of a group."""
     logprobs = await group.logprobs(samples)

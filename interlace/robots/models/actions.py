@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.core.types import BoolArray, FloatArray, IntArray
-from interlace.models.config import FLOW, GAUSSIAN
+from interlace.models.config import FLOW, GAUSSIAN, SQUASHED
 from interlace.models.flow import FlowSchedule, read_schedule
 from interlace.models.inputs import InputEmbedding, input_embedding
 from interlace.robots.models.embodiments import Embodiment, find_embodiment
@@ -194,7 +194,7 @@ def action_tokens(config: "PretrainedConfig") -> ActionTokens | None:
         first_id=config.first_action_id,
         step=getattr(config, "action_id_step", 1),
         query_ids=tuple(config.query_token_ids or ()),
-        is_gaussian=head == GAUSSIAN,
+        is_gaussian=head in (GAUSSIAN, SQUASHED),
         flow=read_schedule(config) if head == FLOW else None,
         reads=reads,
     )

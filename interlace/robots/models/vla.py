@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForTokenClassification
 
-from interlace.models.config import FLOW, GAUSSIAN, VLA_TYPE, RobotShape
+from interlace.models.config import FLOW, GAUSSIAN, SQUASHED, VLA_TYPE, RobotShape
 from interlace.models.flow import read_schedule
 from interlace.models.flow_head import FlowOutputs
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
@@ -158,7 +158,7 @@ class VLAForCausalLM(Qwen2ForCausalLM):
         if config.action_head == FLOW:
             self.lm_head = FlowOutputs(config.hidden_size, read_schedule(config))
         else:
-            outputs = 2 if config.action_head == GAUSSIAN else config.action_bins
+            outputs = 2 if config.action_head in (GAUSSIAN, SQUASHED) else config.action_bins
             self.lm_head = nn.Linear(config.hidden_size, outputs, bias=False)
         self.post_init()
 

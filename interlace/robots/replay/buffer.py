@@ -5,7 +5,7 @@ times: a policy gradient with bounded staleness, imitation of successes, a world
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
@@ -48,8 +48,9 @@ class ReplayConfig(Config):
 class ReplayLearnerConfig(ReplayConfig):
     """Recipe's section `replay`: the buffer, and the policy's updates from it after each step."""
 
-    learner: Literal["imitation", "policy_gradient"] = "imitation"
-    """imitation: imitates trajectories of sufficient reward, with equal weight for each token (behaviour cloning).
+    learner: Literal["imitation", "policy_gradient", "actor_critic"] = "imitation"
+    """actor_critic: the updates of an off-policy algorithm (sac), on single turns; its settings replace the next ones.
+    imitation: imitates trajectories of sufficient reward, with equal weight for each token (behaviour cloning).
     policy_gradient: the algorithm's loss, with the advantages of the first training and the ratio to the sampling
     policy; needs max_versions_behind.
     """
@@ -60,11 +61,25 @@ class ReplayLearnerConfig(ReplayConfig):
     """Largest number of trajectories per update."""
     loss_weight: float = Field(default=1.0, gt=0)
     """Factor of the loss, and so of the gradient. The optimizer is shared with the step's on-policy updates."""
+    demonstrations: str | None = None
+    """Folder of a LeRobotDataset (v3), of which actor_critic draws half of each batch (RLPD); None for none."""
     imitate_from: float = 1.0
     """Smallest reward of a trajectory to imitate."""
 
     @model_validator(mode="after")
     def _staleness_is_bounded(self) -> Self:
+        if self.learner == "actor_critic" and (
+            self.order != "uniform" or self.max_versions_behind is not None or self.max_rounds is not None
+        ):
+            raise ValueError(
+                "learner actor_critic draws turns uniformly from the whole buffer: remove order, "
+                "max_versions_behind and max_rounds, and bound the buffer by capacity"
+            )
+        if self.demonstrations is not None and self.learner != "actor_critic":
+            raise ValueError(
+                "demonstrations are drawn by learner actor_critic alone: set it, or imitate them before the training "
+                "(warmup.experts.dataset)"
+            )
         if self.learner == "policy_gradient" and self.updates and self.max_versions_behind is None:
             raise ValueError(
                 "learner policy_gradient corrects for the policy that sampled a trajectory, which works for a few "
@@ -203,6 +218,12 @@ class Replay:
             _check_priority(priority)
             if number in self._entries:
                 self._entries[number] = self._entries[number].model_copy(update={"priority": float(priority)})
+
+    def contents(self, known: Container[int] = ()) -> Iterator[tuple[int, Sample]]:
+        """Yields (number, sample) of the stored trajectories that are not known, in order, without counting a use."""
+        for number in [each for each in self._entries if each not in known]:
+            yield number, self._content(self._entries[number])
+            self._spill()
 
     def uses(self) -> dict[int, int]:
         """Returns the number of draws of each stored trajectory, by number."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from interlace.algorithms.advantages import trained_turns
 from interlace.algorithms.base import Needs
 from interlace.core.types import EMPTY_FLOAT, Metrics, Sample
 from interlace.robots.episodes.robot import IMAGINED_SUCCESS
 from interlace.robots.replay.buffer import Drawn, Replay, ReplayLearnerConfig
+from interlace.robots.replay.off_policy import OffPolicy
 from interlace.robots.world_model.flow import WorldLearning
 from interlace.rollouts.role_groups import ActorGroup
 from interlace.stages.batches import Batch
@@ -27,6 +29,8 @@ class Learning:
     config: ReplayLearnerConfig
     world: WorldLearning | None = None
     """World model to fit; None for none."""
+    off_policy: OffPolicy | None = None
+    """Learner on single turns; None if the actor trains on whole trajectories."""
 
 
 class ReplayRole:
@@ -55,6 +59,9 @@ class ReplayRole:
         ordered = sorted(batch.groups, key=lambda group: group.gid)
         samples = [sample for group in ordered for sample in group.samples if is_real(sample)]
         found.add(samples, priorities=[_priority(sample) for sample in samples])
+        if self.learning.off_policy:
+            batch.metrics.update(await self._learn_off_policy(batch.step, samples) | _metrics(found, []))
+            return
         least = config.imitate_from if config.learner == "imitation" else None
         draws = [found.draw(config.draw_size, version=self._version(), min_reward=least) for _ in range(config.updates)]
         drawn = [draw for draw in draws if draw]
@@ -62,6 +69,15 @@ class ReplayRole:
         to_fit = world.drawn(found, self._version()) if world else []
         learnt, fitted = await gather(self._train(drawn), self._fit(batch.step + 1, samples, to_fit))
         batch.metrics.update(learnt | fitted | _metrics(found, [one for draw in drawn for one in draw]))
+
+    async def _learn_off_policy(self, step: int, samples: Sequence[Sample]) -> Metrics:
+        """Makes the updates of an off-policy algorithm. samples: those that the step added."""
+        learning = self.learning
+        if not learning or not learning.off_policy:
+            return {}
+        num_turns = sum(len(trained_turns(sample)) for sample in samples)
+        self.num_updates += 1  # before the updates: a stop in between does not save their weights as the last step's
+        return await learning.off_policy.learn(step, learning.replay, num_turns, self._actor)
 
     async def _fit(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
         """Fits the world model, if there is one, while the policy learns."""

@@ -1,16 +1,20 @@
-"""Checks of a robot's tasks, its world model and its imagined episodes."""
+"""Checks of a robot's tasks, its off-policy learner, its world model and its imagined episodes."""
+
+from pathlib import Path
 
 from interlace.core.errors import UserError
+from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.envs.load import find_family
 from interlace.robots.episodes.robot import RobotConfig
 from interlace.rollouts.by_row import simulators_of
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, algorithm_of
 
 
 def check_learning(recipe: Recipe) -> None:
     """Raises UserError for a world model without data or use, for imagined episodes without a world model, and for
     starts of tasks that the simulators lack."""
     _check_tasks(recipe)
+    _check_off_policy(recipe)
     episode = recipe.episode
     imagined = episode.imagined if isinstance(episode, RobotConfig) else None
     if recipe.world_model is not None and recipe.replay is None:
@@ -35,6 +39,44 @@ def check_learning(recipe: Recipe) -> None:
         raise UserError(
             f"episode.imagined with {len(starts.instructions)} tasks: an imagined episode begins in a state of any "
             "task, which its instruction would not go with. Keep one task, or remove episode.imagined."
+        )
+
+
+def _check_off_policy(recipe: Recipe) -> None:
+    """Raises UserError for an off-policy algorithm without a replay, and for settings that have no effect on it."""
+    name, replay, robot = recipe.algorithm.name, recipe.replay, recipe.model.robot
+    learns = replay is not None and replay.learner == "actor_critic"
+    if algorithm_of(recipe).needs.on_policy:
+        if learns:
+            raise UserError(
+                f"replay.learner=actor_critic is the learner of an off-policy algorithm, and algorithm {name!r} is "
+                "none. Take algorithm=sac, or replay.learner=imitation."
+            )
+        return
+    if not learns or not isinstance(recipe.episode, RobotConfig):
+        raise UserError(
+            f"algorithm {name!r} trains from a replay of a robot's episodes: set replay.learner=actor_critic and "
+            "episode.name=robot, as the recipe robot-sac does."
+        )
+    if recipe.world_model is not None or recipe.actor.lora is not None:
+        raise UserError(f"algorithm {name!r} trains no adapter and no world model: remove actor.lora and world_model.")
+    if replay is not None and replay.demonstrations is not None:
+        LeRobotReader(Path(replay.demonstrations))
+    if recipe.minibatches != 1 or recipe.epochs != 1:
+        raise UserError(
+            f"minibatches={recipe.minibatches} and epochs={recipe.epochs} cut the samples of a step, on which "
+            f"algorithm {name!r} does not train. Set both to 1; algorithm.updates_per_turn is the number of updates."
+        )
+    if robot is not None and (robot.head != "squashed" or robot.image_size or not robot.state_size):
+        raise UserError(
+            f"algorithm {name!r} trains a policy of state vectors with a squashed Gaussian head, and the model has "
+            f"head {robot.head!r}, state_size={robot.state_size} and image_size={robot.image_size}. Set "
+            "model.robot.head=squashed, model.robot.image_size=0 and the size of the state."
+        )
+    if recipe.task.starts is not None and len(recipe.task.starts.instructions) > 1:
+        raise UserError(
+            f"algorithm {name!r} trains one instruction, because its critics see the state alone, and "
+            f"task.starts.instructions has {len(recipe.task.starts.instructions)}. Keep one."
         )
 
 

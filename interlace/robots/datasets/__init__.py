@@ -1,0 +1,1 @@
+"""Recorded episodes of robots, and their exchange with other programs."""

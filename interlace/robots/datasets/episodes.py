@@ -1,0 +1,106 @@
+"""Recorded episodes of robots: demonstrations, and data for off-policy learning. Imports no torch.
+
+T = steps of an episode, A = numbers of an action.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.core.transitions import EpisodeSteps
+from interlace.core.types import BoolArray, FloatArray
+from interlace.robots.envs.spec import Array, Observation
+
+STATE = "state"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RecordedEpisode:
+    """One episode, step by step."""
+
+    instruction: str
+    observations: Mapping[str, Array]
+    """Name -> [T, ...] before each step: `state` is [T, D] float32, a camera [T, H, W, 3] uint8 and upright."""
+    actions: FloatArray
+    """[T, A] executed actions of the simulator."""
+    shown: FloatArray | None = None
+    """[T, A] actions to imitate, if they differ from the executed ones: those of an expert without its noise."""
+    rewards: FloatArray | None = None
+    """[T] rewards; None if they were not recorded."""
+    terminated: BoolArray | None = None
+    """[T] True at a step with which the task ended; None if it was not recorded."""
+    success: bool | None = None
+    """True if the task was solved; None if it was not recorded."""
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    @property
+    def imitated(self) -> FloatArray:
+        """[T, A] actions to imitate."""
+        return self.actions if self.shown is None else self.shown
+
+    def observation(self, step: int) -> Observation:
+        """Returns the arrays before a step."""
+        return {name: array[step] for name, array in self.observations.items()}
+
+
+def with_reward(episode: RecordedEpisode, reward: str) -> RecordedEpisode:
+    """Returns an episode with the rewards of a recipe: the recorded ones for `return`, else 1 at the end of a success.
+
+    Raises UserError if success was not recorded.
+    """
+    if reward == "return":
+        return episode
+    if episode.success is None:
+        raise UserError(
+            "episode.reward=success, and the data set does not tell which episodes succeeded (next.success). Record it "
+            "with `interlace record`, or set episode.reward=return."
+        )
+    rewards = np.zeros(len(episode), np.float32)
+    rewards[-1] = float(episode.success)
+    return replace(episode, rewards=rewards)
+
+
+def chunk_steps(
+    episode: RecordedEpisode,
+    chunk: int,
+    read: Callable[[Observation], FloatArray],
+    encode: Callable[[FloatArray], FloatArray],
+    reward_scale: float = 1.0,
+) -> list[EpisodeSteps]:
+    """Converts an episode to the steps of a policy with chunks of actions: one result for each offset below `chunk`.
+
+    read: returns a policy's state [F] of an observation. encode: returns the policy's numbers [C] of a chunk [K, A].
+    The last chunk is filled with its last action, which is not executed. An episode that was cut off has no state after
+    its last chunk, so that this chunk is left out. Raises UserError if rewards or ends were not recorded.
+    """
+    if episode.rewards is None or episode.terminated is None:
+        raise UserError(
+            "off-policy learning needs the reward of each step and the end of each task (next.reward, next.done), "
+            "which the data set lacks. Record it with `interlace record`, or imitate it (warmup.experts.dataset)."
+        )
+    is_terminal, found = bool(episode.terminated[-1]), []
+    states = np.stack([read(episode.observation(step)) for step in range(len(episode))])
+    for offset in range(min(chunk, len(episode))):
+        starts = list(range(offset, len(episode), chunk))
+        if not is_terminal:
+            starts = [start for start in starts if start + chunk < len(episode)]
+        if not starts:
+            continue
+        chunks = [episode.actions[start : start + chunk] for start in starts]
+        filled = [np.concatenate([each, np.repeat(each[-1:], chunk - len(each), 0)]) for each in chunks]
+        after = len(episode) - 1 if is_terminal else starts[-1] + chunk
+        found.append(
+            EpisodeSteps(
+                states=states[[*starts, after]],
+                actions=np.stack([encode(each) for each in filled]),
+                rewards=np.array(
+                    [reward_scale * episode.rewards[start : start + chunk].sum() for start in starts], np.float32
+                ),
+                is_terminal=is_terminal,
+            )
+        )
+    return found

@@ -1,0 +1,121 @@
+"""Layout of a LeRobotDataset, version 3.0: names of files and columns, features, statistics. Imports no torch.
+
+Described at https://huggingface.co/docs/lerobot/lerobot-dataset-v3: frames of many episodes share a Parquet file, and
+pictures of many episodes a video; a table of episodes has the place of each.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ConfigDict, Field
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.robots.datasets.episodes import STATE
+from interlace.robots.envs.spec import Array
+
+VERSION = "v3.0"
+INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+FILES_PER_CHUNK, DATA_MIB, VIDEO_MIB = 1000, 100, 200
+"""Files of a folder, and sizes at which a new file begins, in MiB."""
+ACTION, SHOWN, REWARD, DONE, SUCCESS = "action", "action.expert", "next.reward", "next.done", "next.success"
+STATE_COLUMN, CAMERAS = "observation.state", "observation.images."
+COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
+COUNTERS |= {"task_index": "int64"}
+QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+
+
+class Feature(Config):
+    """One column of a data set."""
+
+    model_config = ConfigDict(extra="allow")
+
+    dtype: str
+    """Name of a numpy type, or `image` for embedded pictures, or `video`."""
+    shape: tuple[int, ...]
+    names: Any = None
+
+    @property
+    def is_picture(self) -> bool:
+        """Returns whether the column has pictures."""
+        return self.dtype in ("image", "video")
+
+
+class Info(Config):
+    """File meta/info.json."""
+
+    model_config = ConfigDict(extra="allow")
+
+    codebase_version: str
+    robot_type: str | None = None
+    total_episodes: int
+    total_frames: int
+    total_tasks: int
+    chunks_size: int = FILES_PER_CHUNK
+    data_files_size_in_mb: int = DATA_MIB
+    video_files_size_in_mb: int = VIDEO_MIB
+    fps: float = Field(gt=0)
+    """Frames per second."""
+    splits: dict[str, str] = Field(default_factory=dict)
+    data_path: str = DATA
+    video_path: str | None = None
+    features: dict[str, Feature]
+
+
+def import_pyarrow(folder: Path) -> Any:
+    """Imports pyarrow with its Parquet reader. Raises UserError if it is missing."""
+    try:
+        importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise UserError(f"{folder} needs pyarrow: pip install 'interlace[parquet]'.") from error
+
+
+def column_of(name: str) -> str:
+    """Returns the column of an array of an observation."""
+    return STATE_COLUMN if name == STATE else f"{CAMERAS}{name}"
+
+
+def array_of(column: str) -> str | None:
+    """Returns the name of the observation's array that a column has; None for a column without one."""
+    if column == STATE_COLUMN:
+        return STATE
+    return column.removeprefix(CAMERAS) if column.startswith(CAMERAS) else None
+
+
+def statistics(values: Array) -> dict[str, list[float]]:
+    """Returns minimum, maximum, mean, standard deviation, count and quantiles of a column [T, ...], along T."""
+    rows = np.asarray(values, np.float64).reshape(len(values), -1)
+    found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+    found |= {name: np.quantile(rows, share, axis=0) for name, share in QUANTILES.items()}
+    return {name: each.tolist() for name, each in found.items()} | {"count": [float(len(rows))]}
+
+
+def picture_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Joins sums of pictures to statistics by channel, [3, 1, 1], of values between 0 and 1."""
+    count = sum(part["pixels"] for part in parts)
+    mean = sum(part["sum"] for part in parts) / count
+    square = sum(part["square"] for part in parts) / count
+    found = {
+        "min": np.min([part["min"] for part in parts], axis=0),
+        "max": np.max([part["max"] for part in parts], axis=0),
+        "mean": mean,
+        "std": np.sqrt(np.maximum(square - mean**2, 0)),
+    }
+    shaped = {name: (each / 255).reshape(3, 1, 1).tolist() for name, each in found.items()}
+    return shaped | {"count": [sum(part["frames"] for part in parts)]}
+
+
+def picture_sums(pictures: Array) -> dict[str, Any]:
+    """Returns sums by channel over pictures [T, H, W, 3], for picture_statistics()."""
+    rows = np.asarray(pictures).reshape(-1, 3).astype(np.float64)
+    return {
+        "sum": rows.sum(0), "square": (rows**2).sum(0), "min": rows.min(0), "max": rows.max(0),
+        "pixels": len(rows), "frames": len(pictures),
+    }  # fmt: skip

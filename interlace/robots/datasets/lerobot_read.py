@@ -1,0 +1,189 @@
+"""Reads a LeRobotDataset, version 3.0, as recorded episodes."""
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.robots.datasets import layout
+from interlace.robots.datasets.episodes import RecordedEpisode
+from interlace.robots.datasets.layout import Info
+from interlace.robots.datasets.video import read_video
+from interlace.robots.envs.spec import Array
+
+TOLERANCE_S = 1e-3
+"""Largest difference of a frame's time from its number divided by the frame rate."""
+
+
+class LeRobotReader:
+    """Episodes of a data set. Checks its tables when it is opened, and each episode when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError if files are missing, of another version, or contradict each other."""
+        self._folder = folder
+        layout.import_pyarrow(folder)
+        self.info = _read_info(folder)
+        self._tasks = self._read_tasks()
+        rows = [row for path in sorted(folder.glob("meta/episodes/*/*.parquet")) for row in self._rows(path)]
+        self._episodes = sorted(rows, key=lambda row: int(row["episode_index"]))
+        self._check_counts()
+        self._load = lru_cache(maxsize=2)(self._table)
+        self._load_video = lru_cache(maxsize=2)(read_video)
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def episodes(self, *, cameras: Sequence[str] | None = ()) -> Iterator[RecordedEpisode]:
+        """Yields all episodes in order.
+
+        cameras: names of the cameras whose pictures are read; None for all. Raises UserError for an unknown camera, and
+        for an episode with missing frames or another frame rate.
+        """
+        known = [name for name in map(layout.array_of, self.info.features) if name]
+        known = [name for name in known if self.info.features[layout.column_of(name)].is_picture]
+        wanted = known if cameras is None else list(cameras)
+        if unknown := [name for name in wanted if name not in known]:
+            raise UserError(
+                f"{self._folder} has no camera {unknown[0]!r}; its cameras are {', '.join(known) or 'none'}. Take one "
+                "of them, or a policy without pictures."
+            )
+        for row in self._episodes:
+            yield self._episode(row, wanted)
+
+    def _episode(self, row: Mapping[str, Any], cameras: Sequence[str]) -> RecordedEpisode:
+        number, size = int(row["episode_index"]), int(row["length"])
+        path = self._path(self.info.data_path, row, "data")
+        table = self._load(path)
+        places = np.flatnonzero(table["episode_index"].to_numpy() == number)
+        part = table.take(places)
+        self._check_frames(path, number, size, part)
+        columns = {name: _numbers(part[name]) for name in part.column_names if self._is_numeric(name)}
+        observations = {
+            name: values.reshape(len(values), -1)
+            for column, values in columns.items()
+            if (name := layout.array_of(column)) is not None
+        }
+        for camera in cameras:
+            observations[camera] = self._pictures(layout.column_of(camera), row, part)
+        if layout.ACTION not in columns:
+            raise UserError(f"{path} has no column {layout.ACTION!r}, which a demonstration needs.")
+        success = columns.get(layout.SUCCESS)
+        task = self._tasks.get(int(columns["task_index"][0]), "") if "task_index" in columns else ""
+        return RecordedEpisode(
+            instruction=task or next(iter(row.get("tasks") or ()), ""),
+            observations=observations,
+            actions=_rows_of(columns[layout.ACTION]),
+            shown=_rows_of(columns[layout.SHOWN]) if layout.SHOWN in columns else None,
+            rewards=np.asarray(columns[layout.REWARD], np.float32) if layout.REWARD in columns else None,
+            terminated=np.asarray(columns[layout.DONE], np.bool_) if layout.DONE in columns else None,
+            success=None if success is None else bool(success.any()),
+        )
+
+    def _pictures(self, column: str, row: Mapping[str, Any], part: Any) -> Array:
+        """Returns the pictures [T, H, W, 3] of an episode."""
+        if self.info.features[column].dtype == "image":
+            from PIL import Image
+
+            return np.stack(
+                [np.asarray(Image.open(io.BytesIO(each["bytes"])).convert("RGB")) for each in part[column].to_pylist()]
+            )
+        if self.info.video_path is None:
+            raise UserError(f"{self._folder}: {column} is a video, and meta/info.json has no video_path.")
+        path = self._path(self.info.video_path, row, f"videos/{column}", video_key=column)
+        begin = round(float(row[f"videos/{column}/from_timestamp"]) * self.info.fps)
+        found = self._load_video(path)[begin : begin + len(part)]
+        if len(found) < len(part):
+            raise UserError(
+                f"{path} has {len(found)} pictures for the {len(part)} frames of episode {row['episode_index']}: "
+                "frames are missing, or the video has another frame rate. Copy the data set again."
+            )
+        return found
+
+    def _check_frames(self, path: Path, number: int, size: int, part: Any) -> None:
+        frames, times = part["frame_index"].to_numpy(), part["timestamp"].to_numpy()
+        if len(frames) != size or not np.array_equal(frames, np.arange(size)):
+            raise UserError(
+                f"{path}: episode {number} has {len(frames)} frames, and the table of episodes says {size}: frames are "
+                "missing. Copy the data set again."
+            )
+        gap = float(np.abs(times - frames / self.info.fps).max())
+        if gap > TOLERANCE_S:
+            raise UserError(
+                f"{path}: the times of episode {number} differ by {gap:.3f} s from {self.info.fps:g} frames per "
+                "second, the rate in meta/info.json. Correct fps there, or resample the data set."
+            )
+
+    def _check_counts(self) -> None:
+        frames = sum(int(row["length"]) for row in self._episodes)
+        told = (self.info.total_episodes, self.info.total_frames)
+        if (len(self._episodes), frames) != told:
+            raise UserError(
+                f"{self._folder} has {len(self._episodes)} episodes with {frames} frames in its table of episodes, and "
+                f"meta/info.json counts {told[0]} and {told[1]}. Copy the data set again."
+            )
+
+    def _is_numeric(self, column: str) -> bool:
+        feature = self.info.features.get(column)
+        return feature is not None and not feature.is_picture and feature.dtype != "string" and len(feature.shape) < 2
+
+    def _read_tasks(self) -> dict[int, str]:
+        """Returns the instructions by index. The column of the instruction has the name of an index, which differs."""
+        path = self._folder / layout.TASKS
+        rows = self._rows(path) if path.is_file() else []
+        return {int(row["task_index"]): next(value for value in row.values() if isinstance(value, str)) for row in rows}
+
+    def _path(self, pattern: str, row: Mapping[str, Any], prefix: str, **names: str) -> Path:
+        places = {key: int(row[f"{prefix}/{key}"]) for key in ("chunk_index", "file_index")}
+        return self._folder / pattern.format(**places, **names)
+
+    def _rows(self, path: Path) -> list[dict[str, Any]]:
+        table = self._table(path)
+        kept = [name for name in table.column_names if not name.startswith("stats/")]
+        found: list[dict[str, Any]] = table.select(kept).to_pylist()
+        return found
+
+    def _table(self, path: Path) -> Any:
+        import pyarrow
+        from pyarrow import parquet
+
+        try:
+            return parquet.read_table(path)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise UserError(f"{path} is not a readable Parquet file ({error}). Copy the data set again.") from None
+
+
+def _read_info(folder: Path) -> Info:
+    path = folder / layout.INFO
+    if not path.is_file():
+        raise UserError(
+            f"{folder} is not a LeRobotDataset: {layout.INFO} is missing. Name the folder that contains it."
+        )
+    try:
+        info = Info.parse(json.loads(path.read_text(encoding="utf-8")), where=str(path))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}.") from None
+    if not info.codebase_version.startswith("v3."):
+        raise UserError(
+            f"{folder} has version {info.codebase_version} of LeRobot's layout, and v3 is read. Convert it with "
+            "LeRobot: python -m lerobot.scripts.convert_dataset_v21_to_v30."
+        )
+    return info
+
+
+def _numbers(column: Any) -> Array:
+    """Returns a column of numbers or of lists of numbers as an array, [T] or [T, numbers]."""
+    whole = column.combine_chunks()
+    if hasattr(whole.type, "value_type"):
+        flat = whole.flatten().to_numpy(zero_copy_only=False)
+        return np.asarray(flat).reshape(len(whole), -1)
+    return np.asarray(whole.to_numpy(zero_copy_only=False))
+
+
+def _rows_of(actions: Array) -> Any:
+    """Returns actions [T, A] in float32; a column of single numbers has A = 1."""
+    return np.asarray(actions, np.float32).reshape(len(actions), -1)

@@ -1,0 +1,168 @@
+"""Learning from single turns of replayed trajectories, by an off-policy algorithm (SAC, RLPD)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.algorithms.advantages import trained_turns, turn_rewards
+from interlace.algorithms.sac import SACSettings
+from interlace.core.errors import UserError
+from interlace.core.random import stable_hash
+from interlace.core.transitions import EpisodeSteps, Transitions, n_step_transitions
+from interlace.core.types import FINAL, FloatArray, IntArray, Metrics, Sample, Segment
+from interlace.models.inputs import STATE
+from interlace.robots.replay.buffer import Replay
+from interlace.rollouts.role_groups import ActorGroup
+
+BLOCK_BYTES = 64 << 20
+"""Largest size of the batches of one call of the actor."""
+
+
+class TransitionTable:
+    """Transitions of episodes, drawn uniformly."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, Transitions] = {}
+        """Transitions of each episode, by its number."""
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts.values())
+
+    def follow(self, replay: Replay, convert: Callable[[Sample], Transitions]) -> None:
+        """Adds the transitions of new trajectories of a replay, and removes those of evicted ones."""
+        for number, sample in replay.contents(self._parts.keys()):
+            self._parts[number] = convert(sample)
+        for number in self._parts.keys() - replay.uses().keys():
+            del self._parts[number]
+
+    def add(self, number: int, transitions: Transitions) -> None:
+        """Adds the transitions of one episode."""
+        self._parts[number] = transitions
+
+    def draw(self, places: NDArray[np.int64]) -> Transitions:
+        """Returns the transitions with the given indices, counted in order of the episodes' numbers."""
+        numbers = sorted(self._parts)
+        ends = np.cumsum([len(self._parts[number]) for number in numbers])
+        owners = np.searchsorted(ends, places, side="right")
+        order = np.argsort(owners, kind="stable")
+        found, parts = np.unique(owners[order], return_index=True), []
+        begins = [*found[1].tolist(), len(places)]
+        for owner, begin, end in zip(found[0].tolist(), begins[:-1], begins[1:], strict=True):
+            part = self._parts[numbers[owner]]
+            parts.append(part.take(places[order[begin:end]] - (ends[owner] - len(part))))
+        back = np.empty(len(places), np.int64)
+        back[order] = np.arange(len(places))
+        return Transitions.joined(parts).take(back)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class OffPolicy:
+    """Off-policy learner of a run: its transitions, and the updates of each step."""
+
+    settings: SACSettings
+    seed: int
+    demonstrations: Transitions | None = None
+    """Demonstrated transitions, of which half of each batch is drawn (RLPD, arXiv 2302.02948); None for none."""
+    table: TransitionTable = field(default_factory=TransitionTable)
+    context_ids: IntArray | None = None
+    """Tokens before an answer; None before the first episode."""
+
+    def convert(self, sample: Sample) -> Transitions:
+        """Returns the transitions of a sample. Raises UserError if its context differs from that of earlier samples."""
+        context = context_of(sample)
+        if self.context_ids is None:
+            self.context_ids = context
+        if not np.array_equal(self.context_ids, context):
+            raise UserError(
+                "an off-policy algorithm trains one instruction, because its critics see the state alone, and the "
+                f"episode of {sample.prompt.text!r} has another. Keep one instruction in task.starts.instructions."
+            )
+        return n_step_transitions(steps_of(sample), n=self.settings.n_step, gamma=self.settings.gamma)
+
+    async def learn(self, step: int, replay: Replay, num_turns: int, actor: ActorGroup) -> Metrics:
+        """Makes the updates of a step. The draws depend on the step and the stored trajectories alone.
+
+        num_turns: turns that the step added. Returns the metrics.
+        """
+        self.table.follow(replay, self.convert)
+        size = len(self.table)
+        metrics: Metrics = {"replay/transitions": size}
+        count = round(self.settings.updates_per_turn * num_turns)
+        if size < self.settings.start_turns or self.context_ids is None or not count:
+            return metrics
+        batches = self._batches(step, count, size)
+        parts = await self._update(actor, batches, self.context_ids)
+        return metrics | _mean(parts) | {"sac/updates": count}
+
+    async def _update(self, actor: ActorGroup, batches: Sequence[Transitions], context: IntArray) -> list[Metrics]:
+        per_call = max(1, BLOCK_BYTES // max(1, _nbytes(batches[0])))
+        found = []
+        async with actor.hold("replay"):
+            for begin in range(0, len(batches), per_call):
+                found.append(await actor.learn(context, batches[begin : begin + per_call]))
+        return found
+
+    def _batches(self, step: int, count: int, size: int) -> list[Transitions]:
+        """Draws the batches of all updates of a step."""
+        shown = self.demonstrations
+        draw = np.random.default_rng(stable_hash("transitions", self.seed, step))
+        num_shown = self.settings.batch_size // 2 if shown is not None else 0
+        own = self.table.draw(draw.integers(size, size=count * (self.settings.batch_size - num_shown)))
+        parts = _cut(own, count)
+        if shown is None:
+            return parts
+        others = _cut(shown.take(draw.integers(len(shown), size=count * num_shown)), count)
+        return [Transitions.joined(pair) for pair in zip(parts, others, strict=True)]
+
+
+def context_of(sample: Sample) -> IntArray:
+    """Returns the tokens that the first turn of an episode read. Raises UserError if it read no state."""
+    first = sample.segments[0]
+    before = () if first.parent is None else sample.prompt.token_ids
+    return np.concatenate([np.asarray(before, np.int32), first.token_ids])
+
+
+def steps_of(sample: Sample) -> EpisodeSteps:
+    """Converts a robot's sample, whose answers are numbers, to the steps of an episode.
+
+    An episode whose last context is marked FINAL was cut off, so its last state has a value (episode.bootstrap).
+    Raises UserError for samples whose turns have no `state`.
+    """
+    turns = [each for each in sample.segments if each.kind != FINAL and (each.sampled is None or each.sampled.any())]
+    states = [_state(sample, turn) for turn in turns]
+    last = sample.segments[-1]
+    is_terminal = last.kind != FINAL
+    states.append(states[-1] if is_terminal else _state(sample, last))
+    return EpisodeSteps(
+        states=np.stack(states),
+        actions=np.stack([np.ascontiguousarray(turn.token_ids, np.int32).view(np.float32) for turn in turns]),
+        rewards=turn_rewards(sample, trained_turns(sample)),
+        is_terminal=is_terminal,
+    )
+
+
+def _state(sample: Sample, turn: Segment) -> FloatArray:
+    """Returns the state [F] that a turn read: from its arrays, or from the arrays of its context."""
+    context = sample.segments[turn.parent] if turn.parent is not None and turn.parent >= 0 else turn
+    inputs = turn.inputs if turn.inputs is not None else context.inputs
+    state = None if inputs is None else inputs.get(STATE)
+    if state is None:
+        raise UserError(f"sample {sample.key} has a turn without a `state`: off-policy learning needs state vectors.")
+    return np.asarray(state, np.float32).reshape(-1)
+
+
+def _cut(transitions: Transitions, count: int) -> list[Transitions]:
+    """Cuts transitions into `count` parts of equal size."""
+    size = len(transitions) // count
+    return [transitions.take(np.arange(begin, begin + size)) for begin in range(0, count * size, size)]
+
+
+def _nbytes(batch: Transitions) -> int:
+    return batch.states.nbytes + batch.actions.nbytes + batch.next_states.nbytes + 8 * len(batch)
+
+
+def _mean(parts: Sequence[Metrics]) -> Metrics:
+    """Returns the means of metrics over calls."""
+    return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}

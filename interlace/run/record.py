@@ -1,0 +1,47 @@
+"""Records demonstrations of a recipe's simulators as a data set."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlace.core.errors import UserError
+from interlace.robots.datasets.lerobot_write import LeRobotWriter
+from interlace.robots.envs.load import check_memory
+from interlace.robots.episodes.robot import RobotConfig
+from interlace.robots.experts import ExpertConfig, first_of_each_task, record_demonstrations
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.prompts import recipe_prompts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """Counts of a recorded data set."""
+
+    num_episodes: int
+    num_steps: int
+    num_successes: int
+
+
+def record(recipe: Recipe, folder: Path, settings: ExpertConfig, *, fps: float, video: bool) -> Recording:
+    """Records demonstrations of the scripted expert into a new LeRobotDataset (v3).
+
+    fps: frames per second that the data set states; simulators have no rate. video: pictures as videos instead of PNG.
+    Raises UserError if the recipe has no simulator, or the simulator no expert.
+    """
+    episode = recipe.episode
+    if not isinstance(episode, RobotConfig):
+        raise UserError(
+            f"episode {episode.name!r} has no simulator, so there is nothing to record. Name a recipe of a robot."
+        )
+    check_memory(episode.env)
+    writer = LeRobotWriter(folder, fps=fps, robot_type=episode.env.family, video=video)
+    prompts = first_of_each_task(recipe_prompts(recipe).train)
+    found = asyncio.run(record_demonstrations(settings, episode.env, prompts, recipe.seed))
+    for _, each in found:
+        writer.add(each)
+    writer.finish()
+    return Recording(
+        num_episodes=len(found),
+        num_steps=sum(len(each) for _, each in found),
+        num_successes=sum(bool(each.success) for _, each in found),
+    )

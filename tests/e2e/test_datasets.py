@@ -1,0 +1,99 @@
+"""Demonstrations that the recorder wrote are imitated by a warm-up, and fill half of the batches of SAC (RLPD)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from interlace.cli.main import app
+from interlace.core.errors import UserError
+from interlace.robots.datasets.lerobot_read import LeRobotReader
+from interlace.run.recipe.config import algorithm_of
+from interlace.run.recipe.load import load_recipe
+from interlace.run.replay import read_demonstrations
+from tests.support.robots import DOT, SMALL
+from tests.support.training import equal_weights, final_weights, metrics, run_recipe
+
+pytest.importorskip("gymnasium")
+pytest.importorskip("pyarrow.parquet")
+ONE_TASK = (
+    *SMALL,
+    *DOT,
+    "episode.env.settings={tasks: [near], horizon: 12}",
+    "task.starts={instructions: [push the puck down], train_size: 64, heldout_size: 0}",
+)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded") / "demos"
+    arguments = ["record", "robot-cartpole", str(folder), *ONE_TASK, "--episodes", "6", "--noise", "0.3"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "6 episodes" in result.output and "6 successes" in result.output
+    return folder
+
+
+def test_the_recorder_writes_what_the_expert_did(recorded: Path) -> None:
+    episodes = [*LeRobotReader(recorded).episodes(cameras=["image"])]
+    assert [each.instruction for each in episodes] == ["push the puck down"] * 6
+    for each in episodes:
+        assert each.observations["state"].shape == (len(each), 2)
+        assert each.observations["image"].shape == (len(each), 42, 42, 3)
+        assert each.terminated is not None and each.terminated.tolist() == [False] * (len(each) - 1) + [True]
+        assert each.shown is not None and not np.array_equal(each.shown, each.actions), "noise is not imitated"
+        moved = each.observations["state"][1:, 0] - each.observations["state"][:-1, 0]
+        np.testing.assert_allclose(moved, 0.2 * np.clip(each.actions[:-1, 0], -1, 1), atol=1e-6)
+
+
+def test_a_warm_up_imitates_the_data_set_as_it_imitates_the_expert(recorded: Path, tmp_path: Path) -> None:
+    live = "warmup={steps: 20, batch_size: 8, optimizer: {lr: 3.0e-3}, experts: {episodes: 6, noise: [0.3]}}"
+    read = live.replace("noise: [0.3]", f"dataset: {recorded}")
+    for name, warmup in (("live", live), ("read", read)):
+        settings = [*ONE_TASK, warmup, "steps=1", f"model.cache_dir={tmp_path / name}"]
+        run_recipe("robot-cartpole", tmp_path, name, settings)
+    assert equal_weights(final_weights(tmp_path, "read"), final_weights(tmp_path, "live"))
+
+
+SAC = (
+    *ONE_TASK,
+    "warmup=null",
+    "model.robot.head=squashed",
+    "algorithm={name: sac, batch_size: 16, start_turns: 8, critic_width: 32, layer_norm: true, gamma: 0.9}",
+    "replay={learner: actor_critic}",
+    "minibatches=1",
+    "samples_per_prompt=1",
+)
+
+
+def test_half_of_each_batch_of_rlpd_is_demonstrated(recorded: Path, tmp_path: Path) -> None:
+    settings = [*SAC, f"replay.demonstrations={recorded}", f"model.cache_dir={tmp_path}"]
+    recipe = load_recipe("robot-cartpole", settings)
+    shown = read_demonstrations(recipe, algorithm_of(recipe).settings)
+    steps = sum(len(each) for each in LeRobotReader(recorded).episodes())
+    assert len(shown) == sum(
+        len(range(offset, len(each), 2)) for each in LeRobotReader(recorded).episodes() for offset in range(2)
+    )
+    assert len(shown) == steps and shown.actions.shape == (steps, 2) and shown.rewards.max() == 1
+    ends = sum(min(2, len(each)) for each in LeRobotReader(recorded).episodes())
+    assert (shown.discounts == 0).sum() == ends, "each offset of each episode ends the task"
+    run_recipe("robot-cartpole", tmp_path, "rlpd", settings)
+    run_recipe("robot-cartpole", tmp_path, "sac", [*SAC, f"model.cache_dir={tmp_path}"])
+    with_shown, without = metrics(tmp_path, "rlpd")[-1], metrics(tmp_path, "sac")[-1]
+    assert with_shown["sac/target"] > without["sac/target"], "half of the batch succeeds"
+
+
+def test_a_data_set_that_does_not_fit_is_refused(recorded: Path, tmp_path: Path) -> None:
+    wider = ["model.robot.action_size=2", "model.robot.low=[]", "model.robot.high=[]"]
+    recipe = load_recipe("robot-cartpole", [*SAC, *wider, f"replay.demonstrations={recorded}"])
+    with pytest.raises(UserError, match="actions of 1 numbers"):
+        read_demonstrations(recipe, algorithm_of(recipe).settings)
+    with pytest.raises(UserError, match="not a LeRobotDataset"):
+        run_recipe("robot-cartpole", tmp_path, "none", [*SAC, f"replay.demonstrations={tmp_path}"])
+    with pytest.raises(UserError, match="actor_critic alone"):
+        load_recipe("robot-cartpole", [*ONE_TASK, f"replay={{demonstrations: {recorded}}}"])
+    warmup = f"warmup={{steps: 2, experts: {{episodes: 2, dataset: {recorded}}}}}"
+    starts = "task.starts.instructions=[pull it]"
+    with pytest.raises(UserError, match="no episode of the instruction 'pull it'"):
+        run_recipe("robot-cartpole", tmp_path, "other", [*ONE_TASK, warmup, starts, f"model.cache_dir={tmp_path}"])

@@ -1,0 +1,210 @@
+"""Soft actor-critic: one update against plain torch, the squashed head, resume, and refusals."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from interlace.algorithms import create_algorithm
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.random import stable_hash
+from interlace.core.transitions import Transitions
+from interlace.engines.train.actor_critic import ActorCriticEngine
+from interlace.engines.train.config import OptimizerConfig, TrainConfig
+from interlace.models.action_head import SquashedHead
+from interlace.models.config import RobotShape
+from interlace.robots.models.vla import build_tiny_vla
+
+SHAPE = RobotShape(state_size=5, state_tokens=2, action_size=2, chunk=2, head="squashed", layers=2)
+BATCH = 6
+OPTIMIZER = OptimizerConfig(lr=1e-3, betas=(0.9, 0.999), max_grad_norm=None)
+
+
+def engine(seed: int = 3, shape: RobotShape = SHAPE, **settings: object) -> ActorCriticEngine:
+    small = {"critic_width": 16, "batch_size": BATCH, "critic_lr": 3e-3, "temperature_lr": 1e-2, **settings}
+    model = build_tiny_vla(shape, seed=1)[0]
+    algorithm = create_algorithm("sac", small)
+    return ActorCriticEngine(model, algorithm=algorithm, optimizer=OPTIMIZER, config=TrainConfig(), seed=seed)
+
+
+def context(made: ActorCriticEngine) -> np.ndarray:
+    placeholder = made.model.config.placeholder_token_id
+    return np.array([300, 301, 302, *[placeholder] * SHAPE.state_tokens], np.int32)
+
+
+def transitions(key: int) -> Transitions:
+    draw = np.random.default_rng(key)
+    return Transitions(
+        states=draw.normal(size=(BATCH, 5)).astype(np.float32),
+        actions=draw.uniform(-1, 1, (BATCH, 4)).astype(np.float32),
+        rewards=draw.normal(size=BATCH).astype(np.float32),
+        next_states=draw.normal(size=(BATCH, 5)).astype(np.float32),
+        discounts=np.array([0.9, 0.9, 0.0, 0.81, 0.9, 0.0], np.float32),
+    )
+
+
+class Reference:
+    """SAC as in the paper, with transformers' own attention, separate critics, and torch's distributions."""
+
+    def __init__(self, made: ActorCriticEngine) -> None:
+        self.model = build_tiny_vla(SHAPE, seed=1)[0]
+        self.context = torch.tensor([[*context(made), *self.model.config.query_token_ids]])
+        self.critics = [self._critic(made.critics.state_dict(), place) for place in range(2)]
+        self.targets = [self._critic(made.critics.state_dict(), place) for place in range(2)]
+        self.log_alpha = torch.zeros((), requires_grad=True)
+        own = [each for critic in self.critics for each in critic.parameters()]
+        self.critic_adam = torch.optim.Adam(own, lr=3e-3)
+        self.policy_adam = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        self.alpha_adam = torch.optim.Adam([self.log_alpha], lr=1e-2)
+
+    @staticmethod
+    def _critic(state: Mapping[str, torch.Tensor], place: int) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for number in range(3):
+            weight, bias = state[f"weights.{number}"][place], state[f"biases.{number}"][place, 0]
+            layer = nn.Linear(*weight.shape)
+            layer.load_state_dict({"weight": weight.T.clone(), "bias": bias.clone()})
+            layers += [layer, nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+    def act(self, states: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = self.context.repeat(len(states), 1)
+        places = torch.nonzero(ids.flatten() == self.model.config.placeholder_token_id)[:, 0]
+        outputs = self.model(input_ids=ids, inputs={"state": states}, input_places=places).logits[:, -4:]
+        normal = torch.distributions.Normal(outputs[..., 0], outputs[..., 1].clamp(-5, 2).exp())
+        before = normal.loc + noise * normal.scale
+        logprobs = normal.log_prob(before) - torch.log(1 - torch.tanh(before) ** 2)
+        return torch.tanh(before), logprobs.sum(1)
+
+    def update(self, batch: Transitions, noises: torch.Tensor) -> None:
+        states, actions, rewards, following, discounts = (
+            torch.from_numpy(each)
+            for each in (batch.states, batch.actions, batch.rewards, batch.next_states, batch.discounts)
+        )
+        alpha = self.log_alpha.detach().exp()
+        with torch.no_grad():
+            next_actions, next_logprobs = self.act(following, noises[0])
+            given = torch.cat([following, next_actions], 1)
+            smallest = torch.minimum(self.targets[0](given)[:, 0], self.targets[1](given)[:, 0])
+            wanted = rewards + discounts * (smallest - alpha * next_logprobs)
+        given = torch.cat([states, actions], 1)
+        self.critic_adam.zero_grad()
+        sum(0.5 * F.mse_loss(critic(given)[:, 0], wanted) for critic in self.critics).backward()
+        self.critic_adam.step()
+        drawn, logprobs = self.act(states, noises[1])
+        given = torch.cat([states, drawn], 1)
+        value = torch.minimum(self.critics[0](given)[:, 0], self.critics[1](given)[:, 0])
+        self.policy_adam.zero_grad()
+        (alpha * logprobs - value).mean().backward()
+        self.policy_adam.step()
+        self.alpha_adam.zero_grad()
+        (-self.log_alpha * (logprobs.detach() - 4)).mean().backward()
+        self.alpha_adam.step()
+        for target, critic in zip(self.targets, self.critics, strict=True):
+            for moved, own in zip(target.parameters(), critic.parameters(), strict=True):
+                moved.data = 0.995 * moved.data + 0.005 * own.data
+
+
+def noises(made: ActorCriticEngine, seed: int) -> torch.Tensor:
+    noise = torch.Generator().manual_seed(stable_hash("soft actor-critic", seed, made.num_learned))
+    return torch.randn((2, BATCH, 4), generator=noise)
+
+
+def test_three_updates_are_those_of_plain_torch() -> None:
+    made = engine()
+    plain = Reference(made)
+    for key in range(3):
+        plain.update(transitions(key), noises(made, 3))
+        made.learn(context(made), transitions(key))
+    for place in range(2):
+        for number, layer in enumerate(plain.critics[place][::2]):
+            assert isinstance(layer, nn.Linear)
+            torch.testing.assert_close(made.critics.weights[number][place].T, layer.weight, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                made.targets.weights[number][place].T, plain.targets[place][2 * number].weight, atol=1e-5, rtol=1e-4
+            )
+    assert made.temperature == pytest.approx(float(plain.log_alpha.detach().exp()), rel=1e-5) and made.temperature < 1
+    theirs = dict(plain.model.named_parameters())
+    moved = build_tiny_vla(SHAPE, seed=1)[0]
+    for name, own in made.model.named_parameters():
+        torch.testing.assert_close(own, theirs[name], atol=5e-5, rtol=1e-3)
+    assert any(not torch.equal(own, theirs[name]) for name, own in moved.named_parameters())
+
+
+def test_the_head_has_the_density_of_a_squashed_normal_number() -> None:
+    outputs = torch.tensor([[0.4, -0.5]]).repeat(2000, 1)
+    head = SquashedHead()
+    ids, logprobs = head.draw(outputs, np.ones(2000, np.float32), (np.arange(2000) + 0.5) / 2000)
+    numbers = torch.from_numpy(ids.astype(np.int32).view(np.float32))
+    assert float(numbers.abs().max()) < 1
+    normal = torch.distributions.Normal(torch.tensor(0.4).double(), torch.tensor(math.exp(-0.5)).double())
+    squashed = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform())
+    np.testing.assert_allclose(logprobs, squashed.log_prob(numbers.double()), atol=2e-4)
+    np.testing.assert_allclose(head.logprobs(outputs, torch.from_numpy(ids), 1.0)[0], logprobs, atol=1e-6)
+    noise = torch.linspace(-3, 3, 2000)
+    drawn, found = head.sample(outputs, noise)
+    np.testing.assert_allclose(found, squashed.log_prob(drawn.double()), atol=2e-3)
+    greedy, _ = head.draw(outputs[:1], np.zeros(1, np.float32), np.full(1, 0.3))
+    assert greedy.astype(np.int32).view(np.float32)[0] == pytest.approx(math.tanh(0.4))
+
+
+def test_a_resumed_engine_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    made, whole = engine(), engine()
+    for key in range(4):
+        whole.learn(context(whole), transitions(key))
+    for key in range(2):
+        made.learn(context(made), transitions(key))
+    made.copy_to_host(None).write(tmp_path)
+    resumed = engine()
+    resumed.model.load_state_dict(made.model.state_dict())
+    resumed.load_optimizer(tmp_path)
+    for key in range(2, 4):
+        resumed.learn(context(resumed), transitions(key))
+    for name, tensor in whole._tensors().items():
+        assert torch.equal(tensor, resumed._tensors()[name]), name
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+
+
+def test_many_critics_with_a_drawn_pair_learn_a_value() -> None:
+    """REDQ's settings: the value of a constant reward that ends the task is the reward."""
+    made = engine(num_critics=5, target_critics=2, layer_norm=True, policy_every=4)
+    batch = transitions(0)
+    batch = Transitions(
+        states=batch.states,
+        actions=batch.actions,
+        rewards=np.full(BATCH, 2, np.float32),
+        next_states=batch.next_states,
+        discounts=np.zeros(BATCH, np.float32),
+    )
+    for _ in range(200):
+        made.learn(context(made), batch)
+    found = made.learned_metrics()
+    assert found["sac/target"] == pytest.approx(2)
+    made.learn(context(made), batch)
+    assert made.learned_metrics()["sac/value"] == pytest.approx(2, abs=0.05)
+
+
+def test_a_divergence_ends_the_run_with_a_reason() -> None:
+    made = engine()
+    batch = transitions(0)
+    broken = Transitions(
+        states=batch.states,
+        actions=batch.actions,
+        rewards=np.full(BATCH, np.nan, np.float32),
+        next_states=batch.next_states,
+        discounts=batch.discounts,
+    )
+    made.learn(context(made), broken)
+    with pytest.raises(InterlaceError, match="diverged"):
+        made.learned_metrics()
+
+
+def test_another_head_is_refused() -> None:
+    with pytest.raises(UserError, match="head=squashed"):
+        engine(shape=SHAPE.model_copy(update={"head": "gaussian"}))

@@ -1,0 +1,93 @@
+"""Turns of replayed trajectories: conversion of samples, uniform draws, evictions, demonstrations."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from interlace.algorithms.sac import SACSettings
+from interlace.core.errors import UserError
+from interlace.core.transitions import Transitions
+from interlace.core.types import EMPTY_INT, FINAL, Prompt, Sample, SampleKey, Segment
+from interlace.robots.replay.buffer import Replay, ReplayConfig
+from interlace.robots.replay.off_policy import OffPolicy, TransitionTable, steps_of
+
+PLACEHOLDER = 9
+
+
+def sample(gid: int, turns: int, *, cut_off: bool, prompt: int = 5) -> Sample:
+    """An episode whose state before turn t is [gid, t], whose action is t / 10 and whose reward is t."""
+    segments: list[Segment] = []
+
+    def observe(turn: int, kind: str = "context") -> None:
+        seen = {"state": np.array([[gid, turn]], np.float32)}
+        ids, mask = np.array([PLACEHOLDER], np.int32), np.zeros(1, np.bool_)
+        segments.append(Segment(token_ids=ids, sampled=mask, inputs=seen, kind=kind))
+
+    for turn in range(turns):
+        observe(turn)
+        action = np.array([turn / 10], np.float32).view(np.int32)
+        segments.append(Segment(parent=len(segments) - 1, token_ids=action, reward=float(turn)))
+    if cut_off:
+        observe(turns)
+        segments.append(
+            Segment(
+                parent=len(segments) - 1, token_ids=np.zeros(1, np.int32), sampled=np.zeros(1, np.bool_), kind=FINAL
+            )
+        )
+    total = float(sum(range(turns)))
+    asked = Prompt(uid="a", token_ids=np.array([prompt], np.int32), text="go", answer="")
+    return Sample(key=SampleKey(gid, 0), prompt=asked, segments=tuple(segments), reward=total)
+
+
+def test_a_cut_off_episode_has_a_last_state_and_a_finished_one_has_not() -> None:
+    cut, ended = steps_of(sample(1, 3, cut_off=True)), steps_of(sample(1, 3, cut_off=False))
+    assert not cut.is_terminal and cut.states[:, 1].tolist() == [0, 1, 2, 3]
+    assert ended.is_terminal and ended.rewards.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(cut.actions[:, 0], [0, 0.1, 0.2], rtol=1e-6)
+
+
+def test_the_table_follows_the_replay_and_draws_every_turn(tmp_path: Path) -> None:
+    replay = Replay(ReplayConfig(capacity=2, in_memory_mib=0), tmp_path, seed=0)
+    learner, table = OffPolicy(settings=SACSettings(gamma=0.5), seed=0), TransitionTable()
+    for gid, turns in enumerate((4, 2, 3)):
+        replay.add([sample(gid, turns, cut_off=True)])
+        table.follow(replay, learner.convert)
+    assert len(table) == 5, "the first episode was evicted"
+    drawn = table.draw(np.array([4, 0, 1, 2, 0]))
+    assert drawn.states.tolist() == [[2, 2], [1, 0], [1, 1], [2, 0], [1, 0]]
+    assert drawn.discounts.tolist() == [0.5] * 5
+    assert sum(replay.uses().values()) == 0, "reading is not a use"
+
+
+def test_half_of_a_batch_is_demonstrated(tmp_path: Path) -> None:
+    replay = Replay(ReplayConfig(), tmp_path, seed=0)
+    replay.add([sample(1, 8, cut_off=False)])
+    shown = Transitions(
+        states=np.full((3, 2), -7, np.float32),
+        actions=np.zeros((3, 1), np.float32),
+        rewards=np.ones(3, np.float32),
+        next_states=np.zeros((3, 2), np.float32),
+        discounts=np.zeros(3, np.float32),
+    )
+    learner = OffPolicy(settings=SACSettings(batch_size=10), seed=0, demonstrations=shown)
+    learner.table.follow(replay, learner.convert)
+    batches = learner._batches(1, 6, len(learner.table))
+    assert len(batches) == 6
+    assert all((batch.states[:, 0] == -7).sum() == 5 and len(batch) == 10 for batch in batches)
+    again = OffPolicy(settings=SACSettings(batch_size=10), seed=0, demonstrations=shown, table=learner.table)
+    np.testing.assert_array_equal(again._batches(1, 6, 8)[5].states, batches[5].states)
+
+
+def test_a_second_instruction_is_refused(tmp_path: Path) -> None:
+    learner = OffPolicy(settings=SACSettings(), seed=0)
+    learner.convert(sample(0, 2, cut_off=True))
+    with pytest.raises(UserError, match="one instruction"):
+        learner.convert(sample(1, 2, cut_off=True, prompt=6))
+
+
+def test_turns_without_a_state_are_refused() -> None:
+    blind = Segment(token_ids=EMPTY_INT, sampled=None)
+    asked = Prompt(uid="a", token_ids=np.array([5], np.int32), text="go", answer="")
+    with pytest.raises(UserError, match="`state`"):
+        steps_of(Sample(key=SampleKey(0, 0), prompt=asked, segments=(blind,), reward=0.0))
