@@ -60,7 +60,7 @@ SAC = (
     *ONE_TASK,
     "warmup=null",
     "model.robot.head=squashed",
-    "algorithm={name: sac, batch_size: 16, start_turns: 8, critic_width: 32, layer_norm: true, gamma: 0.9}",
+    "algorithm={name: sac, turns_per_update: 16, start_turns: 8, critic_width: 32, layer_norm: true, gamma: 0.9}",
     "replay={learner: actor_critic}",
     "minibatches=1",
     "samples_per_prompt=1",

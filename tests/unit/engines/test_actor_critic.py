@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from interlace.algorithms import create_algorithm
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
-from interlace.core.transitions import Transitions
+from interlace.core.transitions import TransitionBatch
 from interlace.engines.train.actor_critic import ActorCriticEngine
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.models.action_head import SquashedHead
@@ -26,7 +26,7 @@ OPTIMIZER = OptimizerConfig(lr=1e-3, betas=(0.9, 0.999), max_grad_norm=None)
 
 
 def engine(seed: int = 3, shape: RobotShape = SHAPE, **settings: object) -> ActorCriticEngine:
-    small = {"critic_width": 16, "batch_size": BATCH, "critic_lr": 3e-3, "temperature_lr": 1e-2, **settings}
+    small = {"critic_width": 16, "turns_per_update": BATCH, "critic_lr": 3e-3, "temperature_lr": 1e-2, **settings}
     model = build_tiny_vla(shape, seed=1)[0]
     algorithm = create_algorithm("sac", small)
     return ActorCriticEngine(model, algorithm=algorithm, optimizer=OPTIMIZER, config=TrainConfig(), seed=seed)
@@ -37,9 +37,9 @@ def context(made: ActorCriticEngine) -> np.ndarray:
     return np.array([300, 301, 302, *[placeholder] * SHAPE.state_tokens], np.int32)
 
 
-def transitions(key: int) -> Transitions:
+def transitions(key: int) -> TransitionBatch:
     draw = np.random.default_rng(key)
-    return Transitions(
+    return TransitionBatch(
         states=draw.normal(size=(BATCH, 5)).astype(np.float32),
         actions=draw.uniform(-1, 1, (BATCH, 4)).astype(np.float32),
         rewards=draw.normal(size=BATCH).astype(np.float32),
@@ -81,7 +81,7 @@ class Reference:
         logprobs = normal.log_prob(before) - torch.log(1 - torch.tanh(before) ** 2)
         return torch.tanh(before), logprobs.sum(1)
 
-    def update(self, batch: Transitions, noises: torch.Tensor) -> None:
+    def update(self, batch: TransitionBatch, noises: torch.Tensor) -> None:
         states, actions, rewards, following, discounts = (
             torch.from_numpy(each)
             for each in (batch.states, batch.actions, batch.rewards, batch.next_states, batch.discounts)
@@ -175,7 +175,7 @@ def test_many_critics_with_a_drawn_pair_learn_a_value() -> None:
     """REDQ's settings: the value of a constant reward that ends the task is the reward."""
     made = engine(num_critics=5, target_critics=2, layer_norm=True, policy_every=4)
     batch = transitions(0)
-    batch = Transitions(
+    batch = TransitionBatch(
         states=batch.states,
         actions=batch.actions,
         rewards=np.full(BATCH, 2, np.float32),
@@ -193,7 +193,7 @@ def test_many_critics_with_a_drawn_pair_learn_a_value() -> None:
 def test_a_divergence_ends_the_run_with_a_reason() -> None:
     made = engine()
     batch = transitions(0)
-    broken = Transitions(
+    broken = TransitionBatch(
         states=batch.states,
         actions=batch.actions,
         rewards=np.full(BATCH, np.nan, np.float32),
