@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,15 @@ from interlace.algorithms import create_algorithm
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
 from interlace.core.transitions import TransitionBatch
+from interlace.core.types import SamplingParams
+from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.actor_critic import ActorCriticEngine
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.models.action_head import SquashedHead
 from interlace.models.config import RobotShape
 from interlace.robots.models.vla import build_tiny_vla
+from tests.unit.engines.test_arrays_beside_tokens import NUM, request, sample_of, serve
 
 SHAPE = RobotShape(state_size=5, state_tokens=2, action_size=2, chunk=2, head="squashed", layers=2)
 BATCH = 6
@@ -151,6 +156,21 @@ def test_the_head_has_the_density_of_a_squashed_normal_number() -> None:
     np.testing.assert_allclose(found, squashed.log_prob(drawn.double()), atol=2e-3)
     greedy, _ = head.draw(outputs[:1], np.zeros(1, np.float32), np.full(1, 0.3))
     assert greedy.astype(np.int32).view(np.float32)[0] == pytest.approx(math.tanh(0.4))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_training_recomputes_the_log_probs_of_what_was_drawn(temperature: float) -> None:
+    shape = SHAPE.model_copy(update={"state_size": 6, "state_tokens": 4})
+    model, tokenizer = build_tiny_vla(shape, seed=1)
+    params = SamplingParams(max_new_tokens=4, temperature=temperature)
+    requests = [replace(request(model, tokenizer, index), params=params) for index in range(NUM)]
+    done = serve(NativeEngine(model.eval(), config=NativeConfig(max_running=16, max_tokens=2048)), requests)
+    drawn = [sample_of(done[one.owner.index], one.prompt_ids[: -shape.state_tokens]) for one in requests]
+    config = TrainConfig(temperature=temperature)
+    train = TrainEngine(build_tiny_vla(shape, seed=1)[0].eval(), loss=sft_loss, optimizer=OPTIMIZER, config=config)
+    for sample, found in zip(drawn, train.logprobs(drawn), strict=True):
+        np.testing.assert_allclose(found[sample.loss_mask], sample.logprobs[sample.loss_mask], atol=1e-5)
+        assert (np.abs(sample.sampled_ids.view(np.float32)) < 1).all()
 
 
 def test_a_resumed_engine_goes_on_bit_for_bit(tmp_path: Path) -> None:
