@@ -81,6 +81,7 @@ def test_no_placement_changes_what_is_learnt(whole: Path, overrides: Sequence[st
         (["minibatches=2"], "minibatches=2"),
         (["task.starts.instructions=[one, two]", "task.starts.tasks=[0, 0]"], "one instruction"),
         (["replay.max_rounds=3"], "max_rounds"),
+        (["algorithm.aggregation=constant"], "algorithm.aggregation"),
         (["algorithm.target_critics=3"], "target_critics = 3"),
     ],
 )

@@ -12,7 +12,7 @@ from interlace.observe.films import png
 from interlace.robots.datasets import layout
 from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.layout import ColumnFeature, Info, PictureSums
-from interlace.robots.datasets.video import VideoWriter
+from interlace.robots.datasets.video import VideoWriter, import_av
 from interlace.robots.envs.spec import Array
 
 
@@ -22,11 +22,13 @@ class LeRobotWriter:
     def __init__(self, folder: Path, *, fps: float, robot_type: str | None = None, video: bool = False) -> None:
         """video: True to write pictures as videos (PyAV), else each as a PNG in the tables.
 
-        Raises UserError if the folder contains files, or pyarrow is missing.
+        Raises UserError if the folder contains files, or pyarrow or PyAV is missing.
         """
         if folder.exists() and any(folder.iterdir()):
             raise UserError(f"{folder} is not empty, and a data set is written whole. Name a new folder.")
         self._arrow = layout.import_pyarrow(folder)
+        if video:
+            import_av(folder)
         self._folder, self._fps, self._robot_type, self._uses_video = folder, fps, robot_type, video
         self._features: dict[str, ColumnFeature] = {}
         self._tasks: dict[str, int] = {}
