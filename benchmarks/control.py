@@ -1,11 +1,11 @@
-"""PPO on gymnasium's classic control against Stable-Baselines3's PPO, at the same number of simulated steps.
+"""PPO and SAC on gymnasium's classic control against Stable-Baselines3, at the same number of simulated steps.
 
 interlace runs a robot's recipe: observations become prompts of a small transformer, and actions are tokens, one of two
 for CartPole and a number from a normal distribution for Pendulum. Stable-Baselines3 uses its defaults and the settings
 of its zoo. interlace uses the same discounts, and ten passes over each batch; Stable-Baselines3 makes twenty and ten.
 Both are judged by their training episodes at the end: the mean return of the last 20, sampled as in training.
 
-    python benchmarks/control.py [--task cartpole pendulum] [--seeds 0 1 2] [--steps N]
+    python benchmarks/control.py [--task cartpole pendulum pendulum-sac] [--seeds 0 1 2] [--steps N]
         [--write docs/robots.md] [--json control.json]
 """
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from _page import write_table
 
@@ -42,7 +43,10 @@ class Control:
     overrides: tuple[str, ...] = ()
     """Overrides of the recipe."""
     theirs: Mapping[str, object]
-    """Arguments of Stable-Baselines3's PPO that its zoo sets."""
+    """Arguments of Stable-Baselines3's algorithm that its zoo sets."""
+    algorithm: Literal["PPO", "SAC"] = "PPO"
+    num_envs: int = 4
+    """Environments of Stable-Baselines3."""
 
 
 TASKS = {
@@ -60,6 +64,14 @@ TASKS = {
         recipe="robot-pendulum",
         steps=20_000,
         theirs={"n_steps": 1024, "gamma": 0.9, "use_sde": True, "sde_sample_freq": 4, "learning_rate": 1e-3},
+    ),
+    "pendulum-sac": Control(
+        task="Pendulum-v1",
+        recipe="robot-sac",
+        steps=10_000,
+        theirs={"learning_rate": 1e-3},
+        algorithm="SAC",
+        num_envs=1,
     ),
 }  # fmt: skip
 
@@ -100,15 +112,16 @@ def ours(control: Control, seed: int) -> tuple[float, float]:
 
 
 def theirs(control: Control, seed: int) -> tuple[float, float]:
-    """Trains Stable-Baselines3's PPO. Returns the same as `ours`."""
+    """Trains Stable-Baselines3's algorithm. Returns the same as `ours`."""
+    import stable_baselines3
     import torch
-    from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
     torch.set_num_threads(1)
     began_s = time.process_time()
-    envs = make_vec_env(control.task, n_envs=4, seed=seed)
-    model = PPO("MlpPolicy", envs, seed=seed, device="cpu", **control.theirs)
+    envs = make_vec_env(control.task, n_envs=control.num_envs, seed=seed)
+    kind = getattr(stable_baselines3, control.algorithm)
+    model = kind("MlpPolicy", envs, seed=seed, device="cpu", **control.theirs)
     model.learn(control.steps)
     done = list(model.ep_info_buffer or ())[-LAST:]
     return statistics.fmean(one["r"] for one in done), time.process_time() - began_s
@@ -119,8 +132,8 @@ def table(tasks: Sequence[str], seeds: Sequence[int], steps: int | None = None) 
     rows = [
         f"Mean return of the last {LAST} training episodes; in brackets each of seeds {', '.join(map(str, seeds))}.",
         "",
-        "| task | steps | interlace | Stable-Baselines3 | CPU seconds, each |",
-        "|---|---|---|---|---|",
+        "| task | algorithm | steps | interlace | Stable-Baselines3 | CPU seconds, each |",
+        "|---|---|---|---|---|---|",
     ]
     for name in tasks:
         control = replace(TASKS[name], steps=steps or TASKS[name].steps)
@@ -131,7 +144,9 @@ def table(tasks: Sequence[str], seeds: Sequence[int], steps: int | None = None) 
             for found in (mine, other)
         ]
         seconds = " and ".join(f"{statistics.fmean(each for _, each in found):.0f}" for found in (mine, other))
-        rows.append(f"| {control.task} | {control.steps:,} | {cells[0]} | {cells[1]} | {seconds} |")
+        rows.append(
+            f"| {control.task} | {control.algorithm} | {control.steps:,} | {cells[0]} | {cells[1]} | {seconds} |"
+        )
     return "\n".join(rows)
 
 

@@ -29,7 +29,7 @@ class SACSettings(AlgorithmConfig):
     """Discount from each turn of an episode to the next."""
     n_step: int = Field(default=1, ge=1)
     """Turns whose rewards a target sums before it takes the critics' value."""
-    batch_size: int = Field(default=256, ge=1)
+    turns_per_update: int = Field(default=256, ge=1)
     """Transitions of an update."""
     updates_per_turn: float = Field(default=1.0, gt=0)
     """Updates of the critics for each turn that was added to the replay."""
@@ -42,7 +42,7 @@ class SACSettings(AlgorithmConfig):
     num_critics: int = Field(default=2, ge=1)
     """Critics that are trained."""
     target_critics: int = Field(default=2, ge=1)
-    """Critics whose minimum is the target; with more critics they are drawn anew for each update."""
+    """Critics whose minimum is the target; with more critics they are drawn for each update."""
     critic_width: int = Field(default=256, ge=1)
     """Width of the critics' hidden layers."""
     critic_layers: int = Field(default=2, ge=1)

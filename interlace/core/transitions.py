@@ -1,4 +1,4 @@
-"""Transitions of episodes with continuous actions, from which off-policy algorithms learn.
+"""TransitionBatch of episodes with continuous actions, from which off-policy algorithms learn.
 
 Shapes: B = transitions, F = numbers of a state, C = numbers of an action chunk (K actions of A numbers each).
 """
@@ -15,7 +15,7 @@ from interlace.core.types import FloatArray
 
 # Without slots, as Segment: worker groups pickle these records.
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Transitions:
+class TransitionBatch:
     """Executed chunks and their results, in float32."""
 
     states: FloatArray
@@ -57,7 +57,7 @@ class EpisodeSteps:
     """True if the task ended the episode; False if a limit cut it off, so that the last state has a value."""
 
 
-def n_step_transitions(episode: EpisodeSteps, *, n: int, gamma: float) -> Transitions:
+def n_step_transitions(episode: EpisodeSteps, *, n: int, gamma: float) -> TransitionBatch:
     """Converts an episode to T transitions of n turns each (n-step returns, Sutton and Barto 2018, chapter 7).
 
     The turns beyond the end of the episode are left out: a transition there spans fewer turns.
@@ -70,7 +70,7 @@ def n_step_transitions(episode: EpisodeSteps, *, n: int, gamma: float) -> Transi
         inside = starts + ahead < num_turns
         rewards[inside] += gamma**ahead * episode.rewards[starts[inside] + ahead]
     has_value = (ends < num_turns) | (not episode.is_terminal)
-    return Transitions(
+    return TransitionBatch(
         states=episode.states[starts].astype(np.float32),
         actions=episode.actions.astype(np.float32),
         rewards=rewards.astype(np.float32),

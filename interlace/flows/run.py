@@ -142,13 +142,9 @@ class PolicyRun:
         )
         whole = algorithm.needs.batch_statistics
         self.critic = CriticRole(stages, groups.critic, algorithm.needs, whole_batch=whole)
+        proximal = groups.actor if algorithm.needs.proximal_logprobs else None
         self.actor = (
-            stages.train_stage(
-                "actor",
-                groups.actor,
-                whole_batch=whole,
-                proximal=groups.actor if algorithm.needs.proximal_logprobs else None,
-            )
+            stages.train_stage("actor", groups.actor, whole_batch=whole, proximal=proximal)
             if algorithm.needs.on_policy
             else SkippedStage()
         )

@@ -51,7 +51,10 @@ class ExpertExamples:
 
 
 async def expert_examples(recipe: Recipe, prompts: Sequence[Prompt]) -> ExpertExamples:
-    """Records the demonstrations of a recipe's warm-up. Raises UserError if its episodes are not a robot's."""
+    """Records or reads the demonstrations of a recipe's warm-up.
+
+    Raises UserError if its episodes are not a robot's, or the data set is of another robot.
+    """
     warmup, episode = recipe.warmup, recipe.episode
     if warmup is None or warmup.experts is None:
         raise ValueError("the recipe's warm-up has no experts")
@@ -62,4 +65,17 @@ async def expert_examples(recipe: Recipe, prompts: Sequence[Prompt]) -> ExpertEx
         )
     actions = policy_actions(policy_actions_of(recipe))
     shown = await demonstrate(warmup.experts, episode.env, first_of_each_task(prompts), actions.chunk, recipe.seed)
+    if warmup.experts.dataset is not None:
+        _check_fit(warmup.experts.dataset, shown[0], actions)
     return ExpertExamples(shown, RobotEpisode(episode), actions, warmup.batch_size, recipe.seed)
+
+
+def _check_fit(folder: str, shown: Demonstrated, actions: ActionTokens) -> None:
+    """Raises UserError if a data set lacks an array that the policy reads, or has actions of another size."""
+    missing = [name for name in actions.reads.shapes if name not in shown.observation]
+    if missing or shown.actions.shape[1] != actions.simulator_size:
+        raise UserError(
+            f"warmup.experts.dataset={folder} has actions of {shown.actions.shape[1]} numbers and the arrays "
+            f"{sorted(shown.observation)}; the policy needs {actions.simulator_size} numbers and the arrays "
+            f"{sorted(actions.reads.shapes)}. Name a data set of the same robot."
+        )

@@ -8,7 +8,7 @@ import numpy as np
 
 from interlace.algorithms.sac import SAC, SACSettings
 from interlace.core.errors import UserError
-from interlace.core.transitions import Transitions, n_step_transitions
+from interlace.core.transitions import TransitionBatch, n_step_transitions
 from interlace.core.types import FloatArray
 from interlace.flows.run import RoleGroups
 from interlace.robots.datasets.episodes import STATE, chunk_steps, with_reward
@@ -48,7 +48,7 @@ def _off_policy(recipe: Recipe) -> OffPolicy | None:
     return OffPolicy(settings=algorithm.settings, seed=recipe.seed, demonstrations=shown)
 
 
-def read_demonstrations(recipe: Recipe, settings: SACSettings) -> Transitions:
+def read_demonstrations(recipe: Recipe, settings: SACSettings) -> TransitionBatch:
     """Reads the data set of `replay.demonstrations` as transitions of the recipe's policy. Raises UserError."""
     if recipe.replay is None or recipe.replay.demonstrations is None or not isinstance(recipe.episode, RobotConfig):
         raise ValueError("the recipe has no demonstrations of a robot")
@@ -73,7 +73,7 @@ def read_demonstrations(recipe: Recipe, settings: SACSettings) -> Transitions:
         parts += [n_step_transitions(each, n=settings.n_step, gamma=settings.gamma) for each in steps]
     if not parts:
         raise UserError(f"replay.demonstrations={folder} has no episode of {actions.chunk} steps or more. Record some.")
-    return Transitions.joined(parts)
+    return TransitionBatch.joined(parts)
 
 
 def _scale(recipe: Recipe) -> float:

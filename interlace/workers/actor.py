@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from interlace.core.state_parts import GRADIENTS, WEIGHTS
-from interlace.core.transitions import Transitions
+from interlace.core.transitions import TransitionBatch
 from interlace.core.types import FloatArray, IntArray, Metrics, Sample
 from interlace.engines.train import TrainEngine
 from interlace.engines.train.actor_critic import ActorCriticEngine
@@ -37,7 +37,7 @@ class ActorWorker(TrainedWorker):
         self._engine.accumulate_replayed(samples)
 
     @operation(bin="train")
-    def learn(self, context_ids: IntArray, batches: Sequence[Transitions]) -> Metrics:
+    def learn(self, context_ids: IntArray, batches: Sequence[TransitionBatch]) -> Metrics:
         """Makes one update of an off-policy algorithm for each batch. Returns the means of its metrics."""
         engine = self._engine
         if not isinstance(engine, ActorCriticEngine):

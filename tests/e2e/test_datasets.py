@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from interlace.cli.main import app
 from interlace.core.errors import UserError
 from interlace.robots.datasets.lerobot_read import LeRobotReader
+from interlace.robots.datasets.lerobot_write import LeRobotWriter
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.load import load_recipe
 from interlace.run.replay import read_demonstrations
@@ -60,7 +61,7 @@ SAC = (
     *ONE_TASK,
     "warmup=null",
     "model.robot.head=squashed",
-    "algorithm={name: sac, batch_size: 16, start_turns: 8, critic_width: 32, layer_norm: true, gamma: 0.9}",
+    "algorithm={name: sac, turns_per_update: 16, start_turns: 8, critic_width: 32, layer_norm: true, gamma: 0.9}",
     "replay={learner: actor_critic}",
     "minibatches=1",
     "samples_per_prompt=1",
@@ -97,3 +98,11 @@ def test_a_data_set_that_does_not_fit_is_refused(recorded: Path, tmp_path: Path)
     starts = "task.starts.instructions=[pull it]"
     with pytest.raises(UserError, match="no episode of the instruction 'pull it'"):
         run_recipe("robot-cartpole", tmp_path, "other", [*ONE_TASK, warmup, starts, f"model.cache_dir={tmp_path}"])
+    image = ["model.robot.state_size=0", "model.robot.image_size=42"]
+    blind = tmp_path / "blind"
+    writer = LeRobotWriter(blind, fps=10)
+    writer.add(next(LeRobotReader(recorded).episodes()))  # without its pictures
+    writer.finish()
+    sees = [*ONE_TASK, *image, warmup.replace(str(recorded), str(blind)), f"model.cache_dir={tmp_path}"]
+    with pytest.raises(UserError, match=r"the policy needs 1 numbers and the arrays \['image'\]"):
+        run_recipe("robot-cartpole", tmp_path, "sees", sees)

@@ -17,7 +17,7 @@ SMALL = (
     "prompts_per_step=2",
     "episode.env.settings={tasks: [Pendulum-v1], horizon: 12}",
     "episode.env.num_envs=2",
-    "algorithm={name: sac, batch_size: 8, start_turns: 30, critic_width: 16, n_step: 3, updates_per_turn: 0.5}",
+    "algorithm={name: sac, turns_per_update: 8, start_turns: 30, critic_width: 16, n_step: 3, updates_per_turn: 0.5}",
     "replay={learner: actor_critic, capacity: 5, in_memory_mib: 0.01}",
     "task.starts.train_size=64",
     "task.starts.heldout_size=2",
@@ -81,6 +81,7 @@ def test_no_placement_changes_what_is_learnt(whole: Path, overrides: Sequence[st
         (["minibatches=2"], "minibatches=2"),
         (["task.starts.instructions=[one, two]", "task.starts.tasks=[0, 0]"], "one instruction"),
         (["replay.max_rounds=3"], "max_rounds"),
+        (["algorithm.aggregation=constant"], "algorithm.aggregation"),
         (["algorithm.target_critics=3"], "target_critics = 3"),
     ],
 )

@@ -1,7 +1,7 @@
 """Engine of soft actor-critic: a policy with a squashed Gaussian head, an ensemble of critics, and a temperature.
 
-The policy is the transformers model that the rollout engines serve, so publication and checkpoints are those of any
-policy. The critics are small networks on the state and the action chunk.
+The policy is the transformers model that the rollout engines serve, so its publication and
+checkpoints are as usual. The critics are small networks on the state and the action chunk.
 Shapes: B = transitions, F = numbers of a state, C = numbers of a chunk, N = critics, P = tokens of a context.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from interlace.algorithms.sac import SAC, SACSettings
-    from interlace.core.transitions import Transitions
+    from interlace.core.transitions import TransitionBatch
     from interlace.core.types import IntArray, Metrics
     from interlace.engines.train.config import OptimizerConfig, TrainConfig
     from interlace.engines.train.ranks import Ranks
@@ -45,7 +45,7 @@ STATE_FILE = "actor_critic.safetensors"
 
 
 class Critics(nn.Module):
-    """N independent networks of one shape, each with values of its own random weights."""
+    """N independent networks of one shape, each with separate random weights."""
 
     def __init__(self, num_inputs: int, settings: SACSettings, *, seed: int) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class ActorCriticEngine(TrainEngine):
         """Returns the weight of the entropy."""
         return float(self.log_temperature.detach().exp())
 
-    def learn(self, context_ids: IntArray, batch: Transitions) -> None:
+    def learn(self, context_ids: IntArray, batch: TransitionBatch) -> None:
         """Makes one update of the critics, and of policy and temperature if they are due.
 
         context_ids: [P] tokens before the answer, equal for all transitions.

@@ -26,7 +26,7 @@ class RecordedEpisode:
     actions: FloatArray
     """[T, A] executed actions of the simulator."""
     shown: FloatArray | None = None
-    """[T, A] actions to imitate, if they differ from the executed ones: those of an expert without its noise."""
+    """[T, A] actions to imitate, if they differ from the executed ones: an expert's actions without noise."""
     rewards: FloatArray | None = None
     """[T] rewards; None if they were not recorded."""
     terminated: BoolArray | None = None

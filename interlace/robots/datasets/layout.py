@@ -5,15 +5,18 @@ pictures of many episodes a video; a table of episodes has the place of each.
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
+from interlace.core.types import JSON
 from interlace.robots.datasets.episodes import STATE
 from interlace.robots.envs.spec import Array
 
@@ -31,7 +34,7 @@ COUNTERS |= {"task_index": "int64"}
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 
 
-class Feature(Config):
+class ColumnFeature(Config):
     """One column of a data set."""
 
     model_config = ConfigDict(extra="allow")
@@ -65,7 +68,7 @@ class Info(Config):
     splits: dict[str, str] = Field(default_factory=dict)
     data_path: str = DATA
     video_path: str | None = None
-    features: dict[str, Feature]
+    features: dict[str, ColumnFeature]
 
 
 def import_pyarrow(folder: Path) -> Any:
@@ -97,25 +100,41 @@ def statistics(values: Array) -> dict[str, list[float]]:
     return {name: each.tolist() for name, each in found.items()} | {"count": [float(len(rows))]}
 
 
-def picture_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PictureSums:
+    """Sums over the pixels of pictures, by channel [3]."""
+
+    total: NDArray[np.float64]
+    square: NDArray[np.float64]
+    lowest: NDArray[np.float64]
+    highest: NDArray[np.float64]
+    num_pixels: int
+    num_frames: int
+
+
+def picture_statistics(parts: Sequence[PictureSums]) -> dict[str, JSON]:
     """Joins sums of pictures to statistics by channel, [3, 1, 1], of values between 0 and 1."""
-    count = sum(part["pixels"] for part in parts)
-    mean = sum(part["sum"] for part in parts) / count
-    square = sum(part["square"] for part in parts) / count
+    count = sum(part.num_pixels for part in parts)
+    mean = np.sum([part.total for part in parts], axis=0) / count
+    square = np.sum([part.square for part in parts], axis=0) / count
     found = {
-        "min": np.min([part["min"] for part in parts], axis=0),
-        "max": np.max([part["max"] for part in parts], axis=0),
+        "min": np.min([part.lowest for part in parts], axis=0),
+        "max": np.max([part.highest for part in parts], axis=0),
         "mean": mean,
         "std": np.sqrt(np.maximum(square - mean**2, 0)),
     }
-    shaped = {name: (each / 255).reshape(3, 1, 1).tolist() for name, each in found.items()}
-    return shaped | {"count": [sum(part["frames"] for part in parts)]}
+    shaped: dict[str, JSON] = {name: (each / 255).reshape(3, 1, 1).tolist() for name, each in found.items()}
+    return shaped | {"count": [sum(part.num_frames for part in parts)]}
 
 
-def picture_sums(pictures: Array) -> dict[str, Any]:
-    """Returns sums by channel over pictures [T, H, W, 3], for picture_statistics()."""
+def picture_sums(pictures: Array) -> PictureSums:
+    """Returns sums by channel over pictures [T, H, W, 3]."""
     rows = np.asarray(pictures).reshape(-1, 3).astype(np.float64)
-    return {
-        "sum": rows.sum(0), "square": (rows**2).sum(0), "min": rows.min(0), "max": rows.max(0),
-        "pixels": len(rows), "frames": len(pictures),
-    }  # fmt: skip
+    return PictureSums(
+        total=rows.sum(0),
+        square=(rows**2).sum(0),
+        lowest=rows.min(0),
+        highest=rows.max(0),
+        num_pixels=len(rows),
+        num_frames=len(pictures),
+    )

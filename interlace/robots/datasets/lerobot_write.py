@@ -11,8 +11,8 @@ from interlace.core.errors import UserError
 from interlace.observe.films import png
 from interlace.robots.datasets import layout
 from interlace.robots.datasets.episodes import RecordedEpisode
-from interlace.robots.datasets.layout import Feature, Info
-from interlace.robots.datasets.video import VideoWriter
+from interlace.robots.datasets.layout import ColumnFeature, Info, PictureSums
+from interlace.robots.datasets.video import VideoWriter, import_av
 from interlace.robots.envs.spec import Array
 
 
@@ -22,18 +22,20 @@ class LeRobotWriter:
     def __init__(self, folder: Path, *, fps: float, robot_type: str | None = None, video: bool = False) -> None:
         """video: True to write pictures as videos (PyAV), else each as a PNG in the tables.
 
-        Raises UserError if the folder contains files, or pyarrow is missing.
+        Raises UserError if the folder contains files, or pyarrow or PyAV is missing.
         """
         if folder.exists() and any(folder.iterdir()):
             raise UserError(f"{folder} is not empty, and a data set is written whole. Name a new folder.")
         self._arrow = layout.import_pyarrow(folder)
+        if video:
+            import_av(folder)
         self._folder, self._fps, self._robot_type, self._uses_video = folder, fps, robot_type, video
-        self._features: dict[str, Feature] = {}
+        self._features: dict[str, ColumnFeature] = {}
         self._tasks: dict[str, int] = {}
         self._episodes: list[dict[str, Any]] = []
         self._columns: defaultdict[str, list[Array]] = defaultdict(list)
         """Numeric columns of all episodes, for statistics."""
-        self._sums: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._sums: defaultdict[str, list[PictureSums]] = defaultdict(list)
         """Sums of the pictures of each episode."""
         self._open: list[Any] = []
         """Tables of the data file that is being filled."""
@@ -42,7 +44,7 @@ class LeRobotWriter:
         self._video_files: defaultdict[str, int] = defaultdict(int)
 
     def add(self, episode: RecordedEpisode) -> None:
-        """Adds an episode. Raises UserError if its columns differ from those of the first."""
+        """Adds an episode. Raises UserError if its columns differ from the first episode's."""
         columns, pictures = self._split(episode)
         self._check(columns, pictures)
         number, size = len(self._episodes), len(episode)
@@ -98,7 +100,8 @@ class LeRobotWriter:
             fps=int(self._fps) if float(self._fps).is_integer() else self._fps,
             splits={"train": f"0:{len(self._episodes)}"},
             video_path=layout.VIDEO if self._videos else None,
-            features=self._features | {name: Feature(dtype=kind, shape=(1,)) for name, kind in layout.COUNTERS.items()},
+            features=self._features
+            | {name: ColumnFeature(dtype=kind, shape=(1,)) for name, kind in layout.COUNTERS.items()},
         )
         (self._folder / layout.INFO).write_text(info.model_dump_json(indent=4), encoding="utf-8")
 
@@ -122,9 +125,11 @@ class LeRobotWriter:
 
     def _check(self, columns: dict[str, Array], pictures: dict[str, Array]) -> None:
         kind = "video" if self._uses_video else "image"
-        found = {name: Feature(dtype=str(each.dtype), shape=each.shape[1:] or (1,)) for name, each in columns.items()}
+        found = {
+            name: ColumnFeature(dtype=str(each.dtype), shape=each.shape[1:] or (1,)) for name, each in columns.items()
+        }
         axes = ["height", "width", "channels"]
-        found |= {name: Feature(dtype=kind, shape=each.shape[1:], names=axes) for name, each in pictures.items()}
+        found |= {name: ColumnFeature(dtype=kind, shape=each.shape[1:], names=axes) for name, each in pictures.items()}
         if not self._features:
             self._features = found
         if found != self._features:
@@ -200,5 +205,5 @@ class LeRobotWriter:
         return {f"{prefix}/{key}": value for key, value in self._chunk(number).items()}
 
 
-def _shapes(features: dict[str, Feature]) -> str:
+def _shapes(features: dict[str, ColumnFeature]) -> str:
     return ", ".join(f"{name} {list(each.shape)}" for name, each in sorted(features.items()))

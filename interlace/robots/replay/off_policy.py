@@ -10,7 +10,7 @@ from interlace.algorithms.advantages import trained_turns, turn_rewards
 from interlace.algorithms.sac import SACSettings
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
-from interlace.core.transitions import EpisodeSteps, Transitions, n_step_transitions
+from interlace.core.transitions import EpisodeSteps, TransitionBatch, n_step_transitions
 from interlace.core.types import FINAL, FloatArray, IntArray, Metrics, Sample, Segment
 from interlace.models.inputs import STATE
 from interlace.robots.replay.buffer import Replay
@@ -21,27 +21,27 @@ BLOCK_BYTES = 64 << 20
 
 
 class TransitionTable:
-    """Transitions of episodes, drawn uniformly."""
+    """TransitionBatch of episodes, drawn uniformly."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, Transitions] = {}
-        """Transitions of each episode, by its number."""
+        self._parts: dict[int, TransitionBatch] = {}
+        """TransitionBatch of each episode, by its number."""
 
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts.values())
 
-    def follow(self, replay: Replay, convert: Callable[[Sample], Transitions]) -> None:
-        """Adds the transitions of new trajectories of a replay, and removes those of evicted ones."""
+    def follow(self, replay: Replay, convert: Callable[[Sample], TransitionBatch]) -> None:
+        """Adds the transitions of new trajectories of a replay, and removes the transitions of evicted ones."""
         for number, sample in replay.contents(self._parts.keys()):
             self._parts[number] = convert(sample)
         for number in self._parts.keys() - replay.uses().keys():
             del self._parts[number]
 
-    def add(self, number: int, transitions: Transitions) -> None:
+    def add(self, number: int, transitions: TransitionBatch) -> None:
         """Adds the transitions of one episode."""
         self._parts[number] = transitions
 
-    def draw(self, places: NDArray[np.int64]) -> Transitions:
+    def draw(self, places: NDArray[np.int64]) -> TransitionBatch:
         """Returns the transitions with the given indices, counted in order of the episodes' numbers."""
         numbers = sorted(self._parts)
         ends = np.cumsum([len(self._parts[number]) for number in numbers])
@@ -54,7 +54,7 @@ class TransitionTable:
             parts.append(part.take(places[order[begin:end]] - (ends[owner] - len(part))))
         back = np.empty(len(places), np.int64)
         back[order] = np.arange(len(places))
-        return Transitions.joined(parts).take(back)
+        return TransitionBatch.joined(parts).take(back)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -63,14 +63,14 @@ class OffPolicy:
 
     settings: SACSettings
     seed: int
-    demonstrations: Transitions | None = None
+    demonstrations: TransitionBatch | None = None
     """Demonstrated transitions, of which half of each batch is drawn (RLPD, arXiv 2302.02948); None for none."""
     table: TransitionTable = field(default_factory=TransitionTable)
     context_ids: IntArray | None = None
     """Tokens before an answer; None before the first episode."""
 
-    def convert(self, sample: Sample) -> Transitions:
-        """Returns the transitions of a sample. Raises UserError if its context differs from that of earlier samples."""
+    def convert(self, sample: Sample) -> TransitionBatch:
+        """Returns the transitions of a sample. Raises UserError if earlier samples have another context."""
         context = context_of(sample)
         if self.context_ids is None:
             self.context_ids = context
@@ -96,7 +96,7 @@ class OffPolicy:
         parts = await self._update(actor, batches, self.context_ids)
         return metrics | _mean(parts) | {"sac/updates": count}
 
-    async def _update(self, actor: ActorGroup, batches: Sequence[Transitions], context: IntArray) -> list[Metrics]:
+    async def _update(self, actor: ActorGroup, batches: Sequence[TransitionBatch], context: IntArray) -> list[Metrics]:
         per_call = max(1, BLOCK_BYTES // max(1, _nbytes(batches[0])))
         found = []
         async with actor.hold("replay"):
@@ -104,17 +104,17 @@ class OffPolicy:
                 found.append(await actor.learn(context, batches[begin : begin + per_call]))
         return found
 
-    def _batches(self, step: int, count: int, size: int) -> list[Transitions]:
+    def _batches(self, step: int, count: int, size: int) -> list[TransitionBatch]:
         """Draws the batches of all updates of a step."""
         shown = self.demonstrations
         draw = np.random.default_rng(stable_hash("transitions", self.seed, step))
-        num_shown = self.settings.batch_size // 2 if shown is not None else 0
-        own = self.table.draw(draw.integers(size, size=count * (self.settings.batch_size - num_shown)))
+        num_shown = self.settings.turns_per_update // 2 if shown is not None else 0
+        own = self.table.draw(draw.integers(size, size=count * (self.settings.turns_per_update - num_shown)))
         parts = _cut(own, count)
         if shown is None:
             return parts
         others = _cut(shown.take(draw.integers(len(shown), size=count * num_shown)), count)
-        return [Transitions.joined(pair) for pair in zip(parts, others, strict=True)]
+        return [TransitionBatch.joined(pair) for pair in zip(parts, others, strict=True)]
 
 
 def context_of(sample: Sample) -> IntArray:
@@ -153,13 +153,13 @@ def _state(sample: Sample, turn: Segment) -> FloatArray:
     return np.asarray(state, np.float32).reshape(-1)
 
 
-def _cut(transitions: Transitions, count: int) -> list[Transitions]:
+def _cut(transitions: TransitionBatch, count: int) -> list[TransitionBatch]:
     """Cuts transitions into `count` parts of equal size."""
     size = len(transitions) // count
     return [transitions.take(np.arange(begin, begin + size)) for begin in range(0, count * size, size)]
 
 
-def _nbytes(batch: Transitions) -> int:
+def _nbytes(batch: TransitionBatch) -> int:
     return batch.states.nbytes + batch.actions.nbytes + batch.next_states.nbytes + 8 * len(batch)
 
 

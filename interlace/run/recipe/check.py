@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from interlace.algorithms import Needs
 from interlace.algorithms.offline import OfflineAlgorithm
+from interlace.algorithms.sac import SACSettings
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt
 from interlace.data.config import SOURCES
@@ -66,7 +67,7 @@ class Derived:
     max_tokens_per_step: int
     """Prompt and response tokens of a step if every response has the maximum length."""
     num_updates: int
-    """Optimizer updates of the run."""
+    """Optimizer updates of the run; of an off-policy algorithm at most, if every episode has `episode.max_turns`."""
     num_versions: int
     """Weight publications of the run."""
     staleness_bound: int
@@ -129,12 +130,21 @@ def check_recipe(recipe: Recipe) -> Derived:
         samples_per_step=samples,
         samples_per_minibatch=samples // recipe.minibatches,
         max_tokens_per_step=max_tokens_per_step,
-        num_updates=recipe.steps * (recipe.minibatches + (recipe.replay.updates if recipe.replay else 0)),
+        num_updates=_count_updates(recipe),
         num_versions=recipe.schedule.resolved.num_versions(recipe.steps),
         staleness_bound=recipe.schedule.resolved.staleness_bound,
         steps_ahead=recipe.schedule.resolved.steps_ahead,
         memory=memory,
     )
+
+
+def _count_updates(recipe: Recipe) -> int:
+    """Counts the optimizer updates of a run that trains on samples of its policy."""
+    settings = recipe.algorithm.settings
+    if isinstance(settings, SACSettings):
+        turns = recipe.prompts_per_step * recipe.samples_per_prompt * recipe.episode.max_turns
+        return recipe.steps * round(settings.updates_per_turn * turns)
+    return recipe.steps * (recipe.minibatches + (recipe.replay.updates if recipe.replay else 0))
 
 
 def _check_offline(recipe: Recipe) -> Derived:

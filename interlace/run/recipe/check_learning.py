@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from interlace.core.errors import UserError
+from interlace.core.training import UpdateConfig
 from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.envs.load import find_family
 from interlace.robots.episodes.robot import RobotConfig
@@ -11,10 +12,11 @@ from interlace.run.recipe.config import Recipe, algorithm_of
 
 
 def check_learning(recipe: Recipe) -> None:
-    """Raises UserError for a world model without data or use, for imagined episodes without a world model, and for
-    starts of tasks that the simulators lack."""
+    """Raises UserError for a world model without data or use, for imagined episodes without a world model, for starts
+    of tasks that the simulators lack, and for an off-policy algorithm or demonstrations that cannot work."""
     _check_tasks(recipe)
     _check_off_policy(recipe)
+    _check_data_sets(recipe)
     episode = recipe.episode
     imagined = episode.imagined if isinstance(episode, RobotConfig) else None
     if recipe.world_model is not None and recipe.replay is None:
@@ -42,6 +44,14 @@ def check_learning(recipe: Recipe) -> None:
         )
 
 
+def _check_data_sets(recipe: Recipe) -> None:
+    """Raises UserError for a data set of demonstrations that cannot be read."""
+    experts = recipe.warmup.experts if recipe.warmup else None
+    for folder in (experts.dataset if experts else None, recipe.replay.demonstrations if recipe.replay else None):
+        if folder is not None:
+            LeRobotReader(Path(folder))
+
+
 def _check_off_policy(recipe: Recipe) -> None:
     """Raises UserError for an off-policy algorithm without a replay, and for settings that have no effect on it."""
     name, replay, robot = recipe.algorithm.name, recipe.replay, recipe.model.robot
@@ -60,8 +70,11 @@ def _check_off_policy(recipe: Recipe) -> None:
         )
     if recipe.world_model is not None or recipe.actor.lora is not None:
         raise UserError(f"algorithm {name!r} trains no adapter and no world model: remove actor.lora and world_model.")
-    if replay is not None and replay.demonstrations is not None:
-        LeRobotReader(Path(replay.demonstrations))
+    for key, field in UpdateConfig.model_fields.items():
+        if getattr(recipe.algorithm.settings, key) != field.get_default(call_default_factory=True):
+            raise UserError(
+                f"algorithm.{key} is of losses per token, and algorithm {name!r} has none. Remove the setting."
+            )
     if recipe.minibatches != 1 or recipe.epochs != 1:
         raise UserError(
             f"minibatches={recipe.minibatches} and epochs={recipe.epochs} cut the samples of a step, on which "

@@ -1,9 +1,9 @@
-"""Transitions of n turns equal a direct computation, with terminated and truncated ends."""
+"""TransitionBatch of n turns equal a direct computation, with terminated and truncated ends."""
 
 import numpy as np
 import pytest
 
-from interlace.core.transitions import EpisodeSteps, Transitions, n_step_transitions
+from interlace.core.transitions import EpisodeSteps, TransitionBatch, n_step_transitions
 
 GAMMA = 0.9
 
@@ -28,7 +28,7 @@ def test_n_step_returns_are_the_direct_sums(n: int, is_terminal: bool) -> None:
 
 def test_taking_and_joining_keep_rows_together() -> None:
     parts = [
-        Transitions(
+        TransitionBatch(
             states=np.full((size, 2), size, np.float32),
             actions=np.full((size, 1), size, np.float32),
             rewards=np.arange(size, dtype=np.float32),
@@ -37,5 +37,5 @@ def test_taking_and_joining_keep_rows_together() -> None:
         )
         for size in (2, 3)
     ]
-    taken = Transitions.joined(parts).take(np.array([4, 0]))
+    taken = TransitionBatch.joined(parts).take(np.array([4, 0]))
     assert taken.states[:, 0].tolist() == [3, 2] and taken.rewards.tolist() == [2, 0]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,16 @@ from torch.nn import functional as F
 from interlace.algorithms import create_algorithm
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
-from interlace.core.transitions import Transitions
+from interlace.core.transitions import TransitionBatch
+from interlace.core.types import SamplingParams
+from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.actor_critic import ActorCriticEngine
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.models.action_head import SquashedHead
 from interlace.models.config import RobotShape
 from interlace.robots.models.vla import build_tiny_vla
+from tests.unit.engines.test_arrays_beside_tokens import NUM, request, sample_of, serve
 
 SHAPE = RobotShape(state_size=5, state_tokens=2, action_size=2, chunk=2, head="squashed", layers=2)
 BATCH = 6
@@ -26,7 +31,7 @@ OPTIMIZER = OptimizerConfig(lr=1e-3, betas=(0.9, 0.999), max_grad_norm=None)
 
 
 def engine(seed: int = 3, shape: RobotShape = SHAPE, **settings: object) -> ActorCriticEngine:
-    small = {"critic_width": 16, "batch_size": BATCH, "critic_lr": 3e-3, "temperature_lr": 1e-2, **settings}
+    small = {"critic_width": 16, "turns_per_update": BATCH, "critic_lr": 3e-3, "temperature_lr": 1e-2, **settings}
     model = build_tiny_vla(shape, seed=1)[0]
     algorithm = create_algorithm("sac", small)
     return ActorCriticEngine(model, algorithm=algorithm, optimizer=OPTIMIZER, config=TrainConfig(), seed=seed)
@@ -37,9 +42,9 @@ def context(made: ActorCriticEngine) -> np.ndarray:
     return np.array([300, 301, 302, *[placeholder] * SHAPE.state_tokens], np.int32)
 
 
-def transitions(key: int) -> Transitions:
+def transitions(key: int) -> TransitionBatch:
     draw = np.random.default_rng(key)
-    return Transitions(
+    return TransitionBatch(
         states=draw.normal(size=(BATCH, 5)).astype(np.float32),
         actions=draw.uniform(-1, 1, (BATCH, 4)).astype(np.float32),
         rewards=draw.normal(size=BATCH).astype(np.float32),
@@ -81,7 +86,7 @@ class Reference:
         logprobs = normal.log_prob(before) - torch.log(1 - torch.tanh(before) ** 2)
         return torch.tanh(before), logprobs.sum(1)
 
-    def update(self, batch: Transitions, noises: torch.Tensor) -> None:
+    def update(self, batch: TransitionBatch, noises: torch.Tensor) -> None:
         states, actions, rewards, following, discounts = (
             torch.from_numpy(each)
             for each in (batch.states, batch.actions, batch.rewards, batch.next_states, batch.discounts)
@@ -153,6 +158,21 @@ def test_the_head_has_the_density_of_a_squashed_normal_number() -> None:
     assert greedy.astype(np.int32).view(np.float32)[0] == pytest.approx(math.tanh(0.4))
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_training_recomputes_the_log_probs_of_what_was_drawn(temperature: float) -> None:
+    shape = SHAPE.model_copy(update={"state_size": 6, "state_tokens": 4})
+    model, tokenizer = build_tiny_vla(shape, seed=1)
+    params = SamplingParams(max_new_tokens=4, temperature=temperature)
+    requests = [replace(request(model, tokenizer, index), params=params) for index in range(NUM)]
+    done = serve(NativeEngine(model.eval(), config=NativeConfig(max_running=16, max_tokens=2048)), requests)
+    drawn = [sample_of(done[one.owner.index], one.prompt_ids[: -shape.state_tokens]) for one in requests]
+    config = TrainConfig(temperature=temperature)
+    train = TrainEngine(build_tiny_vla(shape, seed=1)[0].eval(), loss=sft_loss, optimizer=OPTIMIZER, config=config)
+    for sample, found in zip(drawn, train.logprobs(drawn), strict=True):
+        np.testing.assert_allclose(found[sample.loss_mask], sample.logprobs[sample.loss_mask], atol=1e-5)
+        assert (np.abs(sample.sampled_ids.view(np.float32)) < 1).all()
+
+
 def test_a_resumed_engine_goes_on_bit_for_bit(tmp_path: Path) -> None:
     made, whole = engine(), engine()
     for key in range(4):
@@ -175,7 +195,7 @@ def test_many_critics_with_a_drawn_pair_learn_a_value() -> None:
     """REDQ's settings: the value of a constant reward that ends the task is the reward."""
     made = engine(num_critics=5, target_critics=2, layer_norm=True, policy_every=4)
     batch = transitions(0)
-    batch = Transitions(
+    batch = TransitionBatch(
         states=batch.states,
         actions=batch.actions,
         rewards=np.full(BATCH, 2, np.float32),
@@ -193,7 +213,7 @@ def test_many_critics_with_a_drawn_pair_learn_a_value() -> None:
 def test_a_divergence_ends_the_run_with_a_reason() -> None:
     made = engine()
     batch = transitions(0)
-    broken = Transitions(
+    broken = TransitionBatch(
         states=batch.states,
         actions=batch.actions,
         rewards=np.full(BATCH, np.nan, np.float32),

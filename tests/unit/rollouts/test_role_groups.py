@@ -60,7 +60,7 @@ LEFT_OUT: dict[type[Worker], set[str]] = {
     SimulatedEngine: {"health", "report", "weight_place"},
     SimulatedInference: {"attention"},
     SimulatedTrainer: {
-        "accumulate_replayed", "attention", "base_logprobs", "checkpoint_bytes", "copy_checkpoint", "evaluate",
+        "accumulate_replayed", "learn", "attention", "base_logprobs", "checkpoint_bytes", "copy_checkpoint", "evaluate",
         "load_optimizer", "open_weights", "weight_place", "write_checkpoint",
     },
 }  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from interlace.algorithms.sac import SACSettings
 from interlace.core.errors import UserError
-from interlace.core.transitions import Transitions
+from interlace.core.transitions import TransitionBatch
 from interlace.core.types import EMPTY_INT, FINAL, Prompt, Sample, SampleKey, Segment
 from interlace.robots.replay.buffer import Replay, ReplayConfig
 from interlace.robots.replay.off_policy import OffPolicy, TransitionTable, steps_of
@@ -63,19 +63,19 @@ def test_the_table_follows_the_replay_and_draws_every_turn(tmp_path: Path) -> No
 def test_half_of_a_batch_is_demonstrated(tmp_path: Path) -> None:
     replay = Replay(ReplayConfig(), tmp_path, seed=0)
     replay.add([sample(1, 8, cut_off=False)])
-    shown = Transitions(
+    shown = TransitionBatch(
         states=np.full((3, 2), -7, np.float32),
         actions=np.zeros((3, 1), np.float32),
         rewards=np.ones(3, np.float32),
         next_states=np.zeros((3, 2), np.float32),
         discounts=np.zeros(3, np.float32),
     )
-    learner = OffPolicy(settings=SACSettings(batch_size=10), seed=0, demonstrations=shown)
+    learner = OffPolicy(settings=SACSettings(turns_per_update=10), seed=0, demonstrations=shown)
     learner.table.follow(replay, learner.convert)
     batches = learner._batches(1, 6, len(learner.table))
     assert len(batches) == 6
     assert all((batch.states[:, 0] == -7).sum() == 5 and len(batch) == 10 for batch in batches)
-    again = OffPolicy(settings=SACSettings(batch_size=10), seed=0, demonstrations=shown, table=learner.table)
+    again = OffPolicy(settings=SACSettings(turns_per_update=10), seed=0, demonstrations=shown, table=learner.table)
     np.testing.assert_array_equal(again._batches(1, 6, 8)[5].states, batches[5].states)
 
 
