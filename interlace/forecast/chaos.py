@@ -10,7 +10,7 @@ from interlace.core.types import TerminalEvent
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.forecast.virtual import Simulated
 from interlace.run.chaos.certificate import Certificate, EndedKey, FaultRecord, SampleCounts
-from interlace.run.chaos.faults import EPISODE, FaultSpec
+from interlace.run.chaos.faults import EPISODE, TRAINED, FaultSpec
 from interlace.run.recipe.config import Recipe
 from interlace.runtime.sim.process_faults import ProcessFault, ProcessFaults
 
@@ -22,8 +22,11 @@ def simulate_faults(
 
     Raises UserError for a role that is not simulated.
     """
-    if fault := next((each for each in faults if each.role == EPISODE), None):
-        raise UserError(f"--faults {fault.text}: the virtual clock has no processes of episodes; leave --devices out.")
+    if fault := next((each for each in faults if each.role in (EPISODE, *TRAINED)), None):
+        raise UserError(
+            f"--faults {fault.text}: faults of {fault.role!r} are not simulated on the virtual clock; leave --devices "
+            "out."
+        )
     calm = simulate(recipe, simulation)
     injected = ProcessFaults(_times(faults, calm, recipe.seed), restart_s)
     schedule = recipe.schedule.resolved

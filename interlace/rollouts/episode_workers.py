@@ -47,6 +47,8 @@ from interlace.runtime.process.children import Child, Children, Place
 
 RETRY_S = 0.1
 """Delay, in seconds, after a process could not be started."""
+_TOKENIZERS = "transformers.models.auto.tokenization_auto"
+"""Module that most episodes need, and that takes seconds to import."""
 SHARE = 64
 """Maximum number of episodes of a process while other processes are still starting."""
 
@@ -72,7 +74,9 @@ class _Processes(Children):
     def __init__(
         self, make: MakeEpisode, params: SamplingParams, num: int, place: Place | None, budget: RestartBudget | None
     ) -> None:
-        super().__init__("episodes", ("interlace.rollouts.episode_process",), place, budget)
+        maker = getattr(getattr(make, "func", make), "__module__", "__main__")
+        preload = ("interlace.rollouts.episode_process", *((maker,) if maker != "__main__" else ()), _TOKENIZERS)
+        super().__init__("episodes", preload, place, budget)
         self._make, self._params, self._num_workers = make, params, num
         self._loop = asyncio.get_running_loop()
         self._asked: deque[tuple[_Job, ToEpisode | None]] = deque()

@@ -9,10 +9,14 @@ from interlace.core.errors import UserError, nearest
 from interlace.core.random import keyed_random
 from interlace.engines.rollout.kinds import create_kind
 from interlace.rollouts.by_row import simulators_of
-from interlace.run.recipe.config import Recipe
+from interlace.run.clusters.base import back_end
+from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.layout import needed_roles, num_ranks
 from interlace.schedule.roles import ROLES
 
 KINDS = ("kill", "stop")
+TRAINED = ("actor", "critic")
+"""Roles after whose faults the run starts again from its newest checkpoint."""
 EPISODE = "episode"
 """Role of the processes that run episodes, which is no role of a schedule."""
 EXAMPLE = "Write KIND:ROLE@RATE with commas between, as in kill:rollout@0.1/step,stop:reward@30s."
@@ -62,10 +66,12 @@ def _parse_fault(part: str) -> FaultSpec:
         other = next((each for each in ROLES if each.name == role), None)
         if other is not None:
             raise UserError(
-                f"--faults: {part!r}: a run does not survive the death of {role!r}; it is resumed from its newest "
-                f"checkpoint. Roles that recover: {', '.join(faulty_roles())}."
+                f"--faults: {part!r}: {role!r} has no process on this machine that a fault can strike. Roles with "
+                f"processes: {', '.join(faulty_roles())}."
             )
         raise UserError(f"--faults: {part!r} has the unknown role {role!r}.{nearest(role, faulty_roles())}")
+    if role in TRAINED and kind == "stop":
+        raise UserError(f"--faults: {part!r}: a stopped rank ends a run after cluster.hang_after_s. Choose kill.")
     number = _RATE.fullmatch(rate)
     if number is None:
         raise UserError(f"--faults: {part!r} has the rate {rate!r}. Write a probability as 0.1/step or a time as 30s.")
@@ -78,8 +84,9 @@ def _parse_fault(part: str) -> FaultSpec:
 
 
 def faulty_roles() -> Sequence[str]:
-    """Returns the roles whose processes are started again while the run continues."""
-    return [*(role.name for role in ROLES if role.recovery == "respawn"), EPISODE]
+    """Returns the roles whose processes are started again within the same command, if they have processes."""
+    respawned = [role.name for role in ROLES if role.recovery == "respawn" and role.name != "reference"]
+    return [*respawned, EPISODE, *TRAINED]
 
 
 def check_processes(recipe: Recipe, faults: Sequence[FaultSpec]) -> None:
@@ -100,10 +107,20 @@ def _absence(recipe: Recipe, role: str) -> str:
         return f"rollout.engine={recipe.rollout.engine} has no process that the run starts. Set rollout=interlace."
     if role == "reward" and (recipe.reward is None or recipe.reward.model is not None or not recipe.reward.workers):
         return "the recipe's reward has no process. Set reward.workers=1."
-    if role == "reference":
-        return "its process is a rank of the run, which this command does not kill. Choose another role."
+    if role in TRAINED:
+        return _absence_of_ranks(recipe, role)
     if role == EPISODE and (recipe.episode.is_single_turn or not recipe.episode.workers):
         return "the recipe's episodes have no process. Set an episode other than single_turn and episode.workers=1."
     if role == "env" and simulators_of(recipe.episode) is None:
         return "the recipe has no environments."
+    return ""
+
+
+def _absence_of_ranks(recipe: Recipe, role: str) -> str:
+    if role not in {each.name for each in needed_roles(algorithm_of(recipe).needs)}:
+        return f"the recipe's algorithm has no {role}."
+    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
+    [places, *_] = recipe.schedule.resolved.placement.instances(role, devices)
+    if num_ranks(recipe, role, places) == 1:
+        return f"the {role} has one rank, which is a thread of the command. Set {role}.ranks=2."
     return ""

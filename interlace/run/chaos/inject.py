@@ -29,7 +29,7 @@ class Injector:
         self._start_s = time.monotonic()
         self._due: list[tuple[float, int, FaultSpec]] = []
         """Heap of (time, number, fault)."""
-        self._num_due = 0
+        self._num_due = self._last_step = 0
         self._lock, self._has_ended = threading.Lock(), threading.Event()
         self.records: list[FaultRecord] = []
         self._open: dict[int, tuple[int, FaultSpec, float, set[int]]] = {}
@@ -51,8 +51,9 @@ class Injector:
 
     def on_step(self, info: StepInfo) -> None:
         """Draws the faults of the next step. Called after each step."""
-        if info.step == info.num_steps:
-            return
+        if info.step == info.num_steps or info.step <= self._last_step:
+            return  # a run that starts again repeats steps, and their faults have happened
+        self._last_step = info.step
         for fault in self._faults:
             place = fault.delay_in(info.step + 1, self._seed)
             if place is not None:

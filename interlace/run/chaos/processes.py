@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from interlace.engines.rollout.services.process import GUARD
-from interlace.run.chaos.faults import EPISODE
+from interlace.run.chaos.faults import EPISODE, TRAINED
 from interlace.runtime.process.child import process_name
 
-NAMES = {"reward": "reward", EPISODE: "episodes", "env": "environment"}
-"""Names of the processes that a fork server starts, by role."""
+NAMES = {"reward": "reward", EPISODE: "episodes", "env": "environment", **{role: role for role in TRAINED}}
+"""Names of the processes by role: those that a fork server starts, and the ranks of trained roles."""
 
 
 def role_processes(role: str, of: int | None = None) -> list[int]:

@@ -1,5 +1,7 @@
 """A run of a recipe on this machine under faults, next to the same run without them."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.observe.transcripts import read_transcripts
-from interlace.run.callbacks import Callbacks
+from interlace.run.callbacks import Callbacks, StepInfo
 from interlace.run.chaos.certificate import Certificate, EndedKey, SampleCounts
 from interlace.run.chaos.faults import FaultSpec
 from interlace.run.chaos.inject import ChaosProgress, Injector
@@ -23,17 +25,37 @@ from interlace.run.train import train
 TRAINED_COLUMNS = ("step", "uid", "index", "token_ids", "reward")
 
 
+class _StepClock:
+    """Time of the steps of a run, with the time between them, in which a run may start again."""
+
+    def __init__(self) -> None:
+        self._since_s = math.inf
+        self._ends_s: dict[int, float] = {}
+        """Time of the end of each step; of the last one, if a step was repeated."""
+
+    def on_step(self, info: StepInfo) -> None:
+        """Takes note of the end of a step. Called after each step."""
+        now_s = time.monotonic()
+        self._since_s = min(self._since_s, now_s - info.metrics.get("timing_s/step", 0.0))
+        self._ends_s[info.step] = now_s
+
+    @property
+    def last_step(self) -> int:
+        """Returns the newest step that ended; 0 if none did."""
+        return max(self._ends_s, default=0)
+
+    def seconds_to(self, step: int) -> float:
+        """Returns the time from the begin of the first step to the end of a step."""
+        return self._ends_s[step] - self._since_s if step else 0.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Outcome:
     """Data of a run in its folder."""
 
     folder: RunFolder
+    clock: _StepClock
     error: str = ""
-
-    @property
-    def steps(self) -> Sequence[float]:
-        """Returns the seconds of each step."""
-        return [float(row["timing_s/step"]) for row in read_rows(self.folder.metrics)]  # type: ignore[arg-type]
 
     @property
     def staleness_max(self) -> float:
@@ -71,14 +93,16 @@ def run_with_faults(
     quiet = recipe.logging.model_copy(update={"loggers": (), "timeline": False})
     recipe = recipe.model_copy(update={"logging": quiet})
     say("training without faults")
-    calm = _Outcome(folder=RunFolder.create(scratch, "without-faults", overwrite=True))
-    report = train(recipe, calm.folder, resume=False, progress=QuietProgress(), stop=stop)
+    folder, clock = RunFolder.create(scratch, "without-faults", overwrite=True), _StepClock()
+    callbacks = Callbacks([clock.on_step])
+    report = train(recipe, folder, resume=False, progress=QuietProgress(), stop=stop, callbacks=callbacks)
     if report.was_stopped:
         raise InterlaceError("stopped before the run with faults.")
+    calm = _Outcome(folder=folder, clock=clock)
     say("training with faults")
-    folder, error = RunFolder.create(scratch, "with-faults", overwrite=True), ""
+    folder, clock, error = RunFolder.create(scratch, "with-faults", overwrite=True), _StepClock(), ""
     with Injector(faults, recipe.seed) as injector:
-        callbacks = Callbacks([injector.on_step])
+        callbacks = Callbacks([clock.on_step, injector.on_step])
         try:
             report = train(
                 recipe, folder, resume=False, progress=ChaosProgress(injector), stop=stop, callbacks=callbacks
@@ -87,7 +111,7 @@ def run_with_faults(
             error = str(failure)
     if not error and report.was_stopped:
         raise InterlaceError("stopped before the end of the run with faults.")
-    return _compare(recipe, injector, calm, _Outcome(folder=folder, error=error))
+    return _compare(recipe, injector, calm, _Outcome(folder=folder, clock=clock, error=error))
 
 
 def _compare(recipe: Recipe, injector: Injector, calm: _Outcome, rough: _Outcome) -> Certificate:
@@ -105,8 +129,8 @@ def _compare(recipe: Recipe, injector: Injector, calm: _Outcome, rough: _Outcome
         duplicated=counts.duplicated,
         staleness_max=rough.staleness_max,
         staleness_bound=schedule.staleness_bound,
-        step_s=sum(rough.steps),
-        step_s_without_faults=sum(calm.steps[: len(rough.steps)]),
+        step_s=rough.clock.seconds_to(rough.clock.last_step),
+        step_s_without_faults=calm.clock.seconds_to(rough.clock.last_step),
         samples_equal=rough.trained == calm.trained if is_compared else None,
         weights_equal=largest_difference(read_weights(rough.newest), read_weights(calm.newest)) == 0
         if is_compared

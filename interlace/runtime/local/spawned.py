@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from interlace.core.errors import InterlaceError
+from interlace.runtime.process.child import set_process_name
 from interlace.runtime.process.launch import GUARD, spawn_context
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.server import WorkerServer
@@ -74,6 +75,7 @@ def serve(connection: socket.socket, factory: Factory, context: WorkerContext, f
     # A terminal sends Ctrl-C to every process, and a scheduler sends SIGTERM. The controller decides when to stop.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
+    set_process_name(context.group.partition("/")[0])
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     stay_on_this_machine()
     shared = SharedArrays(folder, passes_on=False) if folder else None

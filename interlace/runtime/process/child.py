@@ -29,10 +29,15 @@ def process_name(name: str) -> str:
     return f"il-{name.rpartition(' ')[2]}"[:15]
 
 
+def set_process_name(name: str) -> None:
+    """Sets the kernel's name of this process, on Linux."""
+    with contextlib.suppress(OSError):  # other systems do not have the file
+        Path("/proc/self/comm").write_text(process_name(name), encoding="ascii")
+
+
 def become_child() -> None:
     """Makes this process ignore Ctrl-C, end at SIGTERM, end with the run, and carry its role in the kernel's name."""
-    with contextlib.suppress(OSError):  # only Linux has the file
-        Path("/proc/self/comm").write_text(process_name(multiprocessing.current_process().name), encoding="ascii")
+    set_process_name(multiprocessing.current_process().name)
     # SIGTERM is harmless: interrupted jobs are done again in another process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -13,6 +13,7 @@ from interlace.runtime.clock import Clock
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.actor import Endpoint, dumps
+from interlace.runtime.ray.children import START_WITHIN_S
 from interlace.runtime.ray.tensors import stored_in
 from interlace.runtime.worker import Worker, WorkerContext
 
@@ -40,7 +41,12 @@ class RayRank(ProcessRank):
     async def start(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Connects and constructs the worker. A UserError passes unchanged; any other error becomes a RemoteError."""
         try:
-            endpoint: Endpoint = await self._actor.endpoint.remote()
+            endpoint: Endpoint = await asyncio.wait_for(_awaited(self._actor.endpoint.remote()), START_WITHIN_S)
+        except TimeoutError:
+            raise WorkerDiedError(
+                f"{self.name} did not start within {START_WITHIN_S:.0f} s. Its devices are reserved on one node, which "
+                "may be gone."
+            ) from None
         except RayError as error:
             raise WorkerDiedError(f"{self.name} died before its worker was made. Ray says: {error}") from error
         self._where = f"(process {endpoint.process} on {endpoint.host})"
@@ -111,6 +117,10 @@ def _retrieve(future: "asyncio.Future[None]") -> None:
     """Marks the exception of a future as seen, so that asyncio does not print it when the future is deleted."""
     if not future.cancelled():
         future.exception()
+
+
+async def _awaited(reference: Awaitable[Any]) -> Any:
+    return await reference
 
 
 async def _finished(reference: Awaitable[None]) -> None:
