@@ -40,7 +40,7 @@ test-simulators: .venv-simulators/.installed
 
 # Tests of the loggers whose packages are large, in a separate environment without torch.
 test-loggers: .venv-loggers/.installed
-	.venv-loggers/bin/python -m pytest -k "mlflow or wandb or trackio" tests/unit/observe/loggers $(PYTEST_ARGS)
+	.venv-loggers/bin/python -m pytest -k "mlflow or wandb or trackio or prometheus or opentelemetry or collector or scraper or port" tests/unit/observe/loggers $(PYTEST_ARGS)
 
 # Compares SmolVLA, pi0 and pi0.5 with LeRobot's code, which runs in a separate environment with Python 3.12.
 test-lerobot: .venv/.installed-dev .venv-lerobot/.installed
@@ -135,7 +135,7 @@ SIMULATORS_PIP := .venv-simulators/bin/python -m pip install --quiet
 .venv-loggers/.installed: pyproject.toml tests/contract/environment_requirements.py
 	@echo 'installing MLflow, W&B and Trackio into .venv-loggers (a minute or two, once)'
 	@test -x .venv-loggers/bin/python || $(PYTHON) -m venv .venv-loggers
-	@.venv-loggers/bin/python tests/contract/environment_requirements.py --extra tensorboard --extra wandb \
+	@.venv-loggers/bin/python tests/contract/environment_requirements.py --extra tensorboard --extra wandb --extra prometheus --extra opentelemetry \
 		--without torch --without transformers --without reasoning-gym --without math-verify > .venv-loggers/requirements.txt
 	@.venv-loggers/bin/python -m pip install --quiet mlflow trackio pillow --requirement .venv-loggers/requirements.txt
 	@.venv-loggers/bin/python -m pip install --quiet --no-deps --editable .

