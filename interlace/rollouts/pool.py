@@ -263,7 +263,7 @@ class EnginePool:
         done = response.completion
         driver = self._driver_of.pop(done.request.id)
         if self.num_unswapped:
-            serving = {each.version for each in self.drivers if each.num_running} | {driver.version}
+            serving = {each.version for each in self.drivers if each.jobs.running} | {driver.version}
             self._most_versions = max(self._most_versions, len(serving))
         if job.max_new_tokens is None or response.refusal:
             self._tool_waits.settled(done.request.id, driver)
