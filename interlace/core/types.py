@@ -185,6 +185,15 @@ class Completion:
             generated_raw_logprobs=self.raw_logprobs,
         )
 
+    @property
+    def segment(self) -> "Segment":
+        """Returns the tokens as a segment: one turn, all of whose tokens the policy sampled."""
+        return Segment(
+            token_ids=np.asarray(self.token_ids, np.int32),
+            logprobs=np.asarray(self.logprobs, np.float32),
+            versions=Runs.of(self.versions),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Response:

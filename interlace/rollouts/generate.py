@@ -15,7 +15,7 @@ from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.session import NO_LIMITS, EpisodeSession, SessionLimits
 from interlace.rollouts.stream import GENERATED, Columns, OnFailed, SampleChannel, Stream
-from interlace.rollouts.turns import response_columns, turn_columns
+from interlace.rollouts.turns import turn_columns
 from interlace.runtime.cluster import Cluster
 
 
@@ -84,12 +84,14 @@ class GenerateStage:
         return requests
 
     def _answered(self, response: Response) -> None:
-        key = response.completion.request.owner
+        completion = response.completion
+        key = completion.request.owner
         if response.refusal:
             reason = f"the engine refused the request: {response.refusal}"
             self._fail(key, SampleFailure(reason=reason, cause=Cause.ENGINE, is_final=True))
         else:
-            self._write(key, response_columns(response))
+            ended = completion.finish_reason
+            self._write(key, {"segments": (completion.segment,), "finish_reason": ended, "text": response.text})
 
     def _write(self, key: SampleKey, columns: Columns) -> None:
         if self._channel.put(key, columns):

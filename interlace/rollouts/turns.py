@@ -15,7 +15,6 @@ from interlace.core.types import (
     NO_VERSIONS,
     PROMPT,
     BoolArray,
-    Completion,
     IntArray,
     Prompt,
     Response,
@@ -31,28 +30,13 @@ CONTEXT = "context"
 """Kind of a segment that an episode inserted."""
 
 
-def response_segment(completion: Completion) -> Segment:
-    """Returns the segment of a completion: one turn, all of whose tokens the policy sampled."""
-    return Segment(
-        token_ids=np.asarray(completion.token_ids, np.int32),
-        logprobs=np.asarray(completion.logprobs, np.float32),
-        versions=Runs.of(completion.versions),
-    )
-
-
-def response_columns(response: Response) -> Columns:
-    """Returns the columns of a sample with a single response."""
-    done = response.completion
-    return {"segments": (response_segment(done),), "finish_reason": done.finish_reason, "text": response.text}
-
-
 def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
     """Makes a sample of a response from outside the flow, so that it can be scored."""
     done = response.completion
     return Sample(
         key=key,
         prompt=prompt,
-        segments=(response_segment(done),),
+        segments=(done.segment,),
         finish_reason=done.finish_reason,
         text=response.text,
     )
