@@ -293,12 +293,12 @@ class Sample:
     @property
     def token_ids(self) -> IntArray:
         """[L] tokens of all segments. Not a copy if the sample has one segment."""
-        return _joined([segment.token_ids for segment in self.segments], EMPTY_INT)
+        return _join_parts([segment.token_ids for segment in self.segments], EMPTY_INT)
 
     @property
     def logprobs(self) -> FloatArray:
         """[L] behaviour log-probs, empty if unknown. Not a copy if the sample has one segment."""
-        return _joined([segment.logprobs for segment in self.segments], EMPTY_FLOAT)
+        return _join_parts([segment.logprobs for segment in self.segments], EMPTY_FLOAT)
 
     @property
     def versions(self) -> Runs[int]:
@@ -360,7 +360,7 @@ class Sample:
 Entry = TypeVar("Entry", bound=np.generic)
 
 
-def _joined(parts: Sequence[NDArray[Entry]], empty: NDArray[Entry]) -> NDArray[Entry]:
+def _join_parts(parts: Sequence[NDArray[Entry]], empty: NDArray[Entry]) -> NDArray[Entry]:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else empty

@@ -55,7 +55,7 @@ class Gathering:
             return kept
         if self._drains and len({driver.version for driver in self._drivers if driver.jobs.running}) > 1:
             return kept
-        return self._gathered(self._drivers, num_left)
+        return self._gather_sequences(self._drivers, num_left)
 
     def _gather_draining(self) -> None:
         """Moves the last sequences of draining engines to the fewest of these engines.
@@ -68,12 +68,12 @@ class Gathering:
             return
         for version in dict.fromkeys(driver.version for driver in draining):
             alike = [driver for driver in draining if driver.version == version]
-            self._gathered(alike, sum(len(driver.jobs.running) for driver in alike))
+            self._gather_sequences(alike, sum(len(driver.jobs.running) for driver in alike))
 
     def _are_few(self, num_left: int) -> bool:
         return 0 < num_left <= self._most
 
-    def _gathered(self, drivers: list[EngineDriver], num_left: int) -> list[EngineDriver]:
+    def _gather_sequences(self, drivers: list[EngineDriver], num_left: int) -> list[EngineDriver]:
         """Moves `num_left` sequences, if they are few, to the fewest of the engines. Returns the engines in use."""
         if not self._are_few(num_left):
             return drivers

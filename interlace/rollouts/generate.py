@@ -58,7 +58,7 @@ class GenerateStage:
         """Starts the episodes of a wave of admitted samples."""
         self._pool.admit([sample.key for sample in samples], as_episodes=not self._is_single)
         if self._is_single:
-            self._pool.submit(self._requests(samples), self._answered)
+            self._pool.submit(self._requests(samples), self._take_response)
             return
         for sample in samples:
             self._running[sample.key] = self._cluster.spawn(
@@ -83,7 +83,7 @@ class GenerateStage:
             )
         return requests
 
-    def _answered(self, response: Response) -> None:
+    def _take_response(self, response: Response) -> None:
         completion = response.completion
         key = completion.request.owner
         if response.refusal:

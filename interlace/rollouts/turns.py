@@ -103,7 +103,7 @@ def segments_of(
     ends: dict[int, IntArray] = {**first}
     """All tokens of each context, by the index of the segment that ends it."""
     for turn in turns:
-        parent = _continued(ends if turn.inputs is None else first, turn.prompt_ids)
+        parent = _find_continued(ends if turn.inputs is None else first, turn.prompt_ids)
         put_in = turn.prompt_ids if parent is None else turn.prompt_ids[len(ends[parent]) :]
         if len(put_in):
             before = segments[parent].versions if parent is not None and parent != PROMPT else turn.versions
@@ -130,7 +130,7 @@ def with_final(segments: tuple[Segment, ...], prompt: Prompt, final: FinalContex
     if final is None:
         return segments
     given = np.asarray(final.token_ids, np.int32)
-    parent = _continued({PROMPT: prompt.token_ids}, given)
+    parent = _find_continued({PROMPT: prompt.token_ids}, given)
     put_in = given if parent is None else given[len(prompt.token_ids) :]
     versions = segments[-1].versions
     context = replace(_context_segment(put_in, parent, versions), inputs=final.inputs)
@@ -143,7 +143,7 @@ def _unless_all(valid: BoolArray | None) -> BoolArray | None:
     return None if valid is None or valid.all() else valid
 
 
-def _continued(ends: Mapping[int, IntArray], context: IntArray) -> int | None:
+def _find_continued(ends: Mapping[int, IntArray], context: IntArray) -> int | None:
     """Returns the index of the longest context with which this one begins, or None."""
     found = [place for place, ids in ends.items() if np.array_equal(context[: len(ids)], ids)]
     return max(found, key=lambda place: len(ends[place]), default=None)

@@ -170,16 +170,16 @@ class WorkerGroup(Generic[W_co]):
 
     def called_for(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
         """Returns one operation, to be called for a cause."""
-        how = self._declared(method)
+        how = self._find_declaration(method)
 
         def call(*args: Any, **kwargs: Any) -> Handle[Any]:
-            prepared, coroutine = self._prepared(method, how, args, kwargs, cause)
+            prepared, coroutine = self._prepare_call(method, how, args, kwargs, cause)
             task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}.{method}()")
             return Handle(task, prepared.spans)
 
         return call
 
-    def _declared(self, method: str) -> Operation:
+    def _find_declaration(self, method: str) -> Operation:
         if method in self._operations:
             return self._operations[method]
         how = operation_of(self._class, method)
@@ -195,7 +195,7 @@ class WorkerGroup(Generic[W_co]):
         cause: replaces the cause of the surrounding hold, if given. Returns the result, and the span of rank 0.
         """
         method = operation.__name__
-        call, coroutine = self._prepared(method, self._declared(method), args, {}, cause)
+        call, coroutine = self._prepare_call(method, self._find_declaration(method), args, {}, cause)
         value = await coroutine
         return value, call.spans[0]
 
@@ -236,7 +236,7 @@ class WorkerGroup(Generic[W_co]):
     def _is_held_here(self) -> bool:
         return self._holder is not None and self._holder is asyncio.current_task()
 
-    def _prepared(
+    def _prepare_call(
         self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str
     ) -> tuple[_Call, Coroutine[Any, Any, Any]]:
         # Decided here, in the caller's task: a task that holds the devices has taken them for this call too.
@@ -270,9 +270,9 @@ class WorkerGroup(Generic[W_co]):
         how = call.how
         if len(self._ranks) == 1 and (how.split, how.collect) in UNDIVIDED:
             return self._on_rank(0, call, call.args)
-        return self._collected(call)
+        return self._collect_results(call)
 
-    async def _collected(self, call: _Call) -> Any:
+    async def _collect_results(self, call: _Call) -> Any:
         dealt = deal_arguments(call.how, call.args, num_ranks=self.num_ranks, copies=self._copies)
         ranks = [self._on_rank(number, call, args) for number, args in enumerate(dealt.arguments)]
         # a single rank needs no separate task
