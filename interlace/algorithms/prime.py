@@ -37,13 +37,13 @@ class PRIME(GroupAlgorithm):
         return replace(super().needs, process_reward=True, reference=True)
 
     def advantages(self, group: SampleGroup) -> Advantages:
-        process_G = [_trained_process_rewards(sample) for sample in group.samples]
+        process_G = [_mask_process_rewards(sample) for sample in group.samples]
         found = implicit_process(process_G, self.rewards(group), gamma=self.settings.gamma)
         spread = [at_trained_tokens(values, sample) for values, sample in zip(found, group.samples, strict=True)]
         return Advantages(advantages=spread)
 
 
-def _trained_process_rewards(sample: Sample) -> FloatArray:
+def _mask_process_rewards(sample: Sample) -> FloatArray:
     if sample.process_rewards is None:
         raise ValueError(f"sample {sample.key} has no process rewards: PRIME needs a process reward model")
     return trained_only(sample.process_rewards, sample)

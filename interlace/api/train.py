@@ -92,12 +92,12 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     with ExitStack() as held:
         planner = None
         if resume:
-            chosen, run = _resumed(asked, held)
+            chosen, run = _load_resumed(asked, held)
         else:
             chosen, run, planner = _fresh(asked, console, held, overwrite=overwrite)
         run.write_config(chosen)
         progress = held.enter_context(_progress(console, chosen.steps, quiet=quiet))
-        return _trained(chosen, run, _Options(resume, planner, Callbacks(callbacks)), progress)
+        return _train_recipe(chosen, run, _Options(resume, planner, Callbacks(callbacks)), progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _fresh(
     return recipe, open_run(asked.root, name, overwrite=overwrite, held=held), planner
 
 
-def _resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
+def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
     """Returns the settings of a run that is resumed, with the changes that are allowed. held: keeps the run's lock."""
     folder = RunFolder.resume(asked.root, latest_name(asked.root, asked.stem) if asked.name is None else asked.name)
     held.enter_context(RunLock(folder))
@@ -193,7 +193,7 @@ def _progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:
     return open_progress(console, num_steps=num_steps, quiet=quiet)
 
 
-def _trained(recipe: Recipe, run: RunFolder, options: _Options, progress: ProgressView) -> TrainedRun:
+def _train_recipe(recipe: Recipe, run: RunFolder, options: _Options, progress: ProgressView) -> TrainedRun:
     from interlace.run.train import train as train_recipe
 
     resume = options.resume

@@ -189,6 +189,15 @@ class Completion:
             generated_raw_logprobs=self.raw_logprobs,
         )
 
+    @property
+    def segment(self) -> "Segment":
+        """Returns the tokens as a segment: one turn, all of whose tokens the policy sampled."""
+        return Segment(
+            token_ids=np.asarray(self.token_ids, np.int32),
+            logprobs=np.asarray(self.logprobs, np.float32),
+            versions=Runs.of(self.versions),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Response:
@@ -288,12 +297,12 @@ class Sample:
     @property
     def token_ids(self) -> IntArray:
         """[L] tokens of all segments. Not a copy if the sample has one segment."""
-        return _joined([segment.token_ids for segment in self.segments], EMPTY_INT)
+        return _join_parts([segment.token_ids for segment in self.segments], EMPTY_INT)
 
     @property
     def logprobs(self) -> FloatArray:
         """[L] behaviour log-probs, empty if unknown. Not a copy if the sample has one segment."""
-        return _joined([segment.logprobs for segment in self.segments], EMPTY_FLOAT)
+        return _join_parts([segment.logprobs for segment in self.segments], EMPTY_FLOAT)
 
     @property
     def versions(self) -> Runs[int]:
@@ -355,7 +364,7 @@ class Sample:
 Entry = TypeVar("Entry", bound=np.generic)
 
 
-def _joined(parts: Sequence[NDArray[Entry]], empty: NDArray[Entry]) -> NDArray[Entry]:
+def _join_parts(parts: Sequence[NDArray[Entry]], empty: NDArray[Entry]) -> NDArray[Entry]:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else empty

@@ -181,7 +181,7 @@ def _split(source: FileSource | HubSource, name: str, rows: list[list[_Rendered]
     """Takes held-out rows from those to train on, if the source has no separate held-out rows."""
     train, heldout = rows
     if source.heldout_size:
-        heldout = _held_back(train, source.heldout_size, name)
+        heldout = _hold_back(train, source.heldout_size, name)
     taken = {item.text for item in heldout}
     rest = [item for item in train if item.text not in taken]
     if not rest:
@@ -189,7 +189,7 @@ def _split(source: FileSource | HubSource, name: str, rows: list[list[_Rendered]
     return rest, heldout
 
 
-def _held_back(train: list[_Rendered], size: int, name: str) -> list[_Rendered]:
+def _hold_back(train: list[_Rendered], size: int, name: str) -> list[_Rendered]:
     first = {item.text: item for item in reversed(train)}
     distinct = [item for item in train if first[item.text] is item]
     if len(distinct) <= size:

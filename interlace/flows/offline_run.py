@@ -88,7 +88,7 @@ class OfflineRun:
 
     async def compare(self, batch: Batch) -> None:
         """Adds to the batch what its loss compares with: log-probs of the reference, and KTO's reference point."""
-        samples = await self._compared([sample for group in batch.groups for sample in group.samples])
+        samples = await self._add_logprobs([sample for group in batch.groups for sample in group.samples])
         batch.groups = [replace(group, samples=(sample,)) for group, sample in zip(batch.groups, samples, strict=True)]
 
     async def end_step(self, batch: Batch) -> None:
@@ -107,14 +107,14 @@ class OfflineRun:
         if not self._heldout:
             return {}
         self._meter.evaluating()
-        found = await self._groups.actor.evaluate(await self._compared(self._heldout))
+        found = await self._groups.actor.evaluate(await self._add_logprobs(self._heldout))
         return {f"eval/{name}": value for name, value in found.items()}
 
     def ledger(self) -> Ledger:
         """Returns the ledger of device-seconds from the start until now."""
         return self._meter.finish()
 
-    async def _compared(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+    async def _add_logprobs(self, samples: Sequence[Sample]) -> Sequence[Sample]:
         if not self._needs_reference:
             return samples
         found = [

@@ -148,7 +148,7 @@ class RewardRole:
         return scored.plus("reward", "reward_parts")
 
 
-def _unexpected(key: SampleKey, failure: SampleFailure) -> bool:
+def _refuse_failure(key: SampleKey, failure: SampleFailure) -> bool:
     raise ValueError(f"sample {key}: {failure.reason}")
 
 
@@ -166,7 +166,7 @@ class ReferenceRole:
                 operation=operation,
                 writes=("ref_logprobs",),
                 to_columns=columns,
-                on_failed=_unexpected,
+                on_failed=_refuse_failure,
             )
             if replicas
             else None
@@ -203,7 +203,7 @@ class CriticRole:
                 operation=CriticGroup.process_rewards if needs.process_reward else CriticGroup.values,
                 writes=(column,),
                 to_columns=columns,
-                on_failed=_unexpected,
+                on_failed=_refuse_failure,
             )
             # With several minibatches, wait for the whole batch: late samples would get values of updated weights.
             whole_batch = whole_batch or stages.sizes.minibatches > 1

@@ -88,7 +88,7 @@ class StepMeter:
             "sched/queued_max": max([call.num_queued for call in records.served], default=0),
             "sched/staleness_mean": staleness_mean,
             "sched/staleness_max": staleness_max,
-            "sched/mixed_versions": _mixed_share(trained),
+            "sched/mixed_versions": _measure_mixed_share(trained),
             "sched/bubble": 1.0 - self._busy(spans, end_s) / (step_s * len(self._cluster.devices)),
             **self._memory(),
             **{f"samples/{event}": counts[event] for event in TerminalEvent},
@@ -205,6 +205,6 @@ def _lengths(samples: Sequence[Sample], lengths: Sequence[int]) -> Metrics:
     }
 
 
-def _mixed_share(samples: Sequence[Sample]) -> float:
+def _measure_mixed_share(samples: Sequence[Sample]) -> float:
     """Returns the share of samples whose tokens are from more than one version of the weights."""
     return sum([len(set(sample.versions.values)) > 1 for sample in samples]) / max(1, len(samples))

@@ -39,7 +39,7 @@ def simulate_faults(
         FaultRecord(fault=fault.name, target=injected.target(fault), at_s=fault.at_s, recovered_s=seconds)
         for fault, seconds in sorted(injected.recovered_s.items(), key=lambda item: item[0].at_s)
     ]
-    counts = SampleCounts.of(_ended(rough), recipe.samples_per_prompt)
+    counts = SampleCounts.of(_list_ended(rough), recipe.samples_per_prompt)
     return Certificate(
         faults=found,
         is_complete=rough is not None,
@@ -53,7 +53,7 @@ def simulate_faults(
         staleness_bound=math.ceil(schedule.max_staleness),
         step_s=_step_s(rough),
         step_s_without_faults=_step_s(calm),
-        samples_equal=_trained(rough) == _trained(calm) if rough and schedule.max_staleness == 0 else None,
+        samples_equal=_list_trained(rough) == _list_trained(calm) if rough and schedule.max_staleness == 0 else None,
         weights_equal=None,  # simulated workers have no weights
     )
 
@@ -82,11 +82,11 @@ def _step_s(run: Simulated | None) -> float:
     return math.fsum(result.metrics["timing_s/step"] for result in run.results) if run else 0.0
 
 
-def _ended(run: Simulated | None) -> list[EndedKey]:
+def _list_ended(run: Simulated | None) -> list[EndedKey]:
     return [EndedKey(*each.sample.key, each.event) for each in run.events] if run else []
 
 
-def _trained(run: Simulated) -> list[tuple[int, str, int, int]]:
+def _list_trained(run: Simulated) -> list[tuple[int, str, int, int]]:
     return sorted(
         (result.step, each.sample.uid, each.sample.key.index, each.sample.num_tokens)
         for result in run.results

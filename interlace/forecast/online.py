@@ -102,7 +102,7 @@ class OnlinePlanner:
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
             if self._rule.is_due and steps_left > 1:
-                request = self._refitted()
+                request = self._refit_lengths()
                 self._search = self._process.apply_async(_plan, (request, self._schedule))
             return
         if not self._search.ready():
@@ -126,7 +126,7 @@ class OnlinePlanner:
                 f"{differing(best.schedule)}; starting again from here takes about {self._rule.switch_s:.3g} s"
             )
 
-    def _refitted(self) -> PlanRequest:
+    def _refit_lengths(self) -> PlanRequest:
         """Returns the request with the response lengths of recent steps."""
         simulation = self._request.simulation
         profile = with_lengths(simulation.profile, [length for step in self._lengths for length in step])

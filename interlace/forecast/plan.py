@@ -211,7 +211,7 @@ def make_plan(
     check_profile_roles(set_schedule(request.recipe, Schedule()), request.simulation.profile)
     settings, num_devices = request.settings, request.simulation.num_devices
     if settings.deadline_h is None:
-        return _searched(request, math.inf, settings.search_s, accepts, current, say=say)
+        return _search_plan(request, math.inf, settings.search_s, accepts, current, say=say)
     if request.simulation.pools:
         raise UserError("plan.deadline_h chooses a number of devices, of one kind: give one --profile.")
     max_step_s = settings.deadline_h * 3600 / request.recipe.steps
@@ -220,7 +220,7 @@ def make_plan(
     for size in sizes:
         smaller = replace(request, simulation=replace(request.simulation, num_devices=size))
         try:
-            plans.append(_searched(smaller, max_step_s, settings.search_s / len(sizes), accepts, say=say))
+            plans.append(_search_plan(smaller, max_step_s, settings.search_s / len(sizes), accepts, say=say))
         except UserError:
             if not plans:
                 raise
@@ -229,7 +229,7 @@ def make_plan(
     return min(plans, key=lambda plan: plan.request.simulation.num_devices / plan.found.best.score.tokens_per_s)
 
 
-def _searched(
+def _search_plan(
     request: PlanRequest,
     max_step_s: float,
     search_s: float,

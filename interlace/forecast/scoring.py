@@ -239,7 +239,7 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
                     found[place] = running.pop(place).get()
         except KeyboardInterrupt:
             effort.stop()
-        return [_scaled(each, task[1]) for each, task in zip(found, tasks, strict=True)]
+        return [_scale_score(each, task[1]) for each, task in zip(found, tasks, strict=True)]
 
     try:
         yield score
@@ -249,7 +249,7 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
             pool.join()
 
 
-def _scaled(score: Score | Refused | None, fidelity: Fidelity) -> Score | Refused | None:
+def _scale_score(score: Score | Refused | None, fidelity: Fidelity) -> Score | Refused | None:
     """Converts the score of a model to the whole cluster."""
     if not isinstance(score, Score) or fidelity.scale == 1:
         return score

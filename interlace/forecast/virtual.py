@@ -130,7 +130,7 @@ def run_virtually(
     WorkerDiedError as other clusters do.
     """
     with no_search_for_cycles():
-        return on_virtual_clock(lambda: _simulated(recipe, stand_ins, name, recorder, on_step), stop_at_s=stop_at_s)
+        return on_virtual_clock(lambda: _simulate_run(recipe, stand_ins, name, recorder, on_step), stop_at_s=stop_at_s)
 
 
 def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]], *, stop_at_s: float = math.inf) -> T:
@@ -172,7 +172,7 @@ class _Steps:
         return self._hook is None or self._hook(result)
 
 
-async def _simulated(
+async def _simulate_run(
     recipe: Recipe, stand_ins: SimulationBackend, name: str, recorder: Callable[[], Recorder], hook: StepHook | None
 ) -> Simulated:
     algorithm, steps = Timed(algorithm_of(recipe)), _Steps(hook)

@@ -145,7 +145,7 @@ class FlowHead:
         heat = torch.from_numpy(temperature).to(outputs.device)[::per_chain]
         numbers, parameters = [], []
         for first in range(0, len(conditions), BLOCK):
-            block = [_padded(rows[first : first + BLOCK]) for rows in (conditions, noise, heat)]
+            block = [_pad_block(rows[first : first + BLOCK]) for rows in (conditions, noise, heat)]
             drawn, of_each = self._draw_block(*block)
             count = min(BLOCK, len(conditions) - first)
             numbers.append(drawn[:count])
@@ -217,7 +217,7 @@ def _normal(uniform: NDArray[np.float64], device: torch.device) -> Tensor:
     return torch.special.ndtri(torch.from_numpy(uniform)).to(device, torch.float32)
 
 
-def _padded(rows: Tensor) -> Tensor:
+def _pad_block(rows: Tensor) -> Tensor:
     """Pads [n, ...] with zeros to [BLOCK, ...]."""
     missing = BLOCK - len(rows)
     return rows if not missing else torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])

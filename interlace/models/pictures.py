@@ -88,7 +88,7 @@ def crop_center(picture: Picture, area: float) -> Picture:
     """
     share = float(np.sqrt(area))
     height, width = picture.shape[:2]
-    rows, columns = (_aligned_places(length, share) for length in (height, width))
+    rows, columns = (_align_places(length, share) for length in (height, width))
     scaled = picture.astype(np.float32) / np.float32(255)
     cropped = _interpolate(_interpolate(scaled, rows).swapaxes(0, 1), columns).swapaxes(0, 1)
     return np.floor(np.clip(cropped, 0, 1) * np.float32(SATURATION)).clip(0, 255).astype(np.uint8)
@@ -124,7 +124,7 @@ def _lanczos_weights(length: int, side: int) -> NDArray[np.float32]:
     return np.asarray(weights / weights.sum(1, keepdims=True), np.float32)
 
 
-def _aligned_places(length: int, share: float) -> NDArray[np.float32]:
+def _align_places(length: int, share: float) -> NDArray[np.float32]:
     """Returns `length` coordinates of a centre crop, in pixels of the axis, from its first to its last corner."""
     first = (1 - share) / 2 * (length - 1)
     return np.asarray(first + np.arange(length) * share, np.float32)

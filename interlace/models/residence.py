@@ -35,14 +35,14 @@ class Residence:
         """Moves parts to the device; if None, all parts. On a GPU the copies come from pinned memory and are
         asynchronous: later operations on the stream wait for them.
         """
-        for part in reversed(self._chosen(parts)):
+        for part in reversed(self._choose_parts(parts)):
             if part in self._away:
                 self._relocate[part](lambda tensor: tensor.to(self._device, non_blocking=True))
                 self._away.discard(part)
 
     def offload(self, parts: Sequence[str] | None = None) -> None:
         """Moves parts to the host. Does nothing on a CPU, whose memory is the host's."""
-        going = [part for part in self._chosen(parts) if part not in self._away]
+        going = [part for part in self._choose_parts(parts) if part not in self._away]
         if not going or self._device.type == "cpu":
             return
         for part in going:
@@ -54,5 +54,5 @@ class Residence:
             # Free torch's cached memory for another process, which computes on this device next.
             torch.cuda.empty_cache()
 
-    def _chosen(self, parts: Sequence[str] | None) -> list[str]:
+    def _choose_parts(self, parts: Sequence[str] | None) -> list[str]:
         return [part for part in self._relocate if parts is None or part in parts]

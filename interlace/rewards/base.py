@@ -244,7 +244,7 @@ async def evaluate_batch_async(
     reward: LoadedReward, config: RewardConfig, requests: Sequence[ScoreRequest]
 ) -> list[RewardResult]:
     """Does the work of evaluate_batch() for functions that may be awaited."""
-    texts = [_scored_text(request.response, config) for request in requests]
+    texts = [_find_scored_text(request.response, config) for request in requests]
     shown = [replace(each, response=text) for each, text in zip(requests, texts, strict=True) if text is not None]
     scores = [await call.scores(shown) if shown else [] for call in reward.calls]
     results = iter([_result(reward, config, values) for values in zip(*scores, strict=True)])
@@ -266,7 +266,7 @@ def timed_out(config: RewardConfig) -> RewardResult:
     return RewardResult(failure=f"timed out after {config.timeout_s:g} s")
 
 
-def _scored_text(response: str, config: RewardConfig) -> str | None:
+def _find_scored_text(response: str, config: RewardConfig) -> str | None:
     """Returns the text of a response that is scored; None if it lacks the tag."""
     text = response
     if config.tag is not None:

@@ -48,9 +48,9 @@ def to_result(score: Any, config: "RewardConfig", *, has_own_total: bool = False
     if has_own_total and "score" in score:
         notes = {whole(str(name)): _plain(value) for name, value in score.items()}
         parts = {name: float(value) for name, value in notes.items() if isinstance(value, bool | int | float)}
-        return RewardResult(reward=_number(score["score"]), parts=_allowed(parts, config))
+        return RewardResult(reward=_number(score["score"]), parts=_check_parts(parts, config))
     parts = {whole(str(name)): _number(value, f" as part {name!r}") for name, value in score.items()}
-    return RewardResult(reward=_number(sum(_allowed(parts, config).values())), parts=parts)
+    return RewardResult(reward=_number(sum(_check_parts(parts, config).values())), parts=parts)
 
 
 def add_up(scores: Sequence[tuple[str, float, Any]], config: "RewardConfig") -> RewardResult:
@@ -66,7 +66,7 @@ def add_up(scores: Sequence[tuple[str, float, Any]], config: "RewardConfig") -> 
         parts[name] = weight * found.reward
     if not parts:
         raise RewardTypeError(f"{RETURNED} None: none of the rewards has a value for this sample")
-    return RewardResult(reward=_number(sum(parts.values())), parts=_allowed(parts, config))
+    return RewardResult(reward=_number(sum(parts.values())), parts=_check_parts(parts, config))
 
 
 def verdict(is_right: bool, config: "RewardConfig") -> RewardResult:
@@ -89,7 +89,7 @@ def _as_number(score: Any) -> Any:
     return float(plain) if isinstance(plain, bool) else score
 
 
-def _allowed(parts: Mapping[str, float], config: "RewardConfig") -> Mapping[str, float]:
+def _check_parts(parts: Mapping[str, float], config: "RewardConfig") -> Mapping[str, float]:
     if taken := [name for name in (*TAKEN, *config.shaping.added) if name in parts]:
         raise UserError(f"{RETURNED} a part {taken[0]!r}, and metrics have another of that name: rename it")
     return parts

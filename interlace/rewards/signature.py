@@ -103,13 +103,13 @@ class RewardCall:
 
     async def _one(self, request: ScoreRequest) -> Any:
         try:
-            return await self._called(self._arguments(request))
+            return await self._call_function(self._arguments(request))
         except BaseException as error:  # noqa: BLE001 - code of a response may run here and exit, or raise Ctrl-C's
             return error
 
     async def _batch(self, requests: Sequence[ScoreRequest]) -> list[Any]:
         try:
-            values = await self._called(self._batch_arguments(requests))
+            values = await self._call_function(self._batch_arguments(requests))
             return self._one_value_each(values, len(requests))
         except RewardTypeError as error:
             return [error] * len(requests)
@@ -134,12 +134,12 @@ class RewardCall:
             )
         return list(values)
 
-    async def _called(self, given: "_Arguments") -> Any:
-        bound = inspect.BoundArguments(self.signature, OrderedDict(self._chosen(given)))
+    async def _call_function(self, given: "_Arguments") -> Any:
+        bound = inspect.BoundArguments(self.signature, OrderedDict(self._choose_arguments(given)))
         found = self.function(*bound.args, **bound.kwargs)
         return await found if inspect.isawaitable(found) else found
 
-    def _chosen(self, given: "_Arguments") -> dict[str, Any]:
+    def _choose_arguments(self, given: "_Arguments") -> dict[str, Any]:
         """Returns the arguments of a call in the order of the signature."""
         found: dict[str, Any] = {}
         for parameter in self.signature.parameters.values():

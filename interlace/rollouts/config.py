@@ -113,7 +113,7 @@ class _OwnEpisode(EpisodeKind):
     def create(self) -> Episode:
         spec = self.config.name
         found = load_object("episode", spec)
-        made = self._made(found) if inspect.isclass(found) or not hasattr(found, "run") else found
+        made = self._make_episode(found) if inspect.isclass(found) or not hasattr(found, "run") else found
         run = getattr(made, "run", None)
         if not inspect.iscoroutinefunction(run):
             what = "no method `run`" if run is None else "a method `run` that is not an `async def`"
@@ -124,7 +124,7 @@ class _OwnEpisode(EpisodeKind):
             raise UserError(f"episode {spec!r} cannot be run as run(prompt, session): {error}.") from None
         return made  # type: ignore[return-value]  # it has the method
 
-    def _made(self, found: object) -> object:
+    def _make_episode(self, found: object) -> object:
         if not callable(found):
             raise UserError(f"episode {self.config.name!r} is a {type(found).__name__}, not a class with `run`.")
         try:

@@ -1,7 +1,6 @@
 """Drives one rollout engine: submits requests, returns responses, swaps weights and yields devices."""
 
 import asyncio
-import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +10,13 @@ from interlace.core.progress import Progress
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import FinishReason, Metrics, Response, SampleKey
 from interlace.rollouts.engine_job import EngineHost, Job
+from interlace.rollouts.engine_jobs import EngineJobs
 from interlace.rollouts.generation_meter import GenerationMeter
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.runtime.clock import Clock
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.concurrency import EngineUse, create_limit
-from interlace.schedule.dispatch import Load
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import UpdateMode, WeightRef
 
@@ -45,7 +44,8 @@ class EngineDriver:
     ) -> None:
         self.group = group
         self.version = -1
-        self.load = Load(num_requests=0, live_tokens=0.0)
+        self.jobs = EngineJobs()
+        self.load = self.jobs.load
         self.kv_use = 0.0
         """Share of the KV cache that the last call used."""
         self.metrics: Metrics = {}
@@ -56,15 +56,11 @@ class EngineDriver:
         self._min_hold = schedule.min_hold
         self._host = host
         self._wake = Signal(waits)
-        self._queue: list[tuple[bool, float, int, Job]] = []
-        self._queued: dict[str, Job] = {}
-        self._running: dict[str, Job] = {}
         self._aborts: list[str] = []
         self._ended: list[SampleKey] = []
         self.counts: Counter[str] = Counter()
         """Numbers of sequences, since the start, that new weights interrupted or that were migrated."""
         self._pending: WeightRef | None = None
-        self._sequence = 0
         self._held_since = 0.0
         self._serving = self._yield_asked = self._is_swapping = False
         self.is_away = False
@@ -88,22 +84,14 @@ class EngineDriver:
 
     def submit(self, job: Job) -> None:
         """Queues a job."""
-        self._sequence += 1
-        self.load.num_requests += 1
-        self.load.live_tokens += job.expected_tokens
-        self._queued[job.request.id] = job
-        heapq.heappush(self._queue, (not job.started, job.order, self._sequence, job))
+        self.jobs.add(job)
         self._poke()
 
     def cancel(self, request_id: str) -> None:
         """Ends a job without a delivery. Does nothing if the engine has no such job."""
-        queued = self._queued.pop(request_id, None)  # _next() skips its entry of the heap
-        if queued:
-            self._left(queued)
+        if queued := self.jobs.remove_queued(request_id):
             self._meter.drop(len(queued.request.generated_ids))
-        job = self._running.pop(request_id, None)
-        if job:
-            self._left(job)
+        if self.jobs.end_running(request_id):
             self._aborts.append(request_id)
             self._poke()
 
@@ -117,37 +105,9 @@ class EngineDriver:
         self._poke()
 
     @property
-    def num_running(self) -> int:
-        """Jobs that were submitted to the engine."""
-        return len(self._running)
-
-    @property
-    def num_queued(self) -> int:
-        """Jobs that were not submitted to the engine yet."""
-        return len(self._queued)
-
-    @property
     def room(self) -> float:
         """Number of further sequences that the engine has room for."""
-        return self._limit.value - len(self._running) - len(self._queued)
-
-    def give(self, taker: "EngineDriver") -> list[Job]:
-        """Removes and returns queued jobs that have not started, while `taker` has room and a smaller load."""
-        started, given = [], list[Job]()
-        tokens = taker.load.live_tokens
-        while (job := self._next()) and len(given) < taker.room:
-            if job.started:
-                started.append(heapq.heappop(self._queue))
-                continue
-            tokens += job.expected_tokens
-            if tokens > self.load.live_tokens - job.expected_tokens:
-                break
-            heapq.heappop(self._queue)
-            self._left(self._queued.pop(job.request.id))
-            given.append(job)
-        for entry in started:
-            heapq.heappush(self._queue, entry)
-        return given
+        return self._limit.value - len(self.jobs.running) - self.jobs.num_queued
 
     @property
     def is_evacuating(self) -> bool:
@@ -156,7 +116,7 @@ class EngineDriver:
 
     def evacuate(self, onto: "list[EngineDriver]") -> None:
         """Moves all running jobs to the given engines as partials. These engines do not swap weights until then."""
-        if not self._running or self._onto is not None:
+        if not self.jobs.running or self._onto is not None:
             return
         self._onto = onto
         for driver in onto:
@@ -176,11 +136,7 @@ class EngineDriver:
     def leave(self, others: "list[EngineDriver]", *, drains: bool = False) -> None:
         """Moves all jobs to the other engines and takes no more until join(). drains: running jobs finish here."""
         self.is_away = True
-        queued = [job for _, _, _, job in sorted(self._queue) if self._queued.pop(job.request.id, None) is job]
-        self._queue.clear()
-        for job in queued:
-            self._left(job)
-        self._host.on_partials(queued, others)
+        self._host.on_partials(self.jobs.take_queue(), others)
         self._host.standing.fire()
         if not drains:
             self.evacuate(others)
@@ -210,13 +166,12 @@ class EngineDriver:
 
     def _lose_process(self, reason: str) -> None:
         """Returns the running jobs to the pool, to begin again from their requests, and reports the loss."""
-        jobs = [*self._running.values()]
-        self._running.clear()
+        jobs = [*self.jobs.running.values()]
+        for job in jobs:
+            self.jobs.end_running(job.request.id)
         self._aborts.clear()
         self._ended.clear()
         self._serving = False
-        for job in jobs:
-            self._left(job)
         self._meter.forget()
         if self._onto is not None:
             self._end_move(self._onto)
@@ -228,10 +183,10 @@ class EngineDriver:
 
     def _has_work(self) -> bool:
         if self.is_away:
-            return bool(self._running or self._aborts or self.is_evacuating)
+            return bool(self.jobs.running or self._aborts or self.is_evacuating)
         if self._pending and self._num_awaited:  # otherwise it would hold its devices while it waits for these jobs
-            return bool(self._running or self._aborts or self.is_evacuating or self._is_more_ready())
-        return bool(self._pending or self.is_evacuating or self._queued or self._running or self._aborts)
+            return bool(self.jobs.running or self._aborts or self.is_evacuating or self._is_more_ready())
+        return bool(self._pending or self.is_evacuating or self.jobs.num_queued or self.jobs.running or self._aborts)
 
     def _finds_work(self) -> bool:
         """Takes over requests queued for other engines, unless the engine must drain, leave or yield its devices."""
@@ -247,7 +202,7 @@ class EngineDriver:
                 await self._swap_if_due()
             self._finds_work()
             admitted = self._admit()
-            if not self._running and not self._aborts:
+            if not self.jobs.running and not self._aborts:
                 continue
             aborts, self._aborts = tuple(self._aborts), []
             ended, self._ended = tuple(self._ended), []
@@ -266,7 +221,7 @@ class EngineDriver:
     def _book(self, progress: Progress, span: Span) -> None:
         """Processes the results of a call."""
         self.kv_use = progress.kv_use
-        served = self._meter.end(span, progress, self.num_queued)
+        served = self._meter.end(span, progress, self.jobs.num_queued)
         if self._host.curve:
             self._host.curve.observe(served)
         for draft in progress.drafts:
@@ -279,13 +234,10 @@ class EngineDriver:
 
     def _admit(self) -> list[Job]:
         admitted: list[Job] = []
-        while not self.is_away and (job := self._next()) and len(self._running) < self._limit.value:
+        while not self.is_away and (job := self.jobs.first()) and len(self.jobs.running) < self._limit.value:
             if not self._may_begin(job):
                 break
-            heapq.heappop(self._queue)
-            del self._queued[job.request.id]
-            self._running[job.request.id] = job
-            admitted.append(job)
+            admitted.append(self.jobs.start_first())
         return admitted
 
     def _use(self, progress: Progress) -> EngineUse:
@@ -299,7 +251,7 @@ class EngineDriver:
         )
 
     def _is_more_ready(self) -> bool:
-        following = self._next()
+        following = self.jobs.first()
         return following is not None and self._may_begin(following)
 
     def _may_begin(self, job: Job) -> bool:
@@ -308,22 +260,17 @@ class EngineDriver:
         return self.starts_new or (len(versions) > 0 and versions[-1] <= self.version)
 
     def _deliver(self, response: Response) -> None:
-        job = self._running.pop(response.completion.request.id, None)
+        job = self.jobs.end_running(response.completion.request.id)
         if job is None:  # cancelled before the response arrived
             self._meter.drop(len(response.completion.token_ids))
             return
-        self._left(job)
         self._host.on_response(job, response)
-
-    def _left(self, job: Job) -> None:
-        self.load.num_requests -= 1
-        self.load.live_tokens -= job.expected_tokens
 
     async def _swap_if_due(self) -> None:
         # A loop, because another version may be published during a swap.
         while self._pending and not (self._on_update == "drain" and not self._pending.adapters and self._must_drain()):
             ref, self._pending = self._pending, None
-            if self._on_update == "abort_resume" and self._running:
+            if self._on_update == "abort_resume" and self.jobs.running:
                 self.counts["interrupted"] += await self._abort_all()
             await self._swap(ref)
 
@@ -346,13 +293,7 @@ class EngineDriver:
             self._host.on_lost(self, await self.group.health())
 
     def _must_drain(self) -> bool:
-        return bool(self._running) or self._num_awaited > 0 or self._is_more_ready()
-
-    def _next(self) -> Job | None:
-        """Returns the first queued job, or None."""
-        while self._queue and self._queued.get(self._queue[0][3].request.id) is not self._queue[0][3]:
-            heapq.heappop(self._queue)
-        return self._queue[0][3] if self._queue else None
+        return bool(self.jobs.running) or self._num_awaited > 0 or self._is_more_ready()
 
     async def _abort_all(self, onto: "list[EngineDriver] | None" = None) -> int:
         """Removes all running sequences and dispatches them again (to `onto`). Returns their number."""
@@ -362,11 +303,10 @@ class EngineDriver:
         jobs = []
         for response in partials:
             done = response.completion
-            job = self._running.pop(done.request.id, None)
+            job = self.jobs.end_running(done.request.id)
             if job is None:
                 self._meter.drop(len(done.token_ids))
                 continue
-            self._left(job)
             if done.finish_reason != FinishReason.ABORTED:  # it finished before the abort reached the server
                 self._host.on_response(job, response)
                 continue

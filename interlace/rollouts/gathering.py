@@ -51,11 +51,11 @@ class Gathering:
             return kept
         if self._shared_devices and not self._lock.is_wanted(self._shared_devices):
             return kept
-        if any(driver.num_queued for driver in self._drivers):
+        if any(driver.jobs.num_queued for driver in self._drivers):
             return kept
-        if self._drains and len({driver.version for driver in self._drivers if driver.num_running}) > 1:
+        if self._drains and len({driver.version for driver in self._drivers if driver.jobs.running}) > 1:
             return kept
-        return self._gathered(self._drivers, num_left)
+        return self._gather_sequences(self._drivers, num_left)
 
     def _gather_draining(self) -> None:
         """Moves the last sequences of draining engines to the fewest of these engines.
@@ -63,27 +63,27 @@ class Gathering:
         Sequences move among engines of one version only, so each continues under its weights. The emptied engines swap
         and start their queued requests.
         """
-        draining = [driver for driver in self._drivers if driver.num_running and not driver.starts_new]
+        draining = [driver for driver in self._drivers if driver.jobs.running and not driver.starts_new]
         if any(driver.is_evacuating for driver in draining):
             return
         for version in dict.fromkeys(driver.version for driver in draining):
             alike = [driver for driver in draining if driver.version == version]
-            self._gathered(alike, sum(driver.num_running for driver in alike))
+            self._gather_sequences(alike, sum(len(driver.jobs.running) for driver in alike))
 
     def _are_few(self, num_left: int) -> bool:
         return 0 < num_left <= self._most
 
-    def _gathered(self, drivers: list[EngineDriver], num_left: int) -> list[EngineDriver]:
+    def _gather_sequences(self, drivers: list[EngineDriver], num_left: int) -> list[EngineDriver]:
         """Moves `num_left` sequences, if they are few, to the fewest of the engines. Returns the engines in use."""
         if not self._are_few(num_left):
             return drivers
-        by_work = sorted(drivers, key=lambda driver: -driver.num_running)
-        held = sum(driver.kv_use for driver in by_work if driver.num_running)
+        by_work = sorted(drivers, key=lambda driver: -len(driver.jobs.running))
+        held = sum(driver.kv_use for driver in by_work if driver.jobs.running)
         num_kept = self._settings.num_engines(num_left, held, samples_per_engine=self._samples_per_engine)
         if num_kept >= len(by_work):
             return drivers
         for driver in by_work[num_kept:]:
-            if driver.num_running:
+            if driver.jobs.running:
                 driver.evacuate(by_work[:num_kept])
         return by_work[:num_kept]
 

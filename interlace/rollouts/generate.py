@@ -15,7 +15,7 @@ from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.session import NO_LIMITS, EpisodeSession, SessionLimits
 from interlace.rollouts.stream import GENERATED, Columns, OnFailed, SampleChannel, Stream
-from interlace.rollouts.turns import response_columns, turn_columns
+from interlace.rollouts.turns import turn_columns
 from interlace.runtime.cluster import Cluster
 
 
@@ -58,7 +58,7 @@ class GenerateStage:
         """Starts the episodes of a wave of admitted samples."""
         self._pool.admit([sample.key for sample in samples], as_episodes=not self._is_single)
         if self._is_single:
-            self._pool.submit(self._requests(samples), self._answered)
+            self._pool.submit(self._requests(samples), self._take_response)
             return
         for sample in samples:
             self._running[sample.key] = self._cluster.spawn(
@@ -83,13 +83,15 @@ class GenerateStage:
             )
         return requests
 
-    def _answered(self, response: Response) -> None:
-        key = response.completion.request.owner
+    def _take_response(self, response: Response) -> None:
+        completion = response.completion
+        key = completion.request.owner
         if response.refusal:
             reason = f"the engine refused the request: {response.refusal}"
             self._fail(key, SampleFailure(reason=reason, cause=Cause.ENGINE, is_final=True))
         else:
-            self._write(key, response_columns(response))
+            ended = completion.finish_reason
+            self._write(key, {"segments": (completion.segment,), "finish_reason": ended, "text": response.text})
 
     def _write(self, key: SampleKey, columns: Columns) -> None:
         if self._channel.put(key, columns):

@@ -37,9 +37,9 @@ class Homes:
     def kept(self, jobs: Sequence[Job], drivers: Sequence[EngineDriver]) -> list[KeptContext | None]:
         """Returns the retained context of each job, with the index of its engine in `drivers`."""
         places = {driver: place for place, driver in enumerate(drivers)}
-        return [self._kept(job, places) for job in jobs]
+        return [self._find_context(job, places) for job in jobs]
 
-    def _kept(self, job: Job, places: dict[EngineDriver, int]) -> KeptContext | None:
+    def _find_context(self, job: Job, places: dict[EngineDriver, int]) -> KeptContext | None:
         home = self._homes.get(job.request.owner)
         if home is None or home.driver not in places:
             return None

@@ -21,7 +21,9 @@ class Levelling:
 
     def fill(self, driver: EngineDriver) -> None:
         """Gives an engine queued requests of other engines, first from the engine with the largest load."""
-        sources = [other for other in self._drivers if other.num_queued and not other.starts_new and not other.is_away]
+        sources = [
+            other for other in self._drivers if other.jobs.num_queued and not other.starts_new and not other.is_away
+        ]
         for source in sorted(sources, key=lambda other: -other.load.live_tokens):
-            if jobs := source.give(driver):
+            if jobs := source.jobs.give(driver.room, driver.load.live_tokens):
                 self._take(jobs, [driver])

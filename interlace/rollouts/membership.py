@@ -137,8 +137,8 @@ class Membership:
             name=driver.group.name,
             state=state,
             version=driver.version,
-            num_running=driver.num_running,
-            num_queued=driver.num_queued,
+            num_running=len(driver.jobs.running),
+            num_queued=driver.jobs.num_queued,
             reason=self._lost.get(driver, ""),
         )
 
@@ -175,14 +175,14 @@ class Membership:
         self._pool.on_partials(parked)
 
     async def _until_empty(self, driver: EngineDriver) -> None:
-        while driver.num_running or driver.is_evacuating:
+        while driver.jobs.running or driver.is_evacuating:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _watch(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
             for driver in [*self._pool.drivers]:
-                if driver.is_away or driver.num_running:
+                if driver.is_away or driver.jobs.running:
                     continue  # a running call reports a loss
                 try:
                     reason = await driver.group.ask(RolloutGroup.health)

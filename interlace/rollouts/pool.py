@@ -167,7 +167,7 @@ class EnginePool:
             Job(
                 request=request,
                 order=FIRST,
-                expected_tokens=self._expected(request),
+                expected_tokens=self._expect_tokens(request),
                 deliver=partial(settle, future),
                 max_new_tokens=None,
             )
@@ -263,7 +263,7 @@ class EnginePool:
         done = response.completion
         driver = self._driver_of.pop(done.request.id)
         if self.num_unswapped:
-            serving = {each.version for each in self.drivers if each.num_running} | {driver.version}
+            serving = {each.version for each in self.drivers if each.jobs.running} | {driver.version}
             self._most_versions = max(self._most_versions, len(serving))
         if job.max_new_tokens is None or response.refusal:
             self._tool_waits.settled(done.request.id, driver)
@@ -324,9 +324,9 @@ class EnginePool:
 
     def _job(self, request: Request, deliver: Deliver, max_new_tokens: int) -> Job:
         """Makes the job of a sample's request within the budget. max_new_tokens: limit without the budget."""
-        expected = self._expected(request)
+        expected = self._expect_tokens(request)
         if self._budget is not None:
-            request = _limited(request, min(max_new_tokens, len(request.generated_ids) + self._budget))
+            request = _limit_request(request, min(max_new_tokens, len(request.generated_ids) + self._budget))
         return Job(
             request=request,
             order=-expected if self._policy.longest_first else request.owner.gid,
@@ -347,14 +347,14 @@ class EnginePool:
         if left <= 0:
             self._suspend(job)
             return None
-        return replace(job, request=_limited(job.request, min(job.request.params.max_new_tokens, left)))
+        return replace(job, request=_limit_request(job.request, min(job.request.params.max_new_tokens, left)))
 
     def _suspend(self, job: Job) -> None:
         self._suspended[job.request.id] = job
         self._num_suspensions += 1
         self._on_suspended()
 
-    def _expected(self, request: Request) -> float:
+    def _expect_tokens(self, request: Request) -> float:
         return len(request.prompt_ids) + self._lengths.expect(request)
 
     def _gather(self) -> None:
@@ -363,7 +363,7 @@ class EnginePool:
             self._kept = self._gathering.look(self._kept, len(self._owners), drains=self.num_unswapped > 0)
 
 
-def _limited(request: Request, max_new_tokens: int) -> Request:
+def _limit_request(request: Request, max_new_tokens: int) -> Request:
     if request.query_ids:
         return request  # parallel decoding draws all tokens in one pass
     return replace(request, params=request.params.model_copy(update={"max_new_tokens": max_new_tokens}))

@@ -15,7 +15,6 @@ from interlace.core.types import (
     NO_VERSIONS,
     PROMPT,
     BoolArray,
-    Completion,
     IntArray,
     Prompt,
     Response,
@@ -31,28 +30,13 @@ CONTEXT = "context"
 """Kind of a segment that an episode inserted."""
 
 
-def response_segment(completion: Completion) -> Segment:
-    """Returns the segment of a completion: one turn, all of whose tokens the policy sampled."""
-    return Segment(
-        token_ids=np.asarray(completion.token_ids, np.int32),
-        logprobs=np.asarray(completion.logprobs, np.float32),
-        versions=Runs.of(completion.versions),
-    )
-
-
-def response_columns(response: Response) -> Columns:
-    """Returns the columns of a sample with a single response."""
-    done = response.completion
-    return {"segments": (response_segment(done),), "finish_reason": done.finish_reason, "text": response.text}
-
-
 def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
     """Makes a sample of a response from outside the flow, so that it can be scored."""
     done = response.completion
     return Sample(
         key=key,
         prompt=prompt,
-        segments=(response_segment(done),),
+        segments=(done.segment,),
         finish_reason=done.finish_reason,
         text=response.text,
     )
@@ -120,7 +104,7 @@ def segments_of(
     ends: dict[int, IntArray] = {**first}
     """All tokens of each context, by the index of the segment that ends it."""
     for turn in turns:
-        parent = _continued(ends if turn.inputs is None else first, turn.prompt_ids)
+        parent = _find_continued(ends if turn.inputs is None else first, turn.prompt_ids)
         put_in = turn.prompt_ids if parent is None else turn.prompt_ids[len(ends[parent]) :]
         if len(put_in):
             before = segments[parent].versions if parent is not None and parent != PROMPT else turn.versions
@@ -147,7 +131,7 @@ def with_final(segments: tuple[Segment, ...], prompt: Prompt, final: FinalContex
     if final is None:
         return segments
     given = np.asarray(final.token_ids, np.int32)
-    parent = _continued({PROMPT: prompt.token_ids}, given)
+    parent = _find_continued({PROMPT: prompt.token_ids}, given)
     put_in = given if parent is None else given[len(prompt.token_ids) :]
     versions = segments[-1].versions
     context = replace(_context_segment(put_in, parent, versions), inputs=final.inputs)
@@ -160,7 +144,7 @@ def _unless_all(valid: BoolArray | None) -> BoolArray | None:
     return None if valid is None or valid.all() else valid
 
 
-def _continued(ends: Mapping[int, IntArray], context: IntArray) -> int | None:
+def _find_continued(ends: Mapping[int, IntArray], context: IntArray) -> int | None:
     """Returns the index of the longest context with which this one begins, or None."""
     found = [place for place, ids in ends.items() if np.array_equal(context[: len(ids)], ids)]
     return max(found, key=lambda place: len(ends[place]), default=None)

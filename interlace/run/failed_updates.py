@@ -30,16 +30,16 @@ class FailedUpdates:
     def refuse(self, failing: Mapping[str, int], step: int) -> None:
         """Raises FailedUpdatesError if a role is failing."""
         for role, count in failing.items():
-            raise FailedUpdatesError(_told(role, f"step {step}: the last {count} updates of the {role}"))
+            raise FailedUpdatesError(_describe_failures(role, f"step {step}: the last {count} updates of the {role}"))
 
     def refuse_a_run_without_updates(self) -> None:
         """Raises FailedUpdatesError at the run's end if no update succeeded: such a run must not look successful."""
         for role in self._in_a_row:
             if role not in self._has_updated:
-                raise FailedUpdatesError(_told(role, f"all updates of the {role}"))
+                raise FailedUpdatesError(_describe_failures(role, f"all updates of the {role}"))
 
 
-def _told(role: str, which: str) -> str:
+def _describe_failures(role: str, which: str) -> str:
     return (
         f"{which} were dropped: a loss or a gradient was not finite, or the learning rate would have changed the "
         f"weights beyond recognition ({role}/loss, {role}/grad_norm and {role}/lr in metrics.jsonl show which). The "

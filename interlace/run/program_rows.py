@@ -78,7 +78,7 @@ def _line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: s
             f'{place} is a {type(row).__name__}: a row is a mapping, such as {{"prompt": ..., "answer": ...}}.'
         )
     values = {str(name): row[name] for name in row}
-    mapped = {name: _nested(values, source, place) for name, source in columns.items()}
+    mapped = {name: _read_nested(values, source, place) for name, source in columns.items()}
     values = {**values, **mapped}
     if not any(name in values for name in PROMPTS):
         raise UserError(
@@ -93,7 +93,7 @@ def _line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: s
     return json.dumps({name: _as_json(value, name, place) for name, value in filled.items()}) + "\n"
 
 
-def _nested(values: Mapping[str, object], source: str, place: str) -> object:
+def _read_nested(values: Mapping[str, object], source: str, place: str) -> object:
     """Returns the value of a column, or of a key in a nested column."""
     if source in values:
         return values[source]

@@ -96,16 +96,16 @@ class StepTrace:
     async def at(self, step: int) -> None:
         """Starts or stops the trace if due. Called at the beginning of each step."""
         if step == self._first:
-            await self._guarded("start", self._start)
+            await self._run_guarded("start", self._start)
         elif step == self._last + 1:
             await self.close()
 
     async def close(self) -> None:
         """Stops a running trace and writes it."""
         if self._controller:
-            await self._guarded("stop", self._write)
+            await self._run_guarded("stop", self._write)
 
-    async def _guarded(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_guarded(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
             with self._cluster.waits.operation(who="trace", what=what):
                 await work()

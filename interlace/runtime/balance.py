@@ -26,14 +26,14 @@ def deal(loads: Sequence[RankLoad], num_ranks: int) -> list[list[int]]:
     """
     if num_ranks == 1:
         return [list(range(len(loads)))]
-    apart = _differenced([load.own + load.shared for load in loads], num_ranks)
+    apart = _deal_by_difference([load.own + load.shared for load in loads], num_ranks)
     if not any(load.shared for load in loads):
         return apart
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for item, load in enumerate(loads):
         groups[load.group].append(item)
     whole = list(groups.values())
-    dealt = _differenced([_Rank(loads, items).total for items in whole], num_ranks)
+    dealt = _deal_by_difference([_Rank(loads, items).total for items in whole], num_ranks)
     together = [_Rank(loads, chain.from_iterable(whole[place] for place in places)) for places in dealt]
     _level(together)
     singly = [_Rank(loads, items) for items in apart]
@@ -104,7 +104,7 @@ class _Partition:
         return _Partition(tuple(total for total, _ in ranks), tuple(items for _, items in ranks))
 
 
-def _differenced(loads: Sequence[int], num_ranks: int) -> list[list[int]]:
+def _deal_by_difference(loads: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Assigns items by largest differencing (Karmarkar and Karp, 1982).
 
     The two most uneven partitions are merged repeatedly, full ranks of one with empty ranks of the other, until one

@@ -217,7 +217,7 @@ class Channel(Generic[K, R]):
             if have & cursor._needs == cursor._needs and key in cursor._above:
                 cursor._offer(key)
 
-    def _acknowledged(self, key: K, bit: int) -> None:
+    def _mark_read(self, key: K, bit: int) -> None:
         if key not in self._rows:
             return
         self._unread[key] &= ~bit
@@ -341,7 +341,7 @@ class Cursor(Generic[K, R]):
         """Acknowledges leased rows. Ignores keys whose rows have ended."""
         for key in keys:
             if self._leased.pop(key, _ABSENT) is None:
-                self._channel._acknowledged(key, self.bit)
+                self._channel._mark_read(key, self.bit)
 
     def _opened(self, key: K) -> None:
         self._above[key] = None

@@ -262,10 +262,10 @@ class Cluster(ABC):
         """Runs a stage's loop, or a part of its work, until the run ends. Its exception ends the run."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks[task] = None
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._end_task)
         return task
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _end_task(self, task: "asyncio.Task[None]") -> None:
         self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error:

@@ -91,10 +91,12 @@ class DeviceLock:
         """Raises UserError if an operation of the tenant alone needs more memory than one of its devices has."""
         for device in (self._devices[index] for index in tenant.device_indices):
             for how in tenant.operations:
-                state = sum(tenant.part_bytes[part] for part in _needed(tenant, how))
+                state = sum(tenant.part_bytes[part] for part in _find_needed(tenant, how))
                 working = tenant.working_bytes if how.makes_activations else 0
                 if state + working > device.memory_bytes:
-                    parts = ", ".join(f"{part} {tenant.part_bytes[part] / 2**30:.1f}" for part in _needed(tenant, how))
+                    parts = ", ".join(
+                        f"{part} {tenant.part_bytes[part] / 2**30:.1f}" for part in _find_needed(tenant, how)
+                    )
                     raise UserError(
                         f"{tenant.name} needs {(state + working) / 2**30:.1f} GiB on {device.name} ({parts}, "
                         f"activations and logits of a micro-batch {working / 2**30:.1f}), which has "
@@ -130,7 +132,7 @@ class DeviceLock:
     async def bring(self, tenant: Tenant, how: Operation) -> None:
         """Loads the parts that an operation needs and makes room for them. The tenant must hold its devices."""
         working = tenant.working_bytes if how.makes_activations else 0
-        await self._make_resident(tenant, _needed(tenant, how), working)
+        await self._make_resident(tenant, _find_needed(tenant, how), working)
 
     def is_wanted(self, devices: Container[int]) -> bool:
         """Returns whether a claim waits for one of these devices."""
@@ -227,7 +229,7 @@ class DeviceLock:
         return "held by " + ", ".join(names)
 
 
-def _needed(tenant: Tenant, how: Operation) -> list[str]:
+def _find_needed(tenant: Tenant, how: Operation) -> list[str]:
     """Returns the parts of a tenant's state that an operation needs. If the tenant has none of the named parts, all."""
     named = [part for part in tenant.part_bytes if how.parts is None or part in how.parts]
     return named or [*tenant.part_bytes]

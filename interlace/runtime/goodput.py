@@ -61,7 +61,7 @@ def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> 
     free_s = _length(free)
     seconds = dict.fromkeys(BINS, 0.0)
     for name, intervals in layers:
-        inside = _clipped(intervals, window)
+        inside = _clip_intervals(intervals, window)
         if not inside:
             continue
         free = without(free, union(inside))
@@ -113,16 +113,18 @@ class LedgerBuilder:
     def _close(self, records: Records) -> Ledger:
         spans, window = records.touching, self._next_window(records)
         holds = self._lock.take_holds()
-        serving = union(_clipped(((s.start_s, s.end_s) for s in spans if s.bin == "generate" and s.devices), window))
-        anything = union(_clipped(((s.start_s, s.end_s) for s in spans), window))
+        serving = union(
+            _clip_intervals(((s.start_s, s.end_s) for s in spans if s.bin == "generate" and s.devices), window)
+        )
+        anything = union(_clip_intervals(((s.start_s, s.end_s) for s in spans), window))
         computing, filled = _computing(spans, self._num_devices), []
         shared = [hold for hold in holds if len(hold.devices) > 1]
         busy = [union(chain.from_iterable(mine.values())) if shared else [] for mine in computing]
-        waits = {id(hold): _waited_for(hold, busy) for hold in shared}
+        waits = {id(hold): _find_waits(hold, busy) for hold in shared}
         waited = by_device(records.waits, self._num_devices)
         reserved, calls = by_device(holds, self._num_devices), by_device(records.served, self._num_devices)
         for device in range(self._num_devices):
-            layers = [*computing[device].items(), *_reserved(reserved[device], waits, busy[device])]
+            layers = [*computing[device].items(), *_find_reserved(reserved[device], waits, busy[device])]
             layers.append(("tool_wait", [(wait.start_s, wait.end_s) for wait in waited[device]]))
             if device in self._rollout_devices:
                 layers.append(("tail_bubble", serving))
@@ -191,7 +193,7 @@ def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[I
     return found
 
 
-def _waited_for(hold: Hold, busy: Sequence[Sequence[Interval]]) -> list[Interval]:
+def _find_waits(hold: Hold, busy: Sequence[Sequence[Interval]]) -> list[Interval]:
     """Returns the times in which any device computes while a group holds several. The group's other devices wait then.
 
     busy: for each device, the intervals in which an operation ran, disjoint and in order.
@@ -208,7 +210,7 @@ def _touching(intervals: Sequence[Interval], window: Interval) -> Sequence[Inter
     return intervals[first : bisect_left(intervals, window[1], key=itemgetter(0))]
 
 
-def _reserved(
+def _find_reserved(
     mine: Sequence[Hold],
     waits: Mapping[int, Sequence[Interval]],
     busy: Sequence[Interval],
@@ -228,7 +230,7 @@ def _reserved(
     return [("switch", loading), ("lock_wait", waiting), ("idle", [(h.granted_s, h.released_s) for h in held])]
 
 
-def _clipped(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
+def _clip_intervals(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     start, end = window
     return [
         (low if low > start else start, high if high < end else end)

@@ -5,9 +5,10 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from interlace.core.errors import InterlaceError, RemoteError, WorkerDiedError, nearest
+from interlace.core.errors import InterlaceError, WorkerDiedError, nearest
 from interlace.core.row import SampleLabel, is_row_type
 from interlace.core.state_parts import STATE
 from interlace.runtime.clock import Clock
@@ -136,7 +137,8 @@ class WorkerGroup(Generic[W_co]):
         self.working_bytes = use.working_bytes
         self.version: int | None = None
         """Version of the weights that the ranks serve or receive, if a driver sets it. The group's spans contain it."""
-        self._class, self._ranks, self._services, self._copies = worker_class, tuple(ranks), services, copies
+        self._class, self._services, self._copies = worker_class, services, copies
+        self.ranks: Sequence[Rank] = tuple(ranks)
         self._rank_devices = [self.device_indices[number :: len(ranks)][: use.used] for number in range(len(ranks))]
         self._operations: dict[str, Operation] = {}
         """Declarations of the operations called so far."""
@@ -181,7 +183,7 @@ class WorkerGroup(Generic[W_co]):
     @property
     def num_ranks(self) -> int:
         """Number of ranks of the group."""
-        return len(self._ranks)
+        return len(self.ranks)
 
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
         return self.called_for(method, "")
@@ -196,16 +198,16 @@ class WorkerGroup(Generic[W_co]):
 
     def called_for(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
         """Returns one operation, to be called for a cause."""
-        how = self._declared(method)
+        how = self._find_declaration(method)
 
         def call(*args: Any, **kwargs: Any) -> Handle[Any]:
-            prepared, coroutine = self._prepared(method, how, args, kwargs, cause)
+            prepared, coroutine = self._prepare_call(method, how, args, kwargs, cause)
             task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}.{method}()")
             return Handle(task, prepared.spans)
 
         return call
 
-    def _declared(self, method: str) -> Operation:
+    def _find_declaration(self, method: str) -> Operation:
         if method in self._operations:
             return self._operations[method]
         how = operation_of(self._class, method)
@@ -221,13 +223,13 @@ class WorkerGroup(Generic[W_co]):
         cause: replaces the cause of the surrounding hold, if given. Returns the result, and the span of rank 0.
         """
         method = operation.__name__
-        call, coroutine = self._prepared(method, self._declared(method), args, {}, cause)
+        call, coroutine = self._prepare_call(method, self._find_declaration(method), args, {}, cause)
         value = await coroutine
         return value, call.spans[0]
 
     async def ask(self, operation: Callable[..., Any]) -> Any:
         """Returns rank 0's answer to a question about its state. Records no span and no progress."""
-        answer = await self._ranks[0].call(operation.__name__, (), {})
+        answer = await self.ranks[0].call(operation.__name__, (), {})
         await self._services.wait_turn()
         return answer.value
 
@@ -239,7 +241,7 @@ class WorkerGroup(Generic[W_co]):
             raise InterlaceError(
                 f"{self._class.__name__}.{method} is not declared concurrent; call it and await the handle."
             )
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.call_now(method, args)
 
     @asynccontextmanager
@@ -262,7 +264,7 @@ class WorkerGroup(Generic[W_co]):
     def _is_held_here(self) -> bool:
         return self._holder is not None and self._holder is asyncio.current_task()
 
-    def _prepared(
+    def _prepare_call(
         self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str
     ) -> tuple[_Call, Coroutine[Any, Any, Any]]:
         # Decided here, in the caller's task: a task that holds the devices has taken them for this call too.
@@ -295,29 +297,12 @@ class WorkerGroup(Generic[W_co]):
     def _on_ranks(self, call: _Call) -> Coroutine[Any, Any, Any]:
         how = call.how
         if self.revival:
-            return self._revived(call, self.revival)
-        if len(self._ranks) == 1 and (how.split, how.collect) in UNDIVIDED:
+            return self.revival.run(self, partial(self._collect_results, call), call.spans.clear)
+        if len(self.ranks) == 1 and (how.split, how.collect) in UNDIVIDED:
             return self._on_rank(0, call, call.args)
-        return self._collected(call)
+        return self._collect_results(call)
 
-    async def _revived(self, call: _Call, revival: Revival) -> Any:
-        """Runs a call. After the death of a rank, replaces the ranks and makes the call again if the rule allows it."""
-        while True:
-            ranks = self._ranks
-            try:
-                return await self._collected(call)
-            except (WorkerDiedError, RemoteError) as error:  # the peers of a rank that died may fail first
-                death = await revival.find_death()
-                if not death and self._ranks is ranks:
-                    raise
-                if not revival.repeats_calls:
-                    raise (death or error) from error
-                async with revival.turn:
-                    if self._ranks is ranks:
-                        self._ranks = tuple(await revival.make_ranks(str(death)))
-                call.spans.clear()
-
-    async def _collected(self, call: _Call) -> Any:
+    async def _collect_results(self, call: _Call) -> Any:
         dealt = deal_arguments(call.how, call.args, num_ranks=self.num_ranks, copies=self._copies)
         ranks = [self._on_rank(number, call, args) for number, args in enumerate(dealt.arguments)]
         # a single rank needs no separate task
@@ -345,7 +330,7 @@ class WorkerGroup(Generic[W_co]):
         start_s, end_s = called_s, math.inf
         running = services.waits.begin(self.name, call.method, called_s)
         try:
-            value, start_s, end_s = await self._ranks[number].call(call.method, args, call.kwargs)
+            value, start_s, end_s = await self.ranks[number].call(call.method, args, call.kwargs)
             await services.wait_turn()  # not after an error, because it ends the run
             return value
         finally:
@@ -375,7 +360,7 @@ class WorkerGroup(Generic[W_co]):
     async def _switch(self, method: str, args: tuple[Any, ...], parts: Sequence[str] | None) -> None:
         told = {} if parts is None or STATE in self.part_bytes else {"parts": tuple(parts)}
         call = _Call(method, SWITCH, args, told, "switch")
-        await (self._collected(call) if method == "offload" else self._on_ranks(call))
+        await (self._collect_results(call) if method == "offload" else self._on_ranks(call))
 
     async def measure_memory(self, parts: Sequence[str] | None = None) -> None:
         """Measures the memory of parts of the state on a device; they must be loaded. If `parts` is None, all."""
@@ -396,7 +381,7 @@ class WorkerGroup(Generic[W_co]):
 
     async def close(self) -> None:
         """Ends the ranks."""
-        await asyncio.gather(*(rank.close() for rank in self._ranks))
+        await asyncio.gather(*(rank.close() for rank in self.ranks))
 
 
 def _sample_labels(args: tuple[Any, ...]) -> Sequence[SampleLabel]:

@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from interlace.core.errors import WorkerDiedError
+from interlace.core.errors import RemoteError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
 
-if TYPE_CHECKING:
-    from interlace.runtime.group import Rank
+
+class RankHolder(Protocol):
+    """A group whose ranks can be replaced."""
+
+    ranks: Sequence[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +30,7 @@ class RevivalRule:
 class Revival:
     """Replacement of the ranks of one group."""
 
-    make_ranks: Callable[[str], Awaitable[Sequence["Rank"]]]
+    make_ranks: Callable[[str], Awaitable[Sequence[Any]]]
     """Starts ranks in place of the group's. The argument is the reason. Raises RestartBudgetError and the errors of a
     start."""
     find_death: Callable[[], Awaitable[WorkerDiedError | None]]
@@ -35,3 +38,23 @@ class Revival:
     repeats_calls: bool
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a replacement, so that several interrupted calls cause one."""
+
+    async def run(self, group: RankHolder, call: Callable[[], Awaitable[Any]], on_repeat: Callable[[], None]) -> Any:
+        """Makes a call. After the death of a rank, replaces the ranks and makes the call again if the rule allows it.
+
+        on_repeat: is called before each repetition. Raises WorkerDiedError, RemoteError and the errors of make_ranks.
+        """
+        while True:
+            ranks = group.ranks
+            try:
+                return await call()
+            except (WorkerDiedError, RemoteError) as error:  # the peers of a rank that died may fail first
+                death = await self.find_death()
+                if not death and group.ranks is ranks:
+                    raise
+                if not self.repeats_calls:
+                    raise (death or error) from error
+                async with self.turn:
+                    if group.ranks is ranks:
+                        group.ranks = tuple(await self.make_ranks(str(death)))
+                on_repeat()

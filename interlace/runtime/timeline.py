@@ -229,11 +229,11 @@ class Timeline:
 
     def end_wait(self, token: int) -> None:
         """Records the end of a wait."""
-        wait, now_s = self._waited(self._waiting.pop(token)), self.clock.now()
+        wait, now_s = self._make_wait(self._waiting.pop(token)), self.clock.now()
         if wait.start_s < now_s:
             self._waits.append(wait)
 
-    def _waited(self, began: tuple[tuple[int, ...], float]) -> ToolWait:
+    def _make_wait(self, began: tuple[tuple[int, ...], float]) -> ToolWait:
         return ToolWait(devices=began[0], start_s=began[1], end_s=self.clock.now())
 
     def drop_tokens(self, count: int) -> None:
@@ -268,7 +268,7 @@ class Timeline:
             steps=self._steps,
             num_dropped_tokens=self._num_dropped_tokens,
             end_s=self.clock.now(),
-            waits=[*self._waits, *map(self._waited, self._waiting.values())],
+            waits=[*self._waits, *map(self._make_wait, self._waiting.values())],
         )
         self._spans, self._served, self._steps, self._waits = [], [], [], []
         self._num_dropped_tokens = 0

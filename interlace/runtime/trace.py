@@ -81,7 +81,7 @@ class TraceFile:
         start_us, end_us = _us(span.start_s), _us(end_s)
         when = _When(start_us, end_us, f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}')
         what, worker = _heads(span.group, span.rank, span.operation)
-        arguments = f'"cause":{_quoted(span.cause or span.operation)},"step":{span.step},"version":{span.version}'
+        arguments = f'"cause":{_quote_text(span.cause or span.operation)},"step":{span.step},"version":{span.version}'
         if span.bin:
             arguments += f',"bin":"{span.bin}"'
         if span.end_s == math.inf:
@@ -90,7 +90,7 @@ class TraceFile:
             self._slice(self._tracks[DEVICE_PROCESS, self._devices[device].name], what, when, arguments)
         track = self._tracks[WORKER_PROCESS, worker]
         if call:
-            arguments += _computed(call)
+            arguments += _describe_work(call)
         if span.samples:
             arguments += f',"samples":{json.dumps(_names_of(span.samples))}'
         self._slice(track, what, when, arguments)
@@ -218,7 +218,7 @@ class _Counters:
 
     def _write(self, name: str, at_s: float, values: str) -> None:
         self._lines.append(
-            f'{{"ph":"C","name":{_quoted(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_us(at_s)},"args":{{{values}}}}}'
+            f'{{"ph":"C","name":{_quote_text(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_us(at_s)},"args":{{{values}}}}}'
         )
 
 
@@ -235,10 +235,10 @@ def _us(seconds: float) -> float:
 def _heads(group: str, rank: int, operation: str) -> tuple[str, str]:
     """Returns the name and category of an operation's events, and the name of its worker's track."""
     role = group.partition("/")[0]
-    return f'"name":{_quoted(f"{role}.{operation}")},"cat":{_quoted(role)}', f"{group} rank {rank}"
+    return f'"name":{_quote_text(f"{role}.{operation}")},"cat":{_quote_text(role)}', f"{group} rank {rank}"
 
 
-def _computed(call: EngineCall) -> str:
+def _describe_work(call: EngineCall) -> str:
     """Returns the work of an engine's call as arguments; profiles are fitted to these."""
     prompt_tokens = call.num_prompt_tokens + call.num_repeated_tokens
     return (
@@ -265,19 +265,19 @@ def _names_of(samples: Sequence[SampleLabel]) -> list[JSON]:
             groups[uid].append(index)
         else:
             groups[uid] = [index]
-    return [f"{uid} {_listed(tuple(indices))}" for uid, indices in groups.items()]
+    return [f"{uid} {_list_indices(tuple(indices))}" for uid, indices in groups.items()]
 
 
 @lru_cache(maxsize=4096)
-def _listed(indices: tuple[int, ...]) -> str:
+def _list_indices(indices: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, indices))}]"
 
 
 @lru_cache(maxsize=4096)
-def _quoted(text: str) -> str:
+def _quote_text(text: str) -> str:
     return json.dumps(text)
 
 
 def _name(lines: list[str], kind: str, process: int, thread: int, name: str) -> None:
-    args = f'"args":{{"name":{_quoted(name)}}}'
+    args = f'"args":{{"name":{_quote_text(name)}}}'
     lines.append(f'{{"ph":"M","name":"{kind}","pid":{process},"tid":{thread},{args}}}')

@@ -103,7 +103,7 @@ class Batcher:
     def take(self, need: int, step: int) -> list[Ticket]:
         """Takes up to `need` groups for `step`, and counts them as consumed."""
         taken: list[Ticket] = []
-        while len(taken) < need and (place := self._allowed_queue(step)) is not None:
+        while len(taken) < need and (place := self._find_allowed_queue(step)) is not None:
             ticket = heapq.heappop(self._ready[place])[1]
             if not self._ready[place]:
                 del self._ready[place]
@@ -143,7 +143,7 @@ class Batcher:
             if not counts[key]:
                 del counts[key]
 
-    def _allowed_queue(self, step: int) -> int | None:
+    def _find_allowed_queue(self, step: int) -> int | None:
         if self._mode == "step":
             return step if step in self._ready else None
         # One queue per deadline, at most ceil(K) + 1 of them: the oldest permitted arrival is found without a scan.

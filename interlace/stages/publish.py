@@ -32,7 +32,7 @@ class Publisher:
 
     async def install(self) -> None:
         """Sends the actor's weights to all engines as the gate's current version."""
-        self._pool.update_weights(await self._written(self._gate.version))
+        self._pool.update_weights(await self._write_weights(self._gate.version))
         await self._pool.swapped(self._gate.version)
 
     async def publish(self, step: int) -> bool:
@@ -40,7 +40,7 @@ class Publisher:
         self.is_unchanged = False
         if (step + 1) % self._sync_every:
             return False
-        ref = await self._written(self._gate.version + 1)
+        ref = await self._write_weights(self._gate.version + 1)
         # From here on the new version is current for the gate and for staleness.
         self._timeline.version = self._gate.publish()
         self._pool.update_weights(ref)
@@ -49,7 +49,7 @@ class Publisher:
         self._pool.resume()
         return True
 
-    async def _written(self, version: int) -> WeightRef:
+    async def _write_weights(self, version: int) -> WeightRef:
         # Without a copy, training would change weights that an engine still reads: an engine that swaps later than the
         # trainer continues, or one that joins or returns between two publications.
         membership = self._pool.membership

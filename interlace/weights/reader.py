@@ -87,7 +87,7 @@ class WeightReader:
 
         Raises InterlaceError if part of the version cannot be fetched.
         """
-        plan = self._planned(ref)
+        plan = self._plan_transfer(ref)
         new: list[Lease] = []
         try:
             yield self._read(ref, plan, new)
@@ -99,7 +99,7 @@ class WeightReader:
         for lease in old:
             lease.close()
 
-    def _planned(self, ref: WeightRef) -> TransferPlan:
+    def _plan_transfer(self, ref: WeightRef) -> TransferPlan:
         layout = [tuple(part.shards) for part in ref.parts]
         if self._plan is None or layout != self._layout:
             wanted = tuple(self._needs) if self._needs is not None else _every_tensor(ref.parts)

@@ -135,20 +135,20 @@ class _Recorder(TorchDispatchMode):
 
     def _fill(self, into: _Memory, box: Box, tensor: Tensor, origin: _Memory) -> None:
         into.filled = [kept for kept in into.filled if kept.target_box != box]
-        into.filled += _traced("", box, _block(tensor, origin.shape), origin)
+        into.filled += _trace_block("", box, _block(tensor, origin.shape), origin)
 
     def landings(self, name: str, tensor: Tensor) -> Iterator[Landing]:
         """Yields the landings that fill a model's tensor."""
         memory = self._memory(tensor)
         if memory is not None:
             whole = Box.of(tensor.shape)
-            yield from _traced(name, whole, _block(tensor, memory.shape), memory)
+            yield from _trace_block(name, whole, _block(tensor, memory.shape), memory)
 
     def _memory(self, tensor: Tensor) -> _Memory | None:
         return self._memories.get(tensor.untyped_storage()._cdata)
 
 
-def _traced(target: str, target_box: Box, block: Box, memory: _Memory) -> Iterator[Landing]:
+def _trace_block(target: str, target_box: Box, block: Box, memory: _Memory) -> Iterator[Landing]:
     """Yields the origins of a block of some memory, as landings in a block of a target."""
     if memory.source is not None:
         yield Landing(memory.source, block, target, target_box)

@@ -108,7 +108,7 @@ class RolloutWorker(Worker):
                 break
         self._interrupted.clear()
         return Progress(
-            responses=(*refused, *self._decoded(finished)),
+            responses=(*refused, *self._decode_completions(finished)),
             drafts=self._drafts(output.drawn),
             num_running=output.num_running,
             num_waiting=output.num_waiting,
@@ -127,7 +127,7 @@ class RolloutWorker(Worker):
     @operation(bin="switch", phase="rollout")
     def abort(self) -> tuple[Response, ...]:
         """Ends all requests and returns their tokens so far, to be resubmitted."""
-        return self._decoded(self._engine.abort())
+        return self._decode_completions(self._engine.abort())
 
     @operation(bin="weight_sync", parts=(WEIGHTS,), makes_activations=False)
     def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
@@ -202,7 +202,7 @@ class RolloutWorker(Worker):
         if isinstance(self._engine, ServiceEngineProtocol):
             self._engine.close()
 
-    def _decoded(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
+    def _decode_completions(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
         for completion in completions:
             self._streams.pop(completion.request.id, None)
         return tuple(

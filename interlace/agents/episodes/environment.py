@@ -96,14 +96,14 @@ class EnvironmentEpisode:
         tools = [as_tool(tool) for tool in getattr(environment, "tools", ())]
         row = {**prompt.metadata, "uid": prompt.uid, "answer": prompt.answer}
         async with session.waiting("the environment's reset"):
-            begun = await _called(environment.reset, row)
+            begun = await _call_method(environment.reset, row)
         messages = list(prompt.messages) if begun is None else _messages(begun, "reset")
         text, over = "", False
         while not over:
             turn = await session.generate(messages, tools=tools)
             text = turn.message.content
             async with session.waiting("the environment's step"):
-                said, reward, over = _stepped(await _called(environment.step, turn.message))
+                said, reward, over = _read_step(await _call_method(environment.step, turn.message))
             if reward:
                 session.reward(turn, reward)
             messages += [turn.message, *said]
@@ -111,14 +111,14 @@ class EnvironmentEpisode:
         return Outcome(reward=0.0, text=text)
 
 
-async def _called(method: Callable[..., Any], argument: object) -> object:
+async def _call_method(method: Callable[..., Any], argument: object) -> object:
     """Calls a method; a sync method runs on a separate thread."""
     if inspect.iscoroutinefunction(method):
         return await method(argument)
     return await on_thread(partial(method, argument))
 
 
-def _stepped(returned: object) -> tuple[list[Message], float, bool]:
+def _read_step(returned: object) -> tuple[list[Message], float, bool]:
     if not isinstance(returned, tuple) or len(returned) != 3:
         raise TypeError("step() returns (new messages, reward, whether the episode is over)")
     said, reward, over = returned

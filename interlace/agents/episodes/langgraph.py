@@ -35,11 +35,11 @@ class LangGraphKind(EpisodeKind):
 
     def check(self) -> None:
         """Creates the graph, to detect its errors."""
-        _made(self.config.graph)
+        _make_graph(self.config.graph)
 
     def tools(self) -> tuple[ToolSpec, ...]:
         """Returns the tools that the graph binds to its model when it is created."""
-        model, _ = _made(self.config.graph)
+        model, _ = _make_graph(self.config.graph)
         return model.bound_tools
 
     def create(self) -> Episode:
@@ -56,7 +56,7 @@ class GraphEpisode:
 
     def __init__(self, config: LangGraphConfig) -> None:
         self._config = config
-        _, self._graph = _made(config.graph)
+        _, self._graph = _make_graph(config.graph)
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Runs the graph to its end."""
@@ -77,7 +77,7 @@ class GraphEpisode:
         return _outcome(state)
 
 
-def _made(spec: str) -> "tuple[PolicyChatModel, Any]":
+def _make_graph(spec: str) -> "tuple[PolicyChatModel, Any]":
     """Creates a model and the graph with it. Raises UserError if the function returns no graph."""
     try:
         from interlace.agents.chat_model import PolicyChatModel

@@ -112,7 +112,7 @@ class Program:
                 outcome = await self._call(prompt, endpoint)
             else:
                 outcome = await self._execute(prompt, endpoint, session.seed)
-        return _rewarded(outcome, conversation)
+        return _read_reward(outcome, conversation)
 
     async def _call(self, prompt: Prompt, endpoint: SessionAddress) -> Outcome:
         assert self._function is not None
@@ -147,7 +147,7 @@ class Program:
             _write(process.stdin, json.dumps(row).encode()),
         )
         try:
-            await _exited(process)
+            await _wait_for_exit(process)
         finally:
             _kill_group(process)  # remaining child processes may keep its output open
             output, errors, _ = await asyncio.shield(talk)
@@ -182,7 +182,7 @@ def _tool(given: str | dict[str, JsonValue]) -> ToolSpec:
     return as_tool(found)
 
 
-def _rewarded(outcome: Outcome, conversation: Conversation) -> Outcome:
+def _read_reward(outcome: Outcome, conversation: Conversation) -> Outcome:
     if conversation.reward is None:
         return outcome
     return Outcome(reward=conversation.reward, parts=outcome.parts, text=outcome.text)
@@ -214,7 +214,7 @@ async def _write(stream: "asyncio.StreamWriter | None", content: bytes) -> None:
         await stream.wait_closed()
 
 
-async def _exited(process: "asyncio.subprocess.Process") -> None:
+async def _wait_for_exit(process: "asyncio.subprocess.Process") -> None:
     """Waits for the end of the process only; wait() would also wait for other processes that hold its output."""
     try:
         handle = os.pidfd_open(process.pid)

@@ -99,16 +99,16 @@ class ToolsEpisode:
     async def _answer(self, call: ToolCall, tools: dict[str, Tool], session: Session) -> Message:
         begun_s = time.perf_counter()
         try:
-            text, failed = self._shortened(_written(await self._called(call, tools))), False
+            text, failed = self._shorten(_write_result(await self._call_tool(call, tools))), False
         except ToolError as error:
-            text, failed = self._shortened(f"Error: {error}"), True
+            text, failed = self._shorten(f"Error: {error}"), True
         except Exception as error:  # noqa: BLE001 - the model reads any error of its call
-            text, failed = self._shortened(f"Error: {type(error).__name__}: {error}"), True
+            text, failed = self._shorten(f"Error: {type(error).__name__}: {error}"), True
         name = call.name if call.name in tools else ""
         session.tool_called(name, seconds=time.perf_counter() - begun_s, failed=failed)
         return _message(call, text)
 
-    async def _called(self, call: ToolCall, tools: dict[str, Tool]) -> object:
+    async def _call_tool(self, call: ToolCall, tools: dict[str, Tool]) -> object:
         if call.error:
             raise ToolError(call.error)
         if call.name not in tools:
@@ -121,7 +121,7 @@ class ToolsEpisode:
                 raise
             raise ToolError(f"{call.name} took longer than {self._config.tool_timeout_s:g} s.") from None
 
-    def _shortened(self, text: str) -> str:
+    def _shorten(self, text: str) -> str:
         most, cut = self._config.max_answer_chars, self._config.cut_at
         if len(text) <= most:
             return text
@@ -139,7 +139,7 @@ def _message(call: ToolCall, text: str) -> Message:
     return Message(role="tool", content=text, tool_call_id=call.id, name=call.name or None)
 
 
-def _written(answer: object) -> str:
+def _write_result(answer: object) -> str:
     """Converts a tool's result to text that a tokenizer accepts."""
     if answer is None:
         return ""

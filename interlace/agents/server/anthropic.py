@@ -52,7 +52,7 @@ class AnthropicMessages:
             **_head(answer),
             "content": _blocks(answer),
             "stop_reason": _reason(answer),
-            "stop_sequence": _stopped_by(answer),
+            "stop_sequence": _find_stop(answer),
             "usage": _usage(answer),
             **details_of(answer),
         }
@@ -94,7 +94,7 @@ class _MessageStream:
                 delta: dict[str, JSON] = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
                 yield _event("content_block_delta", index=place, delta=delta)
             yield _event("content_block_stop", index=place)
-        ended: dict[str, JSON] = {"stop_reason": _reason(answer), "stop_sequence": _stopped_by(answer)}
+        ended: dict[str, JSON] = {"stop_reason": _reason(answer), "stop_sequence": _find_stop(answer)}
         yield _event("message_delta", delta=ended, usage=_usage(answer))
         yield _event("message_stop")
 
@@ -174,13 +174,13 @@ def _blocks(answer: Answers) -> list[JSON]:
     return found
 
 
-def _stopped_by(answer: Answers) -> str | None:
+def _find_stop(answer: Answers) -> str | None:
     content = answer.turns[0].message.content
     return next((stop for stop in answer.ask.stop if stop in content), None)
 
 
 def _reason(answer: Answers) -> str:
-    return "stop_sequence" if _stopped_by(answer) else _REASONS[finish_of(answer.turns[0])]
+    return "stop_sequence" if _find_stop(answer) else _REASONS[finish_of(answer.turns[0])]
 
 
 def _usage(answer: Answers) -> dict[str, JSON]:

@@ -128,7 +128,7 @@ class SessionServer:
             from aiohttp import web
         except ImportError:
             raise UserError("the server of sessions needs aiohttp: pip install 'interlace[serve]'.") from None
-        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_middleware(self._guarded)])
+        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_middleware(self._answer_safely)])
         for path in _DIALECTS:
             app.router.add_post(path, self._ask)
         app.router.add_get("/health", self._health)
@@ -180,7 +180,7 @@ class SessionServer:
         await conversation.end()
         self.metrics.sessions -= self._open.pop(conversation.key, None) is not None
 
-    async def _guarded(self, request: "web.Request", handler: "Handler") -> "web.StreamResponse":
+    async def _answer_safely(self, request: "web.Request", handler: "Handler") -> "web.StreamResponse":
         """Handles a request. Any exception becomes an error response in the client's format."""
         from aiohttp import web
 
@@ -191,12 +191,12 @@ class SessionServer:
             response = await handler(request)
         except web.HTTPRequestEntityTooLarge:
             too_large = f"the body is larger than {LARGEST_BODY >> 20} MiB."
-            response = _failed(request.path, ApiError(413, too_large))
+            response = _make_error_response(request.path, ApiError(413, too_large))
         except web.HTTPException as error:
             what = f"{request.method} {request.path}: {error.reason}."
-            response = _failed(request.path, ApiError(error.status, what))
+            response = _make_error_response(request.path, ApiError(error.status, what))
         except Exception as error:  # noqa: BLE001 - the client gets the reason, and the server continues
-            response = _failed(request.path, as_api_error(error))
+            response = _make_error_response(request.path, as_api_error(error))
         finally:
             self.metrics.running -= 1
         self.metrics.observe(name, response.status, time.perf_counter() - start_s)
@@ -390,7 +390,7 @@ def _turn_number(request: "web.Request") -> int | None:
     return int(given)
 
 
-def _failed(path: str, error: ApiError) -> "web.Response":
+def _make_error_response(path: str, error: ApiError) -> "web.Response":
     dialect, _ = _DIALECTS.get(path, (None, ""))
     content = dialect.error(error) if dialect else as_openai(error)
     return json_response(content, status=error.status, headers=error.headers)

@@ -69,7 +69,7 @@ def _first_mistake(error: ValidationError, model: type[BaseModel]) -> ApiError:
         return ApiError(400, f"the field {name!r} is not supported here: leave it out.{hint}", param=name)
     if detail["type"] == "missing":
         return ApiError(400, f"{name} is missing: it is required.", param=name)
-    return ApiError(400, f"{name} = {_shown(detail['input'])}: {_reason(detail)}.", param=name)
+    return ApiError(400, f"{name} = {_show_value(detail['input'])}: {_reason(detail)}.", param=name)
 
 
 def _field(place: Sequence[str | int]) -> str:
@@ -77,7 +77,7 @@ def _field(place: Sequence[str | int]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     """Returns a value for an error message, at most 80 characters. Large integers are described by their size."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"

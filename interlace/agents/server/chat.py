@@ -94,7 +94,7 @@ class _Chunks:
     def _chunk(self, choice: dict[str, JSON], **more: JSON) -> Event:
         return "", {**self._head, "choices": [choice], **more}
 
-    def _ended(self, answer: Answers) -> Iterator[Event]:
+    def _send_end(self, answer: Answers) -> Iterator[Event]:
         if answer.ask.include_usage:
             yield "", {**self._head, "choices": [], "usage": usage_of(answer)}
         yield "", "[DONE]"
@@ -131,7 +131,7 @@ class _ChatStream(_Chunks):
             last: dict[str, JSON] = {**_choice(place, {}), "finish_reason": finish_of(turn), **tokens_of(answer, turn)}
             last["logprobs"] = logprobs_of(turn, self._codec) if answer.ask.logprobs else None
             yield self._chunk(last)
-        yield from self._ended(answer)
+        yield from self._send_end(answer)
 
     def _begin(self, place: int, prompt_ids: IntArray) -> Iterator[Event]:
         if place not in self._sent:
@@ -243,7 +243,7 @@ class _CompletionStream(_Chunks):
             about = {} if place else prompt_of(answer, turn.prompt_ids)
             rest = self._sent.setdefault(place, SentText()).rest(_text_of(answer, turn))
             yield self._chunk({"index": place, "text": rest, **_completion_end(answer, turn, self._codec)}, **about)
-        yield from self._ended(answer)
+        yield from self._send_end(answer)
 
 
 def _text_of(answer: Answers, turn: Turn) -> str:

@@ -136,7 +136,7 @@ class Conversation:
         """Samples the answers to a request. number: number of the first turn. Raises ApiError if it has ended."""
         self.check_open()
         ask = head.ask
-        messages = [self._drawn(message) for message in ask.context if isinstance(message, Message)]
+        messages = [self._find_sampled(message) for message in ask.context if isinstance(message, Message)]
         context = messages or ask.context
         params = merge_params(self.session.params, ask, keeps_distribution=self.keeps_distribution)
         numbers = [None if number is None else number + place for place in range(ask.num_answers)]
@@ -172,7 +172,7 @@ class Conversation:
                 self._shown.append((seen, turn.message))
         return replace(head, turns=turns)
 
-    def _drawn(self, message: Message) -> Message:
+    def _find_sampled(self, message: Message) -> Message:
         """Returns the sampled message, if a client sends back the version of it that it received."""
         if message.role != "assistant":
             return message

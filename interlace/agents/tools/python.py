@@ -80,10 +80,10 @@ class _PythonTool:
         code = arguments.get("code")
         if not isinstance(code, str) or set(arguments) != {"code"}:
             raise ToolError("the tool takes one argument, `code`, which is text")
-        return _written(await self._source.run(code))
+        return _write_output(await self._source.run(code))
 
 
-def _written(result: CodeResult) -> str:
+def _write_output(result: CodeResult) -> str:
     parts = [result.stdout, result.stderr]
     if result.num_dropped_bytes:
         parts.append(f"({result.num_dropped_bytes} bytes of output left out)")

@@ -27,7 +27,7 @@ def load_library(source: Path) -> ctypes.CDLL:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise KernelsUnavailable("no C++ compiler (c++, g++ or clang++) on PATH")
-    library = _cached_path(source, compiler)
+    library = _find_cache_path(source, compiler)
     if not library.exists():
         _compile(source, compiler, library)
     refuse_foreign(library.parent)
@@ -58,7 +58,7 @@ def refuse_foreign(path: Path) -> None:
     )
 
 
-def _cached_path(source: Path, compiler: str) -> Path:
+def _find_cache_path(source: Path, compiler: str) -> Path:
     """Returns a path below the user's cache that is unique for source, flags, compiler and processor."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "interlace"
     paths = sorted(source.parent.iterdir())

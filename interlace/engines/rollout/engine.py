@@ -261,7 +261,7 @@ class NativeEngine(NativeParts):
                 sequence.version = self._version
         else:
             self._weights.update(tensors, frozen=frozen)
-        self._updated(version, mode)
+        self._apply_update(version, mode)
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
         check_mode(mode)
@@ -274,9 +274,9 @@ class NativeEngine(NativeParts):
             config, dtype = self._model.config, self._model.dtype
             landings = watched_load(type(self._model), config, saved, dtype)[1]
             self._weights.update(LandedWeights(saved, landings, self._weights.shards), frozen=False)
-        self._updated(version, mode)
+        self._apply_update(version, mode)
 
-    def _updated(self, version: int, mode: UpdateMode) -> None:
+    def _apply_update(self, version: int, mode: UpdateMode) -> None:
         """Updates caches and sequences after a change of the weights."""
         self._runner.rebind()
         self._bindings = {}
@@ -326,7 +326,7 @@ class NativeEngine(NativeParts):
             self._bindings = {}
         if saved is None:
             return
-        held = self._held_rows()
+        held = self._count_held_rows()
         for row, content in saved.items():
             if row in held:
                 self._pool.write(self._store.cells(row, held[row]), content)
@@ -338,12 +338,14 @@ class NativeEngine(NativeParts):
                 self._prefixes.clear()
                 self._forget_computed()
             self._prefixes.evict_idle()
-            self._saved = {row: self._pool.read(self._store.cells(row, n)) for row, n in self._held_rows().items()}
+            self._saved = {
+                row: self._pool.read(self._store.cells(row, n)) for row, n in self._count_held_rows().items()
+            }
             self._pool.release()
         if WEIGHTS in parts:
             self._weights.residence.offload()
 
-    def _held_rows(self) -> dict[int, int]:
+    def _count_held_rows(self) -> dict[int, int]:
         """Returns the rows whose content survives a switch of the device, each with its number of computed tokens."""
         running = {sequence.row: int(self._table.num_computed[sequence.row]) for sequence in self._scheduler.running}
         return running | self._prefixes.kept_rows

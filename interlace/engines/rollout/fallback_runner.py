@@ -57,7 +57,7 @@ class PlainRunner:
         known = self._tokens.get(row, [])[:start] + token_ids
         self._tokens[row] = known
         if not self._use_cache:
-            out = self._model(**self._entered(row, torch.tensor([known], device=device)), use_cache=False)
+            out = self._model(**self._make_inputs(row, torch.tensor([known], device=device)), use_cache=False)
             return out.logits[0, start:]
         out = self._model(
             input_ids=torch.tensor([token_ids], device=device),
@@ -68,7 +68,7 @@ class PlainRunner:
         self._caches[row] = out.past_key_values
         return out.logits[0]
 
-    def _entered(self, row: int, tokens: Tensor) -> dict[str, Tensor]:
+    def _make_inputs(self, row: int, tokens: Tensor) -> dict[str, Tensor]:
         """Returns the arguments of a row's pass: its tokens, or their embeddings if some are given."""
         vectors = self._vectors.get(row)
         if not vectors:

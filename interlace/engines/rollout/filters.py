@@ -63,7 +63,7 @@ def draw_truncated(
         index = torch.from_numpy(left).to(device)
         values, ids = scaled[index].topk(width, sorted=True)
         probs = (values - total[index]).double().exp()
-        keep, enough = _kept(probs, [params[row] for row in left.tolist()], vocab)
+        keep, enough = _select_candidates(probs, [params[row] for row in left.tolist()], vocab)
         chosen, kept = _invert(probs * keep, torch.from_numpy(uniform[left]).to(device))
         drawn = ids.gather(1, chosen)[:, 0].cpu().numpy()
         mass = (probs.gather(1, chosen) / kept)[:, 0].log().float().cpu().numpy()
@@ -73,7 +73,7 @@ def draw_truncated(
     return tokens, logprobs
 
 
-def _kept(probs: Tensor, params: Sequence[SamplingParams], vocab: int) -> tuple[Tensor, Tensor]:
+def _select_candidates(probs: Tensor, params: Sequence[SamplingParams], vocab: int) -> tuple[Tensor, Tensor]:
     """Selects candidates [N, C], sorted by falling probability.
 
     Returns the mask of kept candidates [N, C], and [N] True if no kept token is missing among the candidates.

@@ -70,7 +70,7 @@ class GraphRunner:
     ) -> Logits:
         """See Runner."""
         is_decode = given is None and len(wanted) == len(rows) and not (rows[1:] == rows[:-1]).any()
-        captured = self._captured_for(rows, positions) if is_decode and not self._failed else None
+        captured = self._find_captured(rows, positions) if is_decode and not self._failed else None
         if captured is None:
             return self._inner.start(token_ids, rows, positions, wanted, given)
         num_rows, num_pages = captured.inputs.pages.shape
@@ -91,7 +91,7 @@ class GraphRunner:
     def _fill(buffer: Tensor, values: Int64Array) -> None:
         buffer.copy_(torch.from_numpy(np.ascontiguousarray(values)))
 
-    def _captured_for(self, rows: Int64Array, positions: Int64Array) -> Captured | None:
+    def _find_captured(self, rows: Int64Array, positions: Int64Array) -> Captured | None:
         """Returns the fitting pass, captured on first use; None if the model cannot be captured."""
         assert isinstance(self.binding, dict)
         shape = (round_up(len(rows), MIN_ROWS), round_up(int(positions.max()) + 1, MIN_KEYS))

@@ -145,7 +145,7 @@ def register() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-    AttentionInterface.register(UNTRACED_ATTENTION, _untraced)
+    AttentionInterface.register(UNTRACED_ATTENTION, _attend_untraced)
 
 
 def packed_attention(  # noqa: PLR0913 # house: transformers defines the signature
@@ -180,11 +180,11 @@ def packed_attention(  # noqa: PLR0913 # house: transformers defines the signatu
         rows = [share.to_heads(each) for each in rows]
         s_aux = None if s_aux is None else share.own_heads(s_aux)
     kernel = _Kernel(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
-    attended = _attended(kernel, packed_layout, rows)
+    attended = _attend(kernel, packed_layout, rows)
     return (share.to_tokens(attended) if share else attended).unsqueeze(0), None
 
 
-def _attended(kernel: _Kernel, packed_layout: PackedLayout, rows: list[Tensor]) -> Tensor:
+def _attend(kernel: _Kernel, packed_layout: PackedLayout, rows: list[Tensor]) -> Tensor:
     """Attends within each sequence: rows of query, key and value [tokens, heads, D] -> [tokens, heads, value dim]."""
     is_plain = kernel.softcap is None and kernel.sinks is None and all(each.dtype == torch.float32 for each in rows)
     if packed_layout.sequences and is_plain:
@@ -200,7 +200,7 @@ def _attended(kernel: _Kernel, packed_layout: PackedLayout, rows: list[Tensor]) 
     return _Scatter.apply(output, shared.home_S) if shared else output
 
 
-def _untraced(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+def _attend_untraced(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     # Wrapped at the call, because importing the wrapper takes seconds.
     outputs: tuple[Tensor, None] = torch.compiler.disable(packed_attention)(*args, **kwargs)
     return outputs

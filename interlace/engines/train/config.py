@@ -179,7 +179,7 @@ class ActorConfig(SpeedupConfig, TrainedConfig):
     """Adapter to train; the other weights stay frozen. If None, all weights are trained."""
 
     @model_validator(mode="after")
-    def _shared_layers_are_plain(self) -> Self:
+    def _check_shared_layers(self) -> Self:
         for name, wanted in (("lora", self.lora is not None), ("compile", self.compile), ("liger", self.liger)):
             shared = next((each for each in ("tensor_parallel", "expert_parallel") if getattr(self, each) > 1), None)
             if wanted and shared:

@@ -165,7 +165,7 @@ def collate(
     attention_mask, layout, predictors = None, None, trie.predictors
     token_ids, positions = trie.token_ids_S[None], trie.positions_S[None]
     if padded:
-        spread, valid, predictors = _padded(trie)
+        spread, valid, predictors = _pad_branches(trie)
         token_ids, positions = trie.token_ids_S[spread] * valid, trie.positions_S[spread] * valid
         attention_mask = on_device(valid, device, torch.long)
     else:
@@ -184,7 +184,7 @@ def collate(
         input_ids=on_device(token_ids, device, torch.long),
         position_ids=on_device(positions, device, torch.long),
         attention_mask=attention_mask,
-        given=_given(trie, placeholder, device, spread if padded else None),
+        given=_gather_arrays(trie, placeholder, device, spread if padded else None),
         layout=layout,
         keep_T=on_device(np.concatenate(keep), device, torch.long),
         targets_T=on_device(np.concatenate(targets), device, torch.long),
@@ -194,7 +194,9 @@ def collate(
     )
 
 
-def _given(trie: Trie, placeholder: int | None, device: torch.device, spread: Places | None) -> GivenArrays | None:
+def _gather_arrays(
+    trie: Trie, placeholder: int | None, device: torch.device, spread: Places | None
+) -> GivenArrays | None:
     """Gathers arrays and the places of their placeholders. spread: places in the trie of a padded batch's rows."""
     if not trie.given:
         return None
@@ -242,7 +244,7 @@ def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequenc
     )
 
 
-def _padded(trie: Trie) -> tuple[Places, BoolArray, tuple[Places, ...]]:
+def _pad_branches(trie: Trie) -> tuple[Places, BoolArray, tuple[Places, ...]]:
     """Pads each branch to a row.
 
     Returns ([branches, longest] places in the trie; [branches, longest] True unless padding; for each sample, the flat

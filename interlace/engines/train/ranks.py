@@ -172,7 +172,7 @@ class Ranks:
         fully_shard(model, mesh=mesh, ignored_params=dealt)
         # Logits are a view of the output of the head. No in-place addition follows when gradients are recorded.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
-        for module in _sharded(model):
+        for module in _find_sharded(model):
             # Gradients are sums, divided once by the denominator of all ranks; FSDP would average them.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
@@ -183,12 +183,12 @@ class Ranks:
     def reshard(self, model: nn.Module) -> None:
         """Frees gathered parameters, because the next update would not change them."""
         if not self.is_alone:
-            for module in _sharded(model):
+            for module in _find_sharded(model):
                 module.reshard()
 
     def reduce(self, model: nn.Module, last: Tensor) -> None:
         """Sums the gradients of a model that was not resharded, in the backward of `last`, which reaches all of it."""
-        modules = _sharded(model)
+        modules = _find_sharded(model)
         for module in modules:
             module.set_requires_gradient_sync(True, recurse=False)
         last.backward()
@@ -310,7 +310,7 @@ def _materialize(model: nn.Module, device: torch.device) -> None:
     model._apply(lambda tensor: tensor)  # updates the addresses of FSDP's shards
 
 
-def _sharded(model: nn.Module) -> list[FSDPModule]:
+def _find_sharded(model: nn.Module) -> list[FSDPModule]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]

@@ -85,7 +85,7 @@ def scored_pair(
     if not len(chosen) or not len(rejected):
         raise ValueError("a text without tokens has no score")
     shared = _num_shared(chosen, rejected)
-    segments = tuple(_scored(ids[shared:], end_id) for ids in (chosen, rejected))
+    segments = tuple(_make_scored_segment(ids[shared:], end_id) for ids in (chosen, rejected))
     signs = np.repeat([1, -1], [len(segment.token_ids) for segment in segments])
     return Sample(
         key=SampleKey(0, 0),
@@ -96,7 +96,7 @@ def scored_pair(
     )
 
 
-def _scored(ids: IntArray, end_id: int) -> Segment:
+def _make_scored_segment(ids: IntArray, end_id: int) -> Segment:
     return Segment(token_ids=np.append(ids, np.int32(end_id)), sampled=np.arange(len(ids) + 1) == len(ids))
 
 

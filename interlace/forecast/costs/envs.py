@@ -47,7 +47,7 @@ class SimulatedSimulators(Worker):
         if num_chunks < len(jobs):
             seconds += self._costs.reset_s
         await self._pace.work(ROLE, seconds / self._costs.speed(self._num_devices))
-        return self._done(jobs, seconds)
+        return self._make_batch(jobs, seconds)
 
     @operation(on_device=False, phase="env")
     async def simulate_beside(self, jobs: Sequence[SlotJob]) -> EnvBatch:
@@ -60,7 +60,7 @@ class SimulatedSimulators(Worker):
             heapq.heapreplace(self._free_s, done_s)
             end_s, busy_s = max(end_s, done_s), busy_s + seconds
         await self._loop.alarm(end_s - now)
-        return self._done(jobs, busy_s)
+        return self._make_batch(jobs, busy_s)
 
     @operation(on_device=False, concurrent=True)
     def forget(self, slot: int) -> None:
@@ -76,7 +76,7 @@ class SimulatedSimulators(Worker):
     def memory_bytes(self) -> int:
         return self._costs.memory_bytes(self._num_devices)
 
-    def _done(self, jobs: Sequence[SlotJob], busy_s: float) -> EnvBatch:
+    def _make_batch(self, jobs: Sequence[SlotJob], busy_s: float) -> EnvBatch:
         num_chunks = sum(job.kind == "chunk" for job in jobs)
         done = EnvCounts(num_actions=num_chunks, num_resets=len(jobs) - num_chunks, busy_s=busy_s)
         self._counts = self._counts.plus(done)

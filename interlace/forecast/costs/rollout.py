@@ -102,7 +102,9 @@ class SimulatedEngine(Worker):
         loop = self._loop
         until_s = loop.now_s + self._costs.min_call_s
         responses = [
-            _ended(found, FinishReason.ABORTED) for request_id in aborts if (found := self._take_out(request_id))
+            _make_response(found, FinishReason.ABORTED)
+            for request_id in aborts
+            if (found := self._take_out(request_id))
         ]
         if ended:
             self._kept.release(ended)
@@ -121,7 +123,7 @@ class SimulatedEngine(Worker):
             if self._kept.num_tokens:
                 self._kept.fit(self._capacity - self._num_cached, loop.now_s)
             await self._decode(tally, until_s - loop.now_s if responses else math.inf)
-            responses += self._finished()
+            responses += self._finish_sequences()
             if responses and loop.now_s >= until_s:
                 break
         self._interrupted = False
@@ -145,7 +147,9 @@ class SimulatedEngine(Worker):
     async def abort(self) -> tuple[Response, ...]:
         """Ends all sequences and returns their tokens so far, for resubmission."""
         ids = [*self._running, *(sequence.request.id for sequence in self._waiting)]
-        return tuple(_ended(found, FinishReason.ABORTED) for request_id in ids if (found := self._take_out(request_id)))
+        return tuple(
+            _make_response(found, FinishReason.ABORTED) for request_id in ids if (found := self._take_out(request_id))
+        )
 
     @operation(bin="weight_sync")
     async def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
@@ -328,7 +332,7 @@ class SimulatedEngine(Worker):
                 return
             done_s -= seconds
 
-    def _finished(self) -> list[Response]:
+    def _finish_sequences(self) -> list[Response]:
         found, ends = [], self._ends
         while ends and ends[0][0] <= self._step:
             _, number, sequence = heapq.heappop(ends)
@@ -336,7 +340,7 @@ class SimulatedEngine(Worker):
                 done = self._stop(sequence)
                 if done.request.may_continue:
                     self._kept.keep(done.request, done.context - 1, self._loop.now_s)
-                found.append(_ended(done, sequence.reason))
+                found.append(_make_response(done, sequence.reason))
         return found
 
     def _take_out(self, request_id: str) -> _Sequence | None:
@@ -373,7 +377,7 @@ class SimulatedEngine(Worker):
             sequence.began = self._step
 
 
-def _ended(sequence: _Sequence, reason: FinishReason) -> Response:
+def _make_response(sequence: _Sequence, reason: FinishReason) -> Response:
     versions = sequence.versions
     tagged = Runs.repeated(*versions[0]) if len(versions) == 1 else Runs(versions)
     zeros = Runs.repeated(0, len(tagged))

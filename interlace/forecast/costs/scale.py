@@ -19,8 +19,8 @@ def scale_model(profile: Profile, factor: int, num_devices: int) -> Profile:
     rewards = profile.reward
     return profile.model_copy(
         update={
-            "actor": _trained(profile.actor, factor, num_devices),
-            "critic": profile.critic and _trained(profile.critic, factor, num_devices),
+            "actor": _scale_training(profile.actor, factor, num_devices),
+            "critic": profile.critic and _scale_training(profile.critic, factor, num_devices),
             "env": profile.env and _simulators(profile.env, factor),
             "reward": rewards.model_copy(update={"workers": max(1, round(rewards.workers / factor))}),
             "controller_sample_s": profile.controller_sample_s * factor,
@@ -34,7 +34,7 @@ def _simulators(costs: EnvCosts, factor: int) -> EnvCosts:
     return costs.model_copy(update={"host_processes": max(1, round(costs.host_processes / factor))})
 
 
-def _trained(costs: TrainCosts, factor: int, num_devices: int) -> TrainCosts:
+def _scale_training(costs: TrainCosts, factor: int, num_devices: int) -> TrainCosts:
     slower = costs.speed(num_devices // factor) / costs.speed(num_devices)
     tokens = slower * factor
     return costs.model_copy(

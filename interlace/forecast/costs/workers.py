@@ -40,7 +40,7 @@ class SimulatedReward(Worker):
         self._loop = virtual_loop()
         self._controller_free_s = 0.0
         self._free_s = [0.0] * costs.workers
-        self._verdict = _kept_verdicts(costs, seed)
+        self._verdict = _cache_verdicts(costs, seed)
 
     @operation(bin="score", on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
@@ -66,7 +66,7 @@ class _Judge:
 
     def __init__(self, costs: RewardCosts, seed: int) -> None:
         self._costs, self._seed = costs, seed
-        self._solve_rate = lru_cache(maxsize=4096)(self._drawn_solve_rate)
+        self._solve_rate = lru_cache(maxsize=4096)(self._draw_solve_rate)
 
     def verdict(self, uid: str, attempt: int, index: int) -> tuple[float, RewardResult]:
         """Returns the seconds that a scorer needs for a sample, and the result."""
@@ -78,7 +78,7 @@ class _Judge:
             return min(latency_s, costs.max_s), RewardResult(failure="a simulated failure")
         return min(latency_s, costs.max_s), RIGHT if luck < self._solve_rate(uid) else WRONG
 
-    def _drawn_solve_rate(self, uid: str) -> float:
+    def _draw_solve_rate(self, uid: str) -> float:
         """Draws a prompt's beta-distributed solve rate. `solve_spread` is its variance as a share of the largest
         possible.
         """
@@ -92,7 +92,7 @@ class _Judge:
 
 
 @lru_cache(maxsize=4)
-def _kept_verdicts(costs: RewardCosts, seed: int) -> Callable[[str, int, int], tuple[float, RewardResult]]:
+def _cache_verdicts(costs: RewardCosts, seed: int) -> Callable[[str, int, int], tuple[float, RewardResult]]:
     """Returns a cached _Judge.verdict; the same function for the same arguments."""
     return lru_cache(maxsize=KEPT)(_Judge(costs, seed).verdict)
 

@@ -125,10 +125,10 @@ async def draw_episodes(
             break
     if not samples:
         raise failures[0]
-    return _drawn(samples, courses)
+    return _sort_episodes(samples, courses)
 
 
-def _drawn(samples: Sequence[Sample], courses: Sequence[_Course]) -> DrawnEpisodes:
+def _sort_episodes(samples: Sequence[Sample], courses: Sequence[_Course]) -> DrawnEpisodes:
     """Sorts episodes by the keys of their samples. courses: one per sample."""
     pairs = sorted(zip(samples, courses, strict=True), key=lambda pair: pair[0].key)
     return DrawnEpisodes(

@@ -35,7 +35,7 @@ class MeasuredLayout:
     """
 
 
-def _placed(rollout: str, others: str, **fields: int) -> Schedule:
+def _place_roles(rollout: str, others: str, **fields: int) -> Schedule:
     placement = {role.name: rollout if role.name == "rollout" else others for role in ROLES if role.is_common}
     return Schedule.parse({"placement": placement, **fields}, where="the placement of a profile")
 
@@ -46,17 +46,17 @@ def spread_placement(devices: Sequence[Device]) -> Schedule:
     Any two roles that may overlap in a run can do so here. The recipe's schedule determines the sharing of devices, but
     not the costs of an instance.
     """
-    return _placed("all", str(len(devices) - 1))
+    return _place_roles("all", str(len(devices) - 1))
 
 
-def _shared(num_devices: int) -> Schedule:
+def _share_devices(num_devices: int) -> Schedule:
     del num_devices
-    return _placed("all", "all")
+    return _place_roles("all", "all")
 
 
 def _apart(num_devices: int) -> Schedule:
     half = num_devices // 2
-    return _placed(f"0-{half - 1}", f"{half}-{num_devices - 1}", max_staleness=1)
+    return _place_roles(f"0-{half - 1}", f"{half}-{num_devices - 1}", max_staleness=1)
 
 
 def _efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
@@ -71,7 +71,7 @@ def _efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: 
     def is_too_fast(kept: float) -> bool:
         return ratio(real, real.trains_s, simulated(tried(kept), recipe, num_devices, real).trains_s) > 1
 
-    return tried(_searched(1.0, 0.5, is_too_fast))
+    return tried(_search_value(1.0, 0.5, is_too_fast))
 
 
 def _interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
@@ -88,7 +88,7 @@ def _interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices
             return ratio(real, part(real), part(simulated(tried(slowdown), recipe, num_devices, real))) > 1
 
         # If the two hardly overlap, their steps do not determine the slowdown.
-        return so_far if is_too_fast(SLOWEST) else tried(_searched(1.0, SLOWEST, is_too_fast))
+        return so_far if is_too_fast(SLOWEST) else tried(_search_value(1.0, SLOWEST, is_too_fast))
 
     for _ in range(ROUNDS):  # the duration of either part determines the overlap
         profile = refined(profile, "actor", "rollout", lambda times: times.trains_s)
@@ -96,12 +96,12 @@ def _interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices
     return profile
 
 
-def _searched(fast: float, slow: float, is_too_fast: Callable[[float], bool]) -> float:
+def _search_value(fast: float, slow: float, is_too_fast: Callable[[float], bool]) -> float:
     """Returns the value at which a simulation changes from too fast to too slow."""
     return fmean(halved(fast, slow, is_too_fast, times=HALVINGS))
 
 
 LAYOUTS = (
-    MeasuredLayout(name="roles share all devices", schedule=_shared, refined=_efficiency),
+    MeasuredLayout(name="roles share all devices", schedule=_share_devices, refined=_efficiency),
     MeasuredLayout(name="training beside generation", schedule=_apart, refined=_interference),
 )

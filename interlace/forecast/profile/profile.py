@@ -62,7 +62,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     prompts, spread = recipe_prompts(recipe), with_zero_lr(recipe, spread_placement(devices))
 
     async def measure(cluster: Cluster) -> tuple[Profile, StepTimes | None]:
-        groups = await _launched(cluster, spread, prompts, progress)
+        groups = await _launch_workers(cluster, spread, prompts, progress)
         sampling = await sampling_of(spread, groups.rollout[0])
         measurement = _Measurement(cluster, spread, groups, sampling, progress, budget_s)
         return await measurement.measure(prompts.train, source)
@@ -86,7 +86,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     return profile
 
 
-async def _launched(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:
+async def _launch_workers(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:
     """Starts the recipe's workers."""
     model = await warmed_model(cluster, recipe, prompts, progress)
     longest = len(prompts.longest.token_ids)
@@ -102,7 +102,7 @@ def _whole_steps(
     """Runs steps of a recipe under its schedule on a separate cluster."""
 
     async def measure(cluster: Cluster) -> StepTimes | None:
-        groups = await _launched(cluster, recipe, prompts, progress)
+        groups = await _launch_workers(cluster, recipe, prompts, progress)
         stream = PromptStream(prompts.train, recipe.seed)
         return await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
 

@@ -141,8 +141,8 @@ def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) 
     said = simulated(profile, recipe, num_devices, real)
     scaled = profile.model_copy(
         update={
-            "rollout": _scaled_rollout(profile.rollout, ratio(real, real.rollouts_s, said.rollouts_s)),
-            "actor": _scaled_training(profile.actor, ratio(real, real.trains_s, said.trains_s)),
+            "rollout": _scale_rollout(profile.rollout, ratio(real, real.rollouts_s, said.rollouts_s)),
+            "actor": _scale_training(profile.actor, ratio(real, real.trains_s, said.trains_s)),
             "controller_step_s": real.waiting_s,
         }
     )
@@ -177,12 +177,12 @@ def ratio(real: StepTimes, measured_s: Sequence[float], said_s: Sequence[float])
     return median(measured_s) / median(said_s)
 
 
-def _scaled_rollout(costs: RolloutCosts, factor: float) -> RolloutCosts:
+def _scale_rollout(costs: RolloutCosts, factor: float) -> RolloutCosts:
     steps = tuple((batch, seconds * factor) for batch, seconds in costs.steps)
     names = ("context_token_s", "call_s", "intake_s", "sequence_s", "prefill_token_s")
     return costs.model_copy(update={"steps": steps, **{name: getattr(costs, name) * factor for name in names}})
 
 
-def _scaled_training(costs: TrainCosts, factor: float) -> TrainCosts:
+def _scale_training(costs: TrainCosts, factor: float) -> TrainCosts:
     names = ("token_s", "call_s", "optimizer_s", "inference_token_s")
     return costs.model_copy(update={name: getattr(costs, name) * factor for name in names})

@@ -177,7 +177,7 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
             busy[device.index] += seconds
     slowest = max(busy)
     if schedule.staleness_bound == 0 and not isinstance(schedule.tail, Oversample | TailBatching):
-        longest = _expected_longest(lengths, workload.samples_per_step) / schedule.sync_every
+        longest = _expect_longest(lengths, workload.samples_per_step) / schedule.sync_every
         slowest = max(
             slowest, longest * min(_alone_s(profile, each) for each in schedule.instances("rollout", devices))
         )
@@ -242,6 +242,6 @@ def prefill_cost(profile: Profile) -> float:
     return round(costs.prefill_token_s / _best_token_s(costs, costs.max_running), 3)
 
 
-def _expected_longest(lengths: Sequence[float], count: int) -> float:
+def _expect_longest(lengths: Sequence[float], count: int) -> float:
     """Returns the expected length of the longest of `count` responses."""
     return lengths[min(len(lengths) - 1, math.floor((1 - 1 / (count + 1)) * len(lengths)))]

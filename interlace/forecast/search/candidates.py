@@ -73,13 +73,13 @@ class Layout:
         inferring = {"training": train, "rollout": generate, "apart": infer}[self.inference]
         return {
             "rollout": {
-                "devices": _named(generate, pools),
+                "devices": _name_candidate(generate, pools),
                 "devices_per_instance": self.span if self.span > 1 else None,
             },
-            "env": HOST if self.env == "host" else _named(move, pools),
-            "reference": _named(inferring, pools),
-            "critic": _named(train, pools),
-            "actor": _named(train, pools),
+            "env": HOST if self.env == "host" else _name_candidate(move, pools),
+            "reference": _name_candidate(inferring, pools),
+            "critic": _name_candidate(train, pools),
+            "actor": _name_candidate(train, pools),
         }
 
     @property
@@ -112,7 +112,7 @@ class Candidate:
 
     def changed(self, fields: Mapping[str, object]) -> "Candidate | None":
         """Returns the candidate with other fields; None if the fields contradict each other."""
-        rest = _parsed(self.rest, fields)
+        rest = _parse_schedule(self.rest, fields)
         return replace(self, rest=rest) if rest else None
 
     @classmethod
@@ -146,7 +146,7 @@ def _indices(schedule: Schedule, role: str, devices: tuple[Device, ...]) -> froz
     return frozenset(device.index for instance in schedule.instances(role, devices) for device in instance)
 
 
-def _parsed(rest: Schedule, fields: Mapping[str, object]) -> Schedule | None:
+def _parse_schedule(rest: Schedule, fields: Mapping[str, object]) -> Schedule | None:
     try:
         return Schedule.parse({**rest.model_dump(), **fields})
     except UserError:
@@ -172,7 +172,7 @@ def _parts(devices: tuple[int, int], pools: Pools) -> Iterator[tuple[str, int, i
         start += count
 
 
-def _named(devices: tuple[int, int], pools: Pools) -> str:
+def _name_candidate(devices: tuple[int, int], pools: Pools) -> str:
     if not pools:
         return _range(*devices)
     return ",".join(f"{pool}:{_range(first, first + count)}" for pool, first, count in _parts(devices, pools))
@@ -233,7 +233,7 @@ def neighbours(
     candidate: Candidate, *, spans: Iterable[int], has_reference: bool, has_env: bool = False, pools: Pools = ()
 ) -> Iterator[Candidate]:
     """Yields the candidates that differ in one decision."""
-    yield from _moved(candidate, tuple(spans), has_reference)
+    yield from _list_moves(candidate, tuple(spans), has_reference)
     if has_env:
         yield from _with_simulators(candidate)
     yield from by_kind(candidate, pools)
@@ -246,7 +246,7 @@ def neighbours(
         )
 
 
-def _moved(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) -> Iterator[Candidate]:
+def _list_moves(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) -> Iterator[Candidate]:
     here = candidate.layout
     places = [(WHOLE, WHOLE), *((share, 1 - share) for share in SHARES), *HYBRIDS]
     layouts = [replace(here, rollout=rollout, training=training) for rollout, training in places]

@@ -84,21 +84,21 @@ class ChatTemplateRenderer:
         if self._config.tools == "prompt":
             messages, tools = written_out(messages, tools), ()
         try:
-            return self._applied(messages, tools, prompts=prompts)
+            return self._apply_template(messages, tools, prompts=prompts)
         except UserError:
             if self._calls_are_text or not any(message.tool_calls for message in messages):
                 raise
             self._calls_are_text = True
             try:
-                return self._applied(messages, tools, prompts=prompts)
+                return self._apply_template(messages, tools, prompts=prompts)
             except UserError:
                 self._calls_are_text = False
                 raise
 
-    def _applied(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool) -> str:
+    def _apply_template(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool) -> str:
         from interlace.data.chat_template_limits import ChatTemplateError, render_chat  # imports jinja
 
-        written = [self._held(message) for message in messages]
+        written = [self._mask_message(message) for message in messages]
         shown = [cast(dict[str, JSON], self._text.hold(tool_mapping(tool))) for tool in tools]
         try:
             return render_chat(
@@ -137,7 +137,7 @@ class ChatTemplateRenderer:
         self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
     ) -> Message:
         """Parses an answer; see Renderer."""
-        found = self._parser.parse(self._marked(token_ids), tools, in_thought=self._opens_thought)
+        found = self._parser.parse(self._cut_answer(token_ids), tools, in_thought=self._opens_thought)
         first = len(prompt_ids) % 10**7
         calls = [replace(call, id=f"{first:07d}{place % 100:02d}") for place, call in enumerate(found.calls)]
         return Message(
@@ -146,10 +146,10 @@ class ChatTemplateRenderer:
 
     def begun(self, token_ids: Sequence[int], *, tools: Sequence[ToolSpec] = ()) -> Message:
         """Parses an incomplete answer; see Renderer."""
-        found = self._parser.begun(self._marked(token_ids), tools, in_thought=self._opens_thought)
+        found = self._parser.begun(self._cut_answer(token_ids), tools, in_thought=self._opens_thought)
         return Message(role="assistant", content=found.content, reasoning=found.reasoning or None)
 
-    def _marked(self, token_ids: Sequence[int]) -> MarkedText:
+    def _cut_answer(self, token_ids: Sequence[int]) -> MarkedText:
         """Returns the text of an answer, without the tokens that end it."""
         ids = list(token_ids)
         while ids and ids[-1] in self.stop_token_ids:
@@ -178,7 +178,7 @@ class ChatTemplateRenderer:
             if ids and (ids[0] == previous_ids[-1] or ids[0] == self._text.tags.get(self._closing)):
                 ids = ids[1:]
             return [*previous_ids, *ids]
-        return [*previous_ids, *self._thought_end(previous_ids), *ids]
+        return [*previous_ids, *self._close_thought(previous_ids), *ids]
 
     def tail_text(
         self,
@@ -219,7 +219,7 @@ class ChatTemplateRenderer:
         behind = alone.rpartition(MARK)[2]
         return tail.removeprefix(behind) if tail.startswith(behind) else None
 
-    def _held(self, message: Message) -> dict[str, JSON]:
+    def _mask_message(self, message: Message) -> dict[str, JSON]:
         """Converts a message for the template, with masked tags. The content of an answer keeps its tags."""
         found = to_mapping(message, as_text=self._calls_are_text)
         for key in ("tool_calls", *(() if message.role == "assistant" else ("content",))):
@@ -231,7 +231,7 @@ class ChatTemplateRenderer:
         begins = self._parser.thoughts[0] if self._parser.thoughts else None
         return begins is not None and self.text([Message(role="user", content="a")], ()).rstrip().endswith(begins)
 
-    def _thought_end(self, previous_ids: Sequence[int]) -> list[int]:
+    def _close_thought(self, previous_ids: Sequence[int]) -> list[int]:
         """Returns the tokens that close a truncated thought. Empty if the last thought is closed."""
         if not self._parser.thoughts:
             return []

@@ -23,7 +23,7 @@ def written_out(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Messa
             found[0] = replace(found[0], content=f"{found[0].content}\n\n{head}")
         else:
             found.insert(0, Message(role="system", content=head))
-    return tuple(_joined(found))
+    return tuple(_join_messages(found))
 
 
 def _plain(message: Message) -> Message:
@@ -39,7 +39,7 @@ def _call_text(call: ToolCall) -> str:
     return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False, default=dict)
 
 
-def _joined(messages: Sequence[Message]) -> Sequence[Message]:
+def _join_messages(messages: Sequence[Message]) -> Sequence[Message]:
     """Joins consecutive messages of the user, because templates require alternating roles."""
     found: list[Message] = []
     for message in messages:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
     """Joins or starts Ray, and reserves the devices. Must be called in the running event loop."""
-    cluster_of = _imported().RayCluster
+    cluster_of = _import_ray().RayCluster
     from interlace.runtime.ray.session import RaySession
 
     session = RaySession.open(config.address, this_machine())
@@ -31,7 +31,7 @@ def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
 
 def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
     """Returns the devices of `cluster.devices`. Raises UserError if Ray or a device is missing."""
-    _imported()
+    _import_ray()
     return tuple(slot.device for slot in find_slots(config.devices, _machines(config.address)))
 
 
@@ -47,7 +47,7 @@ def _machines(address: str | None) -> list[Machine]:
         session.close()
 
 
-def _imported() -> "ModuleType":
+def _import_ray() -> "ModuleType":
     try:
         from interlace.runtime.ray import cluster
     except ModuleNotFoundError as error:

@@ -94,7 +94,7 @@ def forecast_memory(
                     num_bytes=math.ceil(role.num_bytes / parts),
                     idle_bytes=role.moment_bytes // parts,
                     how=(role.how if parts == 1 else f"1/{parts} of {role.how}")
-                    + _unused(recipe, role.name, instance[::ranks]),
+                    + _note_unused(recipe, role.name, instance[::ranks]),
                     transient_bytes=role.logit_bytes // shape.copies
                     + (role.activation_bytes + (role.exchange(shape.expert) if role.exchange else 0)) // shape.context
                     + (role.gathered_bytes // shape.tensor if shape.replicate * shape.shard * shape.context > 1 else 0),
@@ -103,7 +103,7 @@ def forecast_memory(
     return tuple(found)
 
 
-def _unused(recipe: Recipe, role: str, devices: Sequence[Device]) -> str:
+def _note_unused(recipe: Recipe, role: str, devices: Sequence[Device]) -> str:
     """Returns a remark on a rank with more devices than it computes on; the ledger counts the others as idle."""
     used = num_used(recipe, role, devices)
     return "" if used == len(devices) else f"; computes on {used} of the {len(devices)} devices that it holds"
@@ -186,7 +186,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
                 how=TRAINED,
                 logit_bytes=logits if needs.process_reward else 0,
                 activation_bytes=passing,
-                gathered_bytes=_gathered_bytes(recipe.critic, size),
+                gathered_bytes=_count_gathered_bytes(recipe.critic, size),
                 exchange=_exchange(recipe.critic, size, tokens),
                 moment_bytes=2 * size.trained_bytes,
             )
@@ -203,14 +203,14 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         how=how,
         logit_bytes=logits,
         activation_bytes=size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing),
-        gathered_bytes=_gathered_bytes(recipe.actor, size),
+        gathered_bytes=_count_gathered_bytes(recipe.actor, size),
         exchange=_exchange(recipe.actor, size, tokens),
         moment_bytes=moments,
     )
     return [*roles, actor]
 
 
-def _gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:
+def _count_gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:
     """Returns the bytes of whole weights and a whole gradient, if ranks keep them for a minibatch."""
     return 0 if trained.reshard else 2 * size.trained_bytes
 

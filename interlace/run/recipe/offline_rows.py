@@ -82,11 +82,11 @@ class RowEncoder:
         if chosen == rejected:
             raise UserError(f"{_place(prompt)}: `chosen` and `rejected` are equal, so the pair prefers nothing.")
         if self.scores is not None:
-            return self._scored(prompt, chosen, rejected)
+            return self._make_scored_pair(prompt, chosen, rejected)
         (mine, _), (theirs, _) = self._tokens(prompt, chosen), self._tokens(prompt, rejected)
         return replace(preference_sample(prompt.token_ids, mine, theirs), prompt=prompt)
 
-    def _scored(self, prompt: Prompt, chosen: Completion, rejected: Completion) -> Sample:
+    def _make_scored_pair(self, prompt: Prompt, chosen: Completion, rejected: Completion) -> Sample:
         from interlace.engines.train import scored_pair
 
         if self.scores is None or not isinstance(chosen, str) or not isinstance(rejected, str):
@@ -125,7 +125,7 @@ class RowEncoder:
         """Returns a completion of a row, by the name of its column; of a generated prompt, one that is written."""
         given = prompt.metadata.get(column)
         if given is None and prompt.answer:
-            return self._written(prompt, column)
+            return self._make_completion(prompt, column)
         if given is None:
             raise self._refusal(prompt, column)
         if isinstance(given, str) and given:
@@ -142,7 +142,7 @@ class RowEncoder:
         is_text = len(messages) == 1 and not messages[0].tool_calls and messages[0].reasoning is None
         return messages[0].content if is_text else messages
 
-    def _written(self, prompt: Prompt, column: str) -> Completion:
+    def _make_completion(self, prompt: Prompt, column: str) -> Completion:
         if self.demonstrator is None:
             right: object = prompt.answer
         else:

@@ -156,7 +156,7 @@ class EvaluationConfig(Config):
         return self
 
 
-def _listed(value: object) -> object:
+def _make_list(value: object) -> object:
     """Turns a single name into a list of one; `none` and an empty text into an empty list."""
     if not isinstance(value, str):
         return value
@@ -166,7 +166,7 @@ def _listed(value: object) -> object:
 class LoggingConfig(Config):
     """Loggers that receive the metrics in addition to metrics.jsonl."""
 
-    loggers: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = None
+    loggers: Annotated[tuple[str, ...] | None, BeforeValidator(_make_list)] = None
     """Names, or your classes as package.module:Name; a single name needs no list. If None, TensorBoard if it is
     installed."""
     project: str | None = None

@@ -80,11 +80,11 @@ class _RestartedRank:
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """Calls the rank; a fault in the meantime costs the call."""
         if self._role != "rollout":
-            return await self._repeated(method, args, kwargs)
+            return await self._repeat_call(method, args, kwargs)
         if method == "recover":
-            return await self._recovered()
+            return await self._recover_engine()
         if method == "serve" and not self._lost:
-            return await self._served(args, kwargs)
+            return await self._serve_until_fault(args, kwargs)
         return await self._rank.call(method, args, kwargs)
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
@@ -95,7 +95,7 @@ class _RestartedRank:
         """Ends the worker."""
         await self._rank.close()
 
-    async def _served(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
+    async def _serve_until_fault(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         fault, timer = self._faults.next_fault(self._role, self._number), None
         if fault and fault.at_s <= self._loop.now_s:
             self._rank.call_now("interrupt", ())
@@ -112,7 +112,7 @@ class _RestartedRank:
         progress: Progress = ran.value
         return ran._replace(value=replace(progress, lost=f"its process got {fault.kind} (a fault)"))
 
-    async def _recovered(self) -> RankResult:
+    async def _recover_engine(self) -> RankResult:
         start_s, fault = self._loop.now_s, self._lost
         if fault:
             await asyncio.sleep(self._faults.loss_s(fault))
@@ -121,7 +121,7 @@ class _RestartedRank:
         ran = await self._rank.call("recover", (), {})
         return ran._replace(start_s=start_s)
 
-    async def _repeated(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
+    async def _repeat_call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         start_s = self._loop.now_s
         fault = self._faults.next_fault(self._role, self._number)
         if fault and fault.at_s <= start_s:  # it happened while the process was idle

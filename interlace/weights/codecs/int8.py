@@ -33,7 +33,7 @@ class Int8:
             entries[shard.name] = TensorEntry("int8" if rounded else shard.dtype, shard.box.size)
             if rounded:
                 entries[shard.name + SCALE] = TensorEntry("float32", (*shard.box.size[:-1], 1))
-        return Parcel(entries=entries, tensors=_rounded(shards, tensors), codec="int8")
+        return Parcel(entries=entries, tensors=_round_tensors(shards, tensors), codec="int8")
 
     def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:
         """See PartDecoder."""
@@ -51,7 +51,7 @@ class Int8:
         return given[0].to(dtype) if len(given) == 1 else (given[0].float() * given[1]).to(dtype)
 
 
-def _rounded(shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+def _round_tensors(shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     import torch
 
     for shard, tensor in zip(shards, tensors, strict=True):

@@ -128,7 +128,7 @@ class FolderReceiver:
         source = part.source
         assert isinstance(source, FolderSource)
         try:
-            held = _mapped(source.file)
+            held = _map_file(source.file)
         except FileNotFoundError:
             raise InterlaceError(
                 f"weights: version {part.version} is gone from {source.file.parent}, or this machine does not see "
@@ -142,7 +142,7 @@ class FolderReceiver:
                 f"weights: {source.file} is not what trainer rank {part.rank} wrote for version {part.version}; the "
                 "engine keeps its current weights."
             )
-        made = {name: _joined(source.blocks[name], held) for name in dict.fromkeys(name for name, _ in pieces)}
+        made = {name: _join_blocks(source.blocks[name], held) for name in dict.fromkeys(name for name, _ in pieces)}
         return Held([cut_out(made[name], box and box.slices) for name, box in pieces])
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ def _write(file: Path, saved: Mapping[str, TensorEntry], blocks: Mapping[str, Sa
     return str(found)
 
 
-def _joined(block: SavedBlock, held: Mapping[str, Tensor]) -> Tensor:
+def _join_blocks(block: SavedBlock, held: Mapping[str, Tensor]) -> Tensor:
     """Assembles a block; if it is one block of a saved tensor, the result shares the file's memory."""
     parts = [held[piece.source][piece.source_box.slices] for piece in block.pieces]
     return join_landed(block.box, block.pieces, parts, parts[0].dtype if parts else torch.get_default_dtype())
@@ -214,7 +214,7 @@ def _layout(saved: Mapping[str, TensorEntry]) -> tuple[bytes, dict[str, int], in
     return header, {name: start + len(header) for name, start in starts.items()}, place + len(header)
 
 
-def _mapped(file: Path) -> dict[str, Tensor]:
+def _map_file(file: Path) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as held:

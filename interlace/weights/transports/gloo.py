@@ -96,7 +96,7 @@ class PeerSender:
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
         """See Sender."""
-        held = {name: self._placed(tensor).contiguous() for name, tensor in own_tensors(parcel, copy=True)}
+        held = {name: self._place_tensor(tensor).contiguous() for name, tensor in own_tensors(parcel, copy=True)}
         with self._changed:
             self._versions[version] = held
         source = PeerSource(
@@ -108,7 +108,7 @@ class PeerSender:
         )
         return Sent(source=source, checksum=content_hash(held.values()))
 
-    def _placed(self, tensor: Tensor) -> Tensor:
+    def _place_tensor(self, tensor: Tensor) -> Tensor:
         """Returns the tensor on the device that it is sent from."""
         return tensor.cpu()
 

@@ -51,7 +51,7 @@ class NcclSender(PeerSender):
 
     pair = NcclPair
 
-    def _placed(self, tensor: Tensor) -> Tensor:
+    def _place_tensor(self, tensor: Tensor) -> Tensor:
         return tensor
 
 

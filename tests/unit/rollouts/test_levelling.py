@@ -43,7 +43,7 @@ def test_a_request_waits_for_no_engine_that_drains_where_another_may_start_it() 
         publish(0)
         await pool.swapped(0)
         slow, quick = (asyncio.create_task(answered(f"begun {tokens}", tokens)) for tokens in (400, 30))
-        while not all(driver.num_running for driver in pool.drivers):
+        while not all(driver.jobs.running for driver in pool.drivers):
             await asyncio.sleep(0)
         publish(1)
         queued = [asyncio.create_task(answered(f"queued {number}", 4)) for number in range(6)]

@@ -76,7 +76,7 @@ class Connection:
                 async for line in response.content:
                     yield line
         except (self._aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._lost(path, error) from error
+            raise self._make_loss_error(path, error) from error
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -92,7 +92,7 @@ class Connection:
         except TimeoutError as error:
             raise ServiceError(f"{self.url}{path} did not answer within {timeout_s:g} s.") from error
         except (self._aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._lost(path, error) from error
+            raise self._make_loss_error(path, error) from error
         if response.status >= 300:
             self._raise(path, response.status, text)
         try:
@@ -101,7 +101,7 @@ class Connection:
             return {}
         return found if isinstance(found, dict) else {"value": found}
 
-    def _lost(self, path: str, error: Exception) -> ServiceError:
+    def _make_loss_error(self, path: str, error: Exception) -> ServiceError:
         return ServiceError(f"{self.url}{path}: {type(error).__name__}: {error}")
 
     def _raise(self, path: str, status: int, text: str) -> None:

@@ -214,7 +214,7 @@ class ServerLink:
             assert self._client is not None
             return await verb(self._client)
 
-        return self._settled(run())
+        return self._wait_for_result(run())
 
     def load(self, folder: Path, version: int, mode: LoadMode, probe: WeightProbe | None) -> None:
         """Loads a version and checks that the server serves it.
@@ -238,7 +238,7 @@ class ServerLink:
         before = self._version
         self._is_loading = True
         try:
-            self._settled(run())
+            self._wait_for_result(run())
         except UserError:
             self._known_versions.discard(version)
             self._version = before
@@ -283,7 +283,7 @@ class ServerLink:
         if self._private is not None:
             shutil.rmtree(self._private, ignore_errors=True)
 
-    def _settled(self, work: Coroutine[Any, Any, T]) -> T | None:
+    def _wait_for_result(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Waits for a coroutine on the loop. If the server fails, it counts as lost and the result is None."""
 
         async def guarded() -> T:
@@ -309,16 +309,16 @@ class ServerLink:
     async def _generate(self, requests: Sequence[Request], number: int) -> None:
         assert self._client is not None
         try:
-            await self._client.generate(requests, lambda name, delta: self._arrived(name, delta, number))
+            await self._client.generate(requests, lambda name, delta: self._take_event(name, delta, number))
         except UserError as error:
             for request in requests:
-                self._arrived(request.id, Delta(refusal=str(error)), number)
+                self._take_event(request.id, Delta(refusal=str(error)), number)
         except BaseExceptionGroup as group:
             self._lose(_text(first_error(group)))
         except (ServiceError, OSError) as error:
             self._lose(_text(error))
 
-    def _arrived(self, name: str, delta: Delta, number: int) -> None:
+    def _take_event(self, name: str, delta: Delta, number: int) -> None:
         if self._running.get(name) != number or self.lost:
             return  # from a withdrawn submission
         if delta.token_ids and not delta.versions:

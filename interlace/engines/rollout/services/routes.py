@@ -52,24 +52,26 @@ class EngineRoutes:
             try:
                 return _json(await answer(body))
             except (KeyError, TypeError, ValueError) as error:
-                return _failed(400, f"{request.path}: {type(error).__name__}: {error}.")
+                return _make_error_response(400, f"{request.path}: {type(error).__name__}: {error}.")
             except MemoryError as error:
-                return _failed(OUT_OF_MEMORY, f"out of memory: {error}")
+                return _make_error_response(OUT_OF_MEMORY, f"out of memory: {error}")
             except (UserError, OSError) as error:
-                return _failed(INSUFFICIENT_STORAGE if is_full_disk(error) else 400, str(error))
+                return _make_error_response(INSUFFICIENT_STORAGE if is_full_disk(error) else 400, str(error))
 
         return handle
 
     async def _body(self, request: "web.Request") -> "tuple[Mapping[str, JSON], web.Response | None]":
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if not secrets.compare_digest(given.encode(), self._key.encode()):
-            return {}, _failed(401, "engine routes need the administrator's key: `Authorization: Bearer KEY`.")
+            return {}, _make_error_response(
+                401, "engine routes need the administrator's key: `Authorization: Bearer KEY`."
+            )
         try:
             body = json.loads(await request.read() or b"{}")
         except ValueError as error:
-            return {}, _failed(400, f"the body is not JSON: {error}.")
+            return {}, _make_error_response(400, f"the body is not JSON: {error}.")
         if not isinstance(body, dict):
-            return {}, _failed(400, "the body is not a JSON object.")
+            return {}, _make_error_response(400, "the body is not a JSON object.")
         return body, None
 
     async def _generate(self, request: "web.Request") -> "web.StreamResponse":
@@ -82,7 +84,7 @@ class EngineRoutes:
         try:
             wanted: list[Request] = [read_request(each) for each in body["requests"]]  # type: ignore[union-attr]
         except (KeyError, TypeError, ValueError) as error:
-            return _failed(400, f"requests: {type(error).__name__}: {error}.")
+            return _make_error_response(400, f"requests: {type(error).__name__}: {error}.")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         lines: list[bytes] = []
@@ -163,7 +165,7 @@ def _json(value: JSON) -> "web.Response":
     return web.json_response(value)
 
 
-def _failed(status: int, message: str) -> "web.Response":
+def _make_error_response(status: int, message: str) -> "web.Response":
     from aiohttp import web
 
     return web.json_response({"error": {"message": message}}, status=status)

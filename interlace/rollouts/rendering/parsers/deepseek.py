@@ -31,7 +31,7 @@ class DeepSeekParser(Parser):
         reasoning, text = split_thought(answer, self.thoughts, in_thought=in_thought)
         content, begins, body = text.partition(answer.tag(BEGIN))
         found = between(body, answer.tag(CALL), answer.tag(CALL_END))
-        calls = [_call(one, answer) if is_closed else _broken(CALL_END) for one, is_closed, _ in found]
+        calls = [_call(one, answer) if is_closed else _report_broken(CALL_END) for one, is_closed, _ in found]
         if begins and not calls:
             calls = [ToolCall(name="", error="There is no call after the tag that begins calls.")]
         return Parsed(content=answer.plain(content).strip(), reasoning=reasoning, calls=tuple(calls))
@@ -40,12 +40,12 @@ class DeepSeekParser(Parser):
 def _call(body: str, answer: MarkedText) -> ToolCall:
     name, separator, arguments = body.partition(answer.tag(SEPARATOR))
     if not separator:
-        return _broken(SEPARATOR)
+        return _report_broken(SEPARATOR)
     name, arguments = answer.plain(name).strip(), answer.plain(arguments)
     if fenced := FENCED.fullmatch(arguments.strip()):
         name, arguments = fenced[1].strip(), fenced[2]
     return json_call(f'{{"name": {json.dumps(name)}, "arguments": {arguments.strip()}}}')
 
 
-def _broken(tag: str) -> ToolCall:
+def _report_broken(tag: str) -> ToolCall:
     return ToolCall(name="", error=f"The call has no {tag}.")

@@ -1,0 +1,89 @@
+"""Jobs of one engine: the queue of those that wait, and those that run. Pure bookkeeping."""
+
+import heapq
+
+from interlace.rollouts.engine_job import Job
+from interlace.schedule.dispatch import Load
+
+
+class EngineJobs:
+    """Jobs that were given to an engine and have not ended. A job waits in the queue, and then runs.
+
+    Jobs that have tokens precede new ones; then the smallest `order` is first.
+    """
+
+    def __init__(self) -> None:
+        self.load = Load(num_requests=0, live_tokens=0.0)
+        """Number and expected tokens of all jobs."""
+        self.running: dict[str, Job] = {}
+        """Jobs that were submitted to the engine, by request."""
+        self._queued: dict[str, Job] = {}
+        self._heap: list[tuple[bool, float, int, Job]] = []
+        """Order of the queue. Entries whose job left the queue are skipped."""
+        self._num_added = 0
+
+    @property
+    def num_queued(self) -> int:
+        """Number of jobs that were not submitted to the engine yet."""
+        return len(self._queued)
+
+    def add(self, job: Job) -> None:
+        """Queues a job."""
+        self._num_added += 1
+        self.load.num_requests += 1
+        self.load.live_tokens += job.expected_tokens
+        self._queued[job.request.id] = job
+        heapq.heappush(self._heap, (not job.started, job.order, self._num_added, job))
+
+    def first(self) -> Job | None:
+        """Returns the first queued job, or None."""
+        while self._heap and self._queued.get(self._heap[0][3].request.id) is not self._heap[0][3]:
+            heapq.heappop(self._heap)
+        return self._heap[0][3] if self._heap else None
+
+    def start_first(self) -> Job:
+        """Moves the first queued job, which first() returned, to the running ones. Returns it."""
+        job = heapq.heappop(self._heap)[3]
+        self.running[job.request.id] = self._queued.pop(job.request.id)
+        return job
+
+    def remove_queued(self, request_id: str) -> Job | None:
+        """Removes a job from the queue. Returns None if it is not there."""
+        return self._forget(self._queued.pop(request_id, None))
+
+    def end_running(self, request_id: str) -> Job | None:
+        """Ends a running job. Returns None if no job runs for this request."""
+        return self._forget(self.running.pop(request_id, None))
+
+    def take_queue(self) -> list[Job]:
+        """Removes all queued jobs. Returns them in order."""
+        queued = [job for _, _, _, job in sorted(self._heap) if self._queued.get(job.request.id) is job]
+        self._heap.clear()
+        for job in queued:
+            self.remove_queued(job.request.id)
+        return queued
+
+    def give(self, most: float, live_tokens: float) -> list[Job]:
+        """Removes queued jobs that have not started, while the load of the taker stays the smaller one. Returns them.
+
+        most: number of jobs that the taker has room for. live_tokens: expected tokens of its jobs so far.
+        """
+        started, given = [], list[Job]()
+        while (job := self.first()) and len(given) < most:
+            if job.started:
+                started.append(heapq.heappop(self._heap))
+                continue
+            live_tokens += job.expected_tokens
+            if live_tokens > self.load.live_tokens - job.expected_tokens:
+                break
+            self.remove_queued(job.request.id)
+            given.append(job)
+        for entry in started:
+            heapq.heappush(self._heap, entry)
+        return given
+
+    def _forget(self, job: Job | None) -> Job | None:
+        if job is not None:
+            self.load.num_requests -= 1
+            self.load.live_tokens -= job.expected_tokens
+        return job
