@@ -15,7 +15,7 @@ from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.rewards.base import RewardConfig
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_threads, threads_of
-from interlace.run.recipe.teacher_prompts import prompt_reader
+from interlace.run.recipe.teacher_prompts import prompt_reader, text_reader
 from interlace.runtime.worker import WorkerContext
 
 if TYPE_CHECKING:
@@ -203,11 +203,22 @@ def make_reference_engine(source: EngineSource, context: WorkerContext) -> "Logp
 
     recipe, loaded = source.recipe, load_source(source, context)
     config, device = train_config(recipe, loaded.tokenizer), torch_device(context)
+    if recipe.reference.align == "text":
+        return _text_teacher(source, loaded, config, device)
     if not recipe.reference.ensemble and not recipe.reference.context:
         return LogprobEngine(loaded.model, config=config, device=device)
     others = [load_source(replace(source, model=model), context).model for model in recipe.reference.ensemble]
     read = prompt_reader(recipe, loaded.tokenizer)
     return TeacherEngine([loaded.model, *others], config=config, device=device, read=read)
+
+
+def _text_teacher(source: EngineSource, loaded: "LoadedModel", config: TrainConfig, device: str) -> "LogprobEngine":
+    from interlace.engines.train.text_teacher import TextTeacherEngine, Tokenizers
+    from interlace.models.loading import load_tokenizer
+
+    tokenizers = Tokenizers(student=load_tokenizer(source.recipe.model), teacher=loaded.tokenizer)
+    read = text_reader(loaded.tokenizer)
+    return TextTeacherEngine(loaded.model, config=config, tokenizers=tokenizers, read=read, device=device)
 
 
 def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequence[ScoringService]":

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from interlace.core.errors import UserError
 from interlace.observe.quiet import QuietWatch
@@ -11,6 +12,7 @@ from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
+from tests.support.tokenizers import lower_casing_tokenizer, merging_tokenizer
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe
 
 SMALL = (
@@ -99,6 +101,43 @@ def test_a_student_approaches_its_teacher(tmp_path: Path, teacher: str, signal: 
     if teacher == "models":
         assert sum(found[-2:]) < sum(found[:2])
     assert found[0] != 0
+
+
+def save_teacher(folder: Path, tokenizer: PreTrainedTokenizerFast) -> str:
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_student_approaches_a_teacher_with_another_tokenizer(tmp_path: Path) -> None:
+    other = save_teacher(tmp_path / "other", merging_tokenizer())
+    run_recipe("sft", tmp_path, "teacher", small(tmp_path, f"model={other}", "steps=30", "optimizer.warmup_steps=0"))
+    folder = tmp_path / "teacher" / "checkpoints" / "step_30"
+    changes = [f"reference.model={folder}", "reference.align=text", "steps=10", "warmup=null", "reward=null"]
+    sizes = ["sampling.max_new_tokens=8", "optimizer.lr=3e-3", "optimizer.warmup_steps=0", "schedule=one-step-off"]
+    run_recipe("distill", tmp_path, "student", small(tmp_path, *changes, *sizes))
+    found = [line["actor/teacher_kl"] for line in metrics(tmp_path, "student")]
+    assert sum(found[-2:]) < sum(found[:2])
+
+
+def test_a_teacher_without_a_common_text_is_refused(tmp_path: Path) -> None:
+    def refusal(*changes: str) -> str:
+        with pytest.raises(UserError) as caught:
+            check_recipe(load_recipe("distill", small(tmp_path, "warmup=null", "reward=null", *changes)))
+        return str(caught.value)
+
+    lossy = f"reference.model={save_teacher(tmp_path / 'lossy', lower_casing_tokenizer())}"
+    assert "set reference.align=text, which aligns tokens by their text" in refusal(lossy)
+    assert "does not restore the text of the task" in refusal(lossy, "reference.align=text")
+    assert "remove reference.ensemble" in refusal(lossy, "reference.align=text", "reference.ensemble=[tiny:micro]")
+    alone = ["reference.model=null", "reference.align=text", "reference.context='{answer}'"]
+    assert "remove reference.context" in refusal(*alone)
+    wrong = ["reference.align=text", "algorithm=grpo", "reward=reasoning_gym", "samples_per_prompt=2"]
+    assert "reference.align=text is of a teacher" in refusal(lossy, *wrong)
 
 
 def rows(tmp_path: Path, *lines: dict[str, object]) -> str:

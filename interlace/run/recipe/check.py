@@ -37,7 +37,7 @@ from interlace.run.recipe.layout import mesh_shape, num_ranks
 from interlace.run.recipe.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory, largest_microbatch
 from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
 from interlace.run.recipe.prompts import message_writer, recipe_prompts
-from interlace.run.recipe.teacher_prompts import check_context
+from interlace.run.recipe.teacher_prompts import check_alignment, check_context
 from interlace.runtime.local.cluster import host_memory_bytes
 from interlace.schedule.placement import Device
 
@@ -104,6 +104,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     _check_evaluation(recipe, prompts)
     create_sampler(recipe.task, prompts.train, recipe.seed)
     check_context(recipe, [*prompts.train, *prompts.heldout], tokenizer)
+    check_alignment(recipe, [*prompts.train, *prompts.heldout], tokenizer)
     _check_warmup(recipe, prompts, tokenizer)
     size = model_size(model)
     num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
@@ -232,14 +233,16 @@ def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokeniz
             "no reference. Set algorithm.kl_coefficient above 0, or remove reference.model."
         )
     check_model(other)
-    _check_vocabulary("reference.model", other, recipe, tokenizer)
+    if recipe.reference.align == "tokens":
+        _check_vocabulary("reference.model", other, recipe, tokenizer)
 
 
 def _check_vocabulary(key: str, other: ModelConfig, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> None:
     if load_tokenizer(other).get_vocab() != tokenizer.get_vocab():
         raise UserError(
             f"{key} = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
-            "be of other tokens. Take a reference of the same family."
+            "be of other tokens. Take a reference of the same family; for the teacher of algorithm distill set "
+            "reference.align=text, which aligns tokens by their text."
         )
 
 

@@ -55,7 +55,9 @@ def check_teacher(recipe: Recipe, algorithm: Algorithm) -> None:
     """Raises UserError if a distillation has no teacher or one without effect, and for a teacher that no loss reads."""
     reference, name = recipe.reference, recipe.algorithm.name
     if not algorithm.needs.teacher:
-        for key, is_set in (("ensemble", bool(reference.ensemble)), ("context", bool(reference.context))):
+        is_text = reference.align == "text"
+        given = {"ensemble": bool(reference.ensemble), "context": bool(reference.context), "align=text": is_text}
+        for key, is_set in given.items():
             if is_set:
                 raise UserError(
                     f"reference.{key} is of a teacher, and algorithm {name!r} has none. Take algorithm=distill, or "
@@ -69,5 +71,24 @@ def check_teacher(recipe: Recipe, algorithm: Algorithm) -> None:
             "teach. Name a teacher (reference.model=FOLDER), or give it more context than the policy reads, such as "
             "reference.context='The answer is {answer}. '."
         )
+    if reference.align == "text":
+        _check_text_teacher(recipe)
     if reference.service is not None and (reference.ensemble or reference.context):
         raise UserError("reference.service scores samples as they are: remove reference.ensemble, reference.context.")
+
+
+def _check_text_teacher(recipe: Recipe) -> None:
+    """Raises UserError for settings that a teacher with another tokenizer does not support."""
+    reference = recipe.reference
+    others = {
+        "reference.ensemble": bool(reference.ensemble),
+        "reference.context": bool(reference.context),
+        "reference.service": reference.service is not None,
+    }
+    if found := next((key for key, is_set in others.items() if is_set), None):
+        raise UserError(f"reference.align=text is for one teacher that reads the policy's prompts: remove {found}.")
+    if not recipe.episode.is_single_turn:
+        raise UserError(
+            f"reference.align=text aligns single responses, and episode {recipe.episode.name!r} has turns. Take "
+            "episode=single_turn, or a teacher with the policy's vocabulary."
+        )

@@ -1,7 +1,7 @@
 """Sections of a recipe that belong to no part: cluster, reference, warm-up, evaluation, logging."""
 
 import re
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
@@ -59,7 +59,7 @@ class ReferenceConfig(Config):
     """The policy to which the KL is measured, if the algorithm needs one."""
 
     model: Annotated[ModelConfig, BeforeValidator(by_path)] | None = None
-    """A model other than the initial policy, with the same vocabulary."""
+    """A model other than the initial policy, with the same vocabulary unless `align` is text."""
     service: Annotated[SerializeAsAny[EngineConfig] | None, BeforeValidator(_parse_service)] = None
     """Engine service that computes the reference's log-probs, written as `rollout`: `{engine: address, urls: [...]}`,
     or `interlace`, `vllm`, `sglang` for servers that the run starts. If None, a rank of the run computes them."""
@@ -69,6 +69,10 @@ class ReferenceConfig(Config):
     context: str = ""
     """Text before the prompt that the reference alone reads. Braces name `answer` or a column of the row:
     "The answer is {answer}. " gives the teacher of `distill` an advantage over the policy."""
+
+    align: Literal["tokens", "text"] = "tokens"
+    """tokens: the reference has the policy's vocabulary. text: a teacher of `distill` with another tokenizer reads the
+    text of a response, and groups of tokens with equal text share its log-prob."""
 
     @property
     def is_initial_policy(self) -> bool:

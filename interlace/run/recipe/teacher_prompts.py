@@ -13,10 +13,15 @@ from interlace.data.chat import with_last
 from interlace.data.config import PromptFormat
 from interlace.data.formatting import render
 from interlace.data.rows import Row
+from interlace.models.loading import load_tokenizer
+from interlace.models.token_text import lossy_text
 from interlace.run.recipe.config import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+CHECKED_PROMPTS = 256
+"""Prompts, the first ones, whose texts the tokenizers must restore if they are aligned by text."""
 
 
 def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Callable[[Prompt], Prompt] | None:
@@ -56,6 +61,43 @@ def check_context(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrai
             f"reference.context={recipe.reference.context!r} is empty for every row, so that the teacher reads what "
             "the policy reads. Name a column that the rows have."
         )
+
+
+def text_reader(teacher: "PreTrainedTokenizerBase") -> Callable[[Prompt], Prompt]:
+    """Returns the function from a prompt to the prompt in the tokens of a teacher with another tokenizer.
+
+    A chat is written with the teacher's chat template, if it has one; other prompts are their text.
+    """
+
+    def read(prompt: Prompt) -> Prompt:
+        if prompt.messages and teacher.chat_template:
+            return replace(prompt, token_ids=_chat_ids(teacher, prompt.messages, ""))
+        ids = teacher(prompt.text, add_special_tokens=True)["input_ids"]
+        end = teacher.eos_token_id
+        ids = ids[:-1] if ids and ids[-1] == end else ids  # some tokenizers end every text
+        return replace(prompt, token_ids=np.array(ids, np.int32))
+
+    return read
+
+
+def check_alignment(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raises UserError if the text of the policy cannot be aligned with the tokens of a teacher with another tokenizer.
+
+    It cannot if one of the tokenizers does not restore the text of a prompt or of an answer.
+    """
+    other = recipe.reference.model
+    if recipe.reference.align != "text" or other is None:
+        return
+    teacher = load_tokenizer(other)
+    texts = [text for prompt in prompts[:CHECKED_PROMPTS] for text in (prompt.text, prompt.answer) if text]
+    for key, path, each in (("model", recipe.model.path, tokenizer), ("reference.model", other.path, teacher)):
+        if lossy := lossy_text(each, texts):
+            before, after = (repr(text[:80]) for text in lossy)
+            raise UserError(
+                f"reference.align=text: the tokenizer of {key} = {path!r} does not restore the text of the task "
+                f"({before} becomes {after}), so no tokens of policy and teacher have a common text. Take a teacher "
+                "whose tokenizer restores it."
+            )
 
 
 def _chat_ids(

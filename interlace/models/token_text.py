@@ -1,0 +1,73 @@
+"""Alignment of two tokenizations of a text: groups of tokens, of each tokenizer, that spell the same characters."""
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_INCOMPLETE = "\ufffd"
+"""Character that a decoder writes for the bytes of an incomplete character."""
+
+
+class SpelledTokens(NamedTuple):
+    """Tokens and their text."""
+
+    text: str
+    ends: Sequence[int | None]
+    """[L] number of characters up to the end of each token; None within a character, and after an empty token."""
+
+
+class Chunk(NamedTuple):
+    """Tokens of two tokenizers with the same text: first[first_start:first_end] and second[second_start:second_end]."""
+
+    first_start: int
+    first_end: int
+    second_start: int
+    second_end: int
+
+
+def spell_tokens(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> SpelledTokens:
+    """Returns the text of tokens and the place of each token in it.
+
+    Decodes a few tokens at a time, together with the tokens before them, because a decoder treats the beginning of a
+    text differently.
+    """
+    text, ends = "", []
+    known_start, known_end = 0, 0  # tokens that are decoded before the next ones
+    for place in range(1, len(ids) + 1):
+        before = _decode(tokenizer, ids[known_start:known_end])
+        found = _decode(tokenizer, ids[known_start:place])
+        is_whole = len(found) > len(before) and not found.endswith(_INCOMPLETE)
+        if is_whole or (place == len(ids) and len(found) > len(before)):
+            text += found[len(before) :]
+            known_start, known_end = known_end, place
+        ends.append(len(text) if is_whole or place == len(ids) else None)
+    return SpelledTokens(text, ends)
+
+
+def align_tokens(first: SpelledTokens, second: SpelledTokens) -> Iterator[Chunk]:
+    """Yields the smallest groups of tokens of equal text, in order, up to the first difference of the texts."""
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first.text, second.text, strict=False)))
+    places = {end: place + 1 for place, end in enumerate(second.ends) if end is not None and end <= common}
+    first_start = second_start = 0
+    for place, end in enumerate(first.ends, start=1):
+        if end is None or end not in places or places[end] <= second_start:
+            continue
+        yield Chunk(first_start, place, second_start, places[end])
+        first_start, second_start = place, places[end]
+
+
+def lossy_text(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> tuple[str, str] | None:
+    """Returns the first text that a tokenizer does not restore, and the text after decoding; None without one."""
+    for text in texts:
+        found = _decode(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
+        if found != text:
+            return text, found
+    return None
+
+
+def _decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
+    found = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return found if isinstance(found, str) else "".join(found)

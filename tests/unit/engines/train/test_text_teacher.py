@@ -1,0 +1,75 @@
+"""A teacher with another tokenizer: its log-probs equal those of plain transformers, summed over common text."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
+from interlace.engines.train import LogprobEngine, TrainConfig
+from interlace.engines.train.text_teacher import TextTeacherEngine, Tokenizers
+from interlace.models.tiny import build_tokenizer
+from interlace.run.recipe.teacher_prompts import text_reader
+from tests.support.tokenizers import merging_tokenizer
+
+STUDENT, TEACHER = build_tokenizer(256), merging_tokenizer()
+
+
+def model(size: int, context: int = 128) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=size, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=context, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def sample(prompt: str, response: str, *, ends: bool = True) -> Sample:
+    ids = [*STUDENT(response, add_special_tokens=False)["input_ids"], *([STUDENT.eos_token_id] if ends else [])]
+    prompt_ids = np.array(STUDENT(prompt)["input_ids"], np.int32)
+    logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 10
+    return Sample(
+        key=SampleKey(0, 0),
+        prompt=Prompt(uid="a", token_ids=prompt_ids, text=prompt, answer=""),
+        segments=(Segment(token_ids=np.array(ids, np.int32), logprobs=logprobs),),
+    )
+
+
+def teacher(network: LlamaForCausalLM, other: object = TEACHER) -> TextTeacherEngine:
+    tokenizers = Tokenizers(student=STUDENT, teacher=other)  # type: ignore[arg-type]
+    return TextTeacherEngine(network, config=TrainConfig(), tokenizers=tokenizers, read=text_reader(other))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_log_prob_of_a_response_is_that_of_its_text(ends: bool) -> None:
+    prompt, response = "5 3 9>", "<answer>359</answer> the quick 日本"
+    found = teacher(model(len(TEACHER))).logprobs([sample(prompt, response, ends=ends), sample(prompt, "x", ends=ends)])
+    prompt_ids, ids = TEACHER(prompt)["input_ids"], TEACHER(response, add_special_tokens=False)["input_ids"]
+    ids = [*ids, *([TEACHER.eos_token_id] if ends else [])]
+    with torch.no_grad():
+        logprobs = model(len(TEACHER))(torch.tensor([prompt_ids + ids])).logits[0].log_softmax(-1)
+    places = range(len(prompt_ids) - 1, len(prompt_ids) + len(ids) - 1)
+    expected = [float(logprobs[place, token]) for place, token in zip(places, ids, strict=True)]
+    assert len(found[0]) == sample(prompt, response, ends=ends).num_tokens > len(ids)
+    assert found[0].sum() == pytest.approx(sum(expected), rel=1e-5)
+    if ends:
+        assert found[0][-1] == pytest.approx(expected[-1], rel=1e-4), "the ends are aligned"
+    gaps = found[0] - sample(prompt, response, ends=ends).logprobs
+    assert len(np.unique(gaps.round(4))) < len(gaps), "tokens of a group share its difference"
+
+
+def test_with_the_same_tokenizer_it_equals_the_ordinary_engine() -> None:
+    samples = [sample("1 2>", "<answer>12</answer>"), sample("9>", "abc", ends=False)]
+    plain = LogprobEngine(model(len(STUDENT)), config=TrainConfig()).logprobs(samples)
+    for ours, theirs in zip(teacher(model(len(STUDENT)), STUDENT).logprobs(samples), plain, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_text_beyond_the_teacher_s_context_and_empty_text_give_no_signal() -> None:
+    long = sample("1>", "abc" * 20)
+    (found,) = teacher(model(len(TEACHER), context=16)).logprobs([long])
+    assert (found[:5] != long.logprobs[:5]).any() and (found[-5:] == long.logprobs[-5:]).all()
+    empty = replace(long, segments=(Segment(token_ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32)),))
+    assert len(teacher(model(len(TEACHER))).logprobs([empty])[0]) == 0
