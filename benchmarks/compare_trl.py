@@ -11,6 +11,7 @@ files that a user writes, without comments and empty lines.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -191,7 +192,7 @@ def run(folder: Path, system: str, start: Path, steps: int, seed: int, threads: 
         model = here / "runs" / "recipe" / "checkpoints" / f"step_{steps}"
     else:
         ends = [float(line) for line in (here / "steps.txt").read_text().split()]
-        times = [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)]
+        times = [later - earlier for earlier, later in itertools.pairwise(ends)]
         model = here / "out"
     step_s = statistics.median(times[1:] or times)
     return Result(system=system, seed=seed, step_s=step_s, peak_mib=peak_mib, accuracy=evaluate(folder, model))
