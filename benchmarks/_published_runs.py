@@ -141,7 +141,7 @@ def _score(preset: str, setup: Setup, steps: int, costs: Profile, split: int | N
     )
     simulation = Simulation(profile=costs, num_devices=setup.devices)
     schedule = recipe.schedule.resolved
-    counted = Fidelity(steps=steps).counted_steps(schedule)
+    counted = Fidelity(steps=steps).count_steps(schedule)
     total = max(SETTLING, warm_up_steps(schedule)) + counted
     # A run generates nothing ahead during its last steps, so the simulation stops before them.
     recipe = recipe.model_copy(update={"steps": 4 * total + 16})

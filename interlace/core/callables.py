@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 
-def unwrapped(found: object) -> tuple[Any, frozenset[str]]:
+def unwrap_partial(found: object) -> tuple[Any, frozenset[str]]:
     """Returns the innermost function of a partial, and the names of the keyword arguments that it fixes."""
     fixed: frozenset[str] = frozenset()
     while isinstance(found, functools.partial):

@@ -98,7 +98,7 @@ def to_prompts(
         Prompt(
             uid=f"{source}/{row.uid}" if source else row.uid,
             token_ids=np.array(tokens, np.int32),
-            text=shown_text(row, question),
+            text=format_prompt(row, question),
             answer=row.answer,
             messages=messages if chat else (),
             metadata=row.metadata,
@@ -108,7 +108,7 @@ def to_prompts(
     ]
 
 
-def shown_text(row: Row, question: str) -> str:
+def format_prompt(row: Row, question: str) -> str:
     """Returns the prompt as people and rewards see it: the question, in a chat after the messages before it."""
     return as_text(with_last(row.messages, question)) if row.messages else question
 

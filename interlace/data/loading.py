@@ -11,7 +11,7 @@ from interlace.core.random import permutation
 from interlace.core.types import Prompt
 from interlace.data.config import DataConfig, FileSource, HubSource, PromptFormat, ReasoningGymSource, SourceConfig
 from interlace.data.files import file_rows, hub_rows
-from interlace.data.formatting import Write, render, shown_text, to_prompts
+from interlace.data.formatting import Write, format_prompt, render, to_prompts
 from interlace.data.procedural import procedural_rows
 from interlace.data.rows import Row, Split
 from interlace.data.starts import start_rows
@@ -60,7 +60,7 @@ class _Rendered:
     @property
     def text(self) -> str:
         """Returns the text in which two prompts must differ."""
-        return shown_text(self.row, self.question)
+        return format_prompt(self.row, self.question)
 
 
 _Pair: TypeAlias = tuple[list[_Rendered], list[_Rendered]]

@@ -44,7 +44,7 @@ class HabitCheck:
         return done >= first and ((done - first) % self.every == 0 or done == self.max_steps)
 
 
-async def supervised_warmup(
+async def run_supervised_warmup(
     trainer: ActorGroup,
     examples: ExampleSource,
     *,

@@ -22,7 +22,7 @@ from interlace.rollouts.by_row import simulators_of
 from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
-from interlace.run.recipe.layout import needed_roles
+from interlace.run.recipe.layout import find_needed_roles
 from interlace.run.recipe.load import load_recipe, override_key
 from interlace.schedule.schedule import Schedule
 
@@ -95,7 +95,7 @@ class PlanRequest:
             max_new_tokens=recipe.sampling.max_new_tokens,
             roles=tuple(
                 role.name
-                for role in needed_roles(algorithm_of(recipe).needs)
+                for role in find_needed_roles(algorithm_of(recipe).needs)
                 if (role.needs_device and not role.worker)
                 or (is_model and role.name == "reward")
                 or (simulators and role.name == "env")

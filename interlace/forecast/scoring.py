@@ -45,7 +45,7 @@ class Workplace:
 
         stop_at_s: time.monotonic() value at which the simulation stops and returns None.
         """
-        counted = fidelity.counted_steps(schedule)
+        counted = fidelity.count_steps(schedule)
         steps, prompts = fidelity.num_steps(schedule), self.recipe.prompts_per_step // fidelity.scale
         recipe = self.recipe.model_copy(
             update={

@@ -15,7 +15,7 @@ from interlace.core.types import JSON, Prompt, Request, SampleKey
 from interlace.flows.run import SINGLE_TURN
 from interlace.forecast.costs.envs import SimulatedSimulators
 from interlace.forecast.costs.episodes import SimulatedEpisode
-from interlace.forecast.costs.lengths import kept_lengths
+from interlace.forecast.costs.lengths import cache_lengths
 from interlace.forecast.costs.links import Moves
 from interlace.forecast.costs.pace import Pace
 from interlace.forecast.costs.ranker import NoisyRanker
@@ -126,7 +126,7 @@ class Simulation:
 
     def _length(self, recipe: Recipe) -> Callable[[Request], float]:
         """Returns a function that gives the true length of the response to a request."""
-        lengths = kept_lengths(self.profile.lengths, recipe.seed)
+        lengths = cache_lengths(self.profile.lengths, recipe.seed)
 
         def length(request: Request) -> float:
             known = self.lengths.get(request.owner)

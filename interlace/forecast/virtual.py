@@ -26,7 +26,7 @@ from interlace.rollouts.base import Episode
 from interlace.run.host import host
 from interlace.run.launch import RoleWorker, role_spec
 from interlace.run.recipe.config import Recipe, algorithm_of
-from interlace.run.recipe.layout import needed_roles
+from interlace.run.recipe.layout import find_needed_roles
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.sim.cluster import RankWrapper, SimCluster
@@ -241,7 +241,7 @@ class Timed(Algorithm):
 async def launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRole]) -> RoleGroups:
     """Starts the simulated workers of the roles that the algorithm needs."""
     started: dict[str, list[WorkerGroup[Any]]] = {}
-    for role in needed_roles(needs):
+    for role in find_needed_roles(needs):
         if role.name not in roles:
             continue
         stand_in = roles[role.name]

@@ -19,7 +19,7 @@ REGISTER = {VLA_TYPE: f"{VLA_MODULE}:register_vla", OPENVLA_TYPE: "interlace.rob
 """
 
 
-def built_names() -> list[str]:
+def list_built_names() -> list[str]:
     """Lists the paths of all models that are built in code."""
     return [*[f"{TINY}{name}" for name in SHAPES], VLA]
 

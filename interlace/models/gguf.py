@@ -13,7 +13,7 @@ FORMAT = 1
 """Part of the cache's key; raised when the conversion changes."""
 
 
-def converted_folder(file: Path, cache_dir: Path) -> Path:
+def convert_gguf(file: Path, cache_dir: Path) -> Path:
     """Returns the Hugging Face folder of a GGUF file. It is created on first use and cached by the file's content.
 
     Raises UserError if a required package is missing or transformers cannot read the file.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from interlace.core.errors import UserError, first_line, nearest
 from interlace.core.hub import find_hub_fault
-from interlace.models.built import build_model, built_names, built_tokenizer, is_own_type, register_own
+from interlace.models.built import build_model, built_tokenizer, is_own_type, list_built_names, register_own
 from interlace.models.config import ModelConfig
-from interlace.models.gguf import converted_folder
+from interlace.models.gguf import convert_gguf
 from interlace.models.tiny import TINY
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.observe.manifest import MANIFEST, find_model_damage
@@ -142,7 +142,7 @@ def _find_origin(kind: str, given: str) -> Origin:
     if HUB_ID.fullmatch(given) and not given.startswith(".") and path.suffix != ".gguf":
         _check_reach(kind, given)
         return Origin(given, False)
-    built_in = [*built_names(), *WHEELS]
+    built_in = [*list_built_names(), *WHEELS]
     raise UserError(
         f"{kind} {given!r}: there is no such folder or file (looked in {path.parent.resolve()}), and it is no "
         f"Hugging Face id (owner/name).{nearest(Path(given).name, built_in)}"
@@ -181,7 +181,7 @@ def how_to_install(name: str) -> str:
 
 
 def _convert_file(file: Path, config: ModelConfig) -> Path:
-    return converted_folder(file, Path(config.cache_dir).expanduser())
+    return convert_gguf(file, Path(config.cache_dir).expanduser())
 
 
 def _model_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":

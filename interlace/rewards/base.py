@@ -187,7 +187,7 @@ class LoadedReward:
 def load_reward(name: str) -> RewardCall:
     """Loads the function of a name. Raises UserError if there is none, or its signature cannot be satisfied."""
     if ":" in name:
-        return reward_call(load_object("reward", name), shown_name(name))
+        return reward_call(load_object("reward", name), format_name(name))
     return reward_call(builtin_module("reward", rewards, name, hidden=HIDDEN).score, name)
 
 
@@ -203,7 +203,7 @@ def reward_names(config: RewardConfig) -> tuple[str, ...]:
     return tuple(part.name for part in config.parts) or (config.name,)
 
 
-def shown_name(name: str) -> str:
+def format_name(name: str) -> str:
     """Returns the name of a function for messages: one that a program gave as an object has its own name there."""
     return "" if name.startswith(GIVEN) else name
 

@@ -64,7 +64,7 @@ class ModelScorer:
         """Returns the tokens of a sample, and the reason why the model cannot read them; None if it can."""
         chat = self._settings.chat_template
         try:
-            tokens = scored_ids(self._tokenizer, sample.prompt, sample.text, chat_template=chat)
+            tokens = encode_scored(self._tokenizer, sample.prompt, sample.text, chat_template=chat)
         except UserError as error:
             return [], str(error)
         if self._context is not None and len(tokens) > self._context:
@@ -84,7 +84,7 @@ class ModelScorer:
         return logits[:, 0].float().cpu()
 
 
-def scored_ids(
+def encode_scored(
     tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, response: str, *, chat_template: bool
 ) -> list[int]:
     """Returns the tokens of a prompt and a response as a reward model reads them, in training and in scoring.

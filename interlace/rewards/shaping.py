@@ -72,7 +72,7 @@ def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> 
         share = overlong_share(len(token_ids), config.overlong_limit, config.overlong_buffer)
         added[OVERLONG] = -config.overlong_penalty * share
     if config.repetition_ngram is not None:
-        added[REPETITION] = -config.repetition_penalty * repeated_share(token_ids, config.repetition_ngram)
+        added[REPETITION] = -config.repetition_penalty * measure_repetition(token_ids, config.repetition_ngram)
     if not added:
         return replace(result, reward=task) if config.weights else result
     return replace(result, reward=task + sum(added.values()), parts={**result.parts, TASK: task, **added})
@@ -103,7 +103,7 @@ def overlong_share(length: int, limit: int, buffer: int) -> float:
     return 1.0 if length > limit else (length - (limit - buffer)) / buffer
 
 
-def repeated_share(token_ids: IntArray, ngram: int) -> float:
+def measure_repetition(token_ids: IntArray, ngram: int) -> float:
     """Returns the share of a response's runs of `ngram` tokens that came before in it; 0 below one run's length."""
     tokens = token_ids.tolist()
     runs = [tuple(tokens[first : first + ngram]) for first in range(len(tokens) - ngram + 1)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from interlace.core.callables import unwrapped
+from interlace.core.callables import unwrap_partial
 from interlace.core.errors import UserError, nearest
 from interlace.core.types import JSON
 
@@ -144,7 +144,7 @@ class RewardCall:
         found: dict[str, Any] = {}
         for parameter in self.signature.parameters.values():
             if parameter.kind == parameter.VAR_KEYWORD:
-                _, taken = unwrapped(self.function)
+                _, taken = unwrap_partial(self.function)
                 taken |= {*self.required, *self.optional}
                 found[parameter.name] = {name: value for name, value in given.values.items() if name not in taken}
             elif self._has_parameter(parameter.name) and parameter.name in given:
@@ -243,7 +243,7 @@ def reward_call(function: object, name: str = "") -> RewardCall:
 
 
 def _with_arguments(call: RewardCall) -> RewardCall:
-    _, fixed = unwrapped(call.function)  # a row's column does not replace an argument of a partial
+    _, fixed = unwrap_partial(call.function)  # a row's column does not replace an argument of a partial
     kinds = list(call.signature.parameters.values())
     named = [each for each in kinds if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     free = [each for each in named if each.name not in fixed]
@@ -263,7 +263,7 @@ def _refuse_impossible(call: RewardCall) -> None:
     if foreign := next((name for name in call.required if name in OF_A_TRAINER), None):
         raise UserError(
             f"reward {call.name!r} has the argument {foreign!r}, which only TRL's trainer passes. Remove it or give it "
-            f"a default. {accepted_names(call)}"
+            f"a default. {list_accepted_names(call)}"
         )
     one = [name for name in call.required if name in OF_ONE_RESPONSE]
     if call.is_batched and one:
@@ -281,7 +281,7 @@ def _refuse_impossible(call: RewardCall) -> None:
         raise UserError(f"reward {call.name!r} is declared to return {text}: a reward is {wanted}.{batch}")
 
 
-def accepted_names(call: RewardCall, columns: Sequence[str] = ()) -> str:
+def list_accepted_names(call: RewardCall, columns: Sequence[str] = ()) -> str:
     """Returns a sentence with the arguments that a reward function may have."""
     names = BATCHED if call.is_batched else SINGLE
     found = f", which are {', '.join(columns)}" if columns else ""
@@ -304,19 +304,19 @@ def check_row(call: RewardCall, request: ScoreRequest, place: str) -> None:
         hint = nearest(name, columns) if name != "answer" else ""
     raise UserError(
         f"{place} has no {wanted!r}{empty}, which reward {call.name!r} names; its columns are {', '.join(columns)}."
-        f"{hint} {accepted_names(call)}"
+        f"{hint} {list_accepted_names(call)}"
     )
 
 
 def is_async(function: object) -> bool:
     """Returns whether calls of a function, or of the function in a partial, are awaited."""
-    inner, _ = unwrapped(function)
+    inner, _ = unwrap_partial(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
 def name_of_function(function: object) -> str:
     """Returns the name of a function for messages: its own, the name of the function in a partial, or of its class."""
-    inner, _ = unwrapped(function)
+    inner, _ = unwrap_partial(function)
     return str(getattr(inner, "__qualname__", "") or type(inner).__name__).replace("<locals>.", "")
 
 

@@ -102,7 +102,7 @@ class GenerateStage:
         ask = FromPool(self._cluster, self._pool)
         session = EpisodeSession(self._cluster, ask, sample, self._params, self._limits, num_losses=num_losses)
         try:
-            columns, failed = await played(self._episode, session, sample.prompt), None
+            columns, failed = await run_episode(self._episode, session, sample.prompt), None
         except EpisodeLostError as error:
             self._cluster.timeline.drop_tokens(sum(len(turn.token_ids) for turn in session.turns))
             if session.may_begin_again:
@@ -136,7 +136,7 @@ def sample_after_loss(sample: Sample, error: EpisodeLostError) -> Sample:
     return replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
 
 
-async def played(episode: Episode, session: EpisodeSession, prompt: Prompt) -> Columns:
+async def run_episode(episode: Episode, session: EpisodeSession, prompt: Prompt) -> Columns:
     """Runs one episode and returns the columns of its sample. Raises the episode's errors, and TimeoutError."""
     session.begin()
     try:

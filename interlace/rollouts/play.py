@@ -11,7 +11,7 @@ from interlace.core.errors import EpisodeLostError, RestartBudgetError
 from interlace.core.types import NO_GROUP, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.rollouts.base import Episode
 from interlace.rollouts.engine_job import OnDraft
-from interlace.rollouts.generate import played, sample_after_loss, sample_failure
+from interlace.rollouts.generate import run_episode, sample_after_loss, sample_failure
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.rollouts.stream import Columns
@@ -58,7 +58,7 @@ class Player:
             ask = _Outside(self._pool)
             session = EpisodeSession(self._cluster, ask, begun, params, self._limits, num_losses=num_losses)
             try:
-                columns = await played(self._episode, session, begun.prompt)
+                columns = await run_episode(self._episode, session, begun.prompt)
             except EpisodeLostError as error:
                 if session.may_begin_again:
                     begun = sample_after_loss(begun, error)

@@ -146,7 +146,7 @@ class EnginePool:
         if not self._wave:
             asyncio.get_running_loop().call_soon(self._submit_wave)
         self._wave[request.id] = request, deliver
-        self._tool_waits.asked(request)
+        self._tool_waits.begin_turn(request)
 
     def _submit_wave(self) -> None:
         wave, self._wave = self._wave, {}
@@ -256,7 +256,7 @@ class EnginePool:
         elif request_id in self._driver_of:
             self._driver_of.pop(request_id).cancel(request_id)
         self._lengths.forget(request_id)
-        self._tool_waits.settled(request_id, None)
+        self._tool_waits.end_turn(request_id, None)
 
     def on_response(self, job: Job, response: Response) -> None:
         """Delivers a response of an engine, or suspends its request if the budget is used up."""
@@ -266,7 +266,7 @@ class EnginePool:
             serving = {each.version for each in self.drivers if each.jobs.running} | {driver.version}
             self._most_versions = max(self._most_versions, len(serving))
         if job.max_new_tokens is None or response.refusal:
-            self._tool_waits.settled(done.request.id, driver)
+            self._tool_waits.end_turn(done.request.id, driver)
             self._deliver(job, response)
             return
         owner = done.request.owner
@@ -275,7 +275,7 @@ class EnginePool:
             if done.finish_reason == FinishReason.LENGTH and len(done.token_ids) < job.max_new_tokens:
                 self._suspend(self._job(done.resumed, job.deliver, job.max_new_tokens))
                 return
-        self._tool_waits.settled(done.request.id, driver)
+        self._tool_waits.end_turn(done.request.id, driver)
         if done.request.may_continue:
             self._homes.answered(done, driver)
         self._lengths.observe(done.request, len(done.token_ids))

@@ -38,7 +38,7 @@ class ToolWaits:
         self._away[None] += len(owners)
         self.look()
 
-    def asked(self, request: Request) -> None:
+    def begin_turn(self, request: Request) -> None:
         """Records the start of a turn."""
         owner = request.owner
         if owner not in self._num_turns:
@@ -48,7 +48,7 @@ class ToolWaits:
         self._num_turns[owner] += 1
         self._owners[request.id] = owner
 
-    def settled(self, request_id: str, driver: EngineDriver | None) -> None:
+    def end_turn(self, request_id: str, driver: EngineDriver | None) -> None:
         """Records the end of a turn. driver: driver of the engine that finished it, None if it was withdrawn."""
         owner = self._owners.pop(request_id, None)
         if owner is None:

@@ -28,7 +28,14 @@ from interlace.run.make_engines import (
     make_trained_reward_model,
 )
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
-from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_used, reference_is_base, threads_of
+from interlace.run.recipe.layout import (
+    find_needed_roles,
+    mesh_shape,
+    num_ranks,
+    num_used,
+    reference_is_base,
+    threads_of,
+)
 from interlace.run.recipe.memory import working_bytes as forecast_working_bytes
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
@@ -92,7 +99,7 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     working = forecast_working_bytes(recipe, cluster.devices, sources.longest_prompt)
     started = {
         role.name: await launch_instances(cluster, recipe, role, workers[role.name], working.get(role.name, 0))
-        for role in needed_roles(needs)
+        for role in find_needed_roles(needs)
         if role.name in workers
     }
     return RoleGroups.of({**started, "reference": started["actor"]} if base_serves else started)

@@ -56,7 +56,7 @@ def identify_run(recipe: Recipe, folder: RunFolder, *, resume: bool) -> RunIdent
     return RunIdentity(run=run or create_run_id(folder.path), model=recipe.model.path)
 
 
-def resumed_start(
+def find_resumed_start(
     folder: RunFolder, checkpoints: Checkpoints, progress: ProgressView, settings: Mapping[str, JSON]
 ) -> RunStart:
     """Truncates a run's logs to its newest complete checkpoint and starts there; from step 0 if there is none.

@@ -52,7 +52,7 @@ class TrainJob:
     callbacks: Callbacks = field(default_factory=Callbacks)
 
 
-def solved_samples(ended: Sequence[Ended], recipe: Recipe) -> list[tuple[str, float]]:
+def list_solved(ended: Sequence[Ended], recipe: Recipe) -> list[tuple[str, float]]:
     """Returns, for each scored sample, the uid of its prompt and 1 if it was solved, else 0; in order of admission."""
     scored = [entry.sample for entry in ended if entry.event in SCORED and entry.sample.reward is not None]
     found = []
@@ -112,7 +112,7 @@ class StepBoundary:
         self.done_steps = result.step
         write_transcripts(self._folder.samples, result.step, result.ended)
         self._notes.say(result, is_unchanged=self._run.publisher.is_unchanged)
-        self._stream.observe(solved_samples(result.ended, self._recipe))
+        self._stream.observe(list_solved(result.ended, self._recipe))
         evaluation: Metrics = {}
         self.after = None
         if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:

@@ -33,7 +33,7 @@ from interlace.run.replay import imagining, open_learning
 from interlace.run.restarts import RunRestarts
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess, TrainReport
-from interlace.run.start import RunStart, identify_run, resumed_start
+from interlace.run.start import RunStart, find_resumed_start, identify_run
 from interlace.run.step_boundary import StepBoundary, TrainJob
 from interlace.run.step_trace import StepTrace
 from interlace.run.utilization import UtilizationMeter
@@ -63,7 +63,7 @@ def train(
     while True:
         checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints, run=identity)
         settings, _ = mask_secrets(recipe.model_dump(mode="json"))
-        start = resumed_start(folder, checkpoints, progress, settings) if resume else RunStart()
+        start = find_resumed_start(folder, checkpoints, progress, settings) if resume else RunStart()
         job = TrainJob(
             recipe=recipe,
             folder=folder,

@@ -10,7 +10,7 @@ from interlace.core.random import stable_hash
 from interlace.core.types import Prompt, Sample
 from interlace.data.loading import PromptSet
 from interlace.data.warmup import Demonstrations
-from interlace.flows.warmup import ExampleSource, HabitCheck, supervised_warmup
+from interlace.flows.warmup import ExampleSource, HabitCheck, run_supervised_warmup
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
 from interlace.observe.manifest import write_manifest
@@ -128,7 +128,7 @@ async def _warm_up(
         examples = await _examples(cluster, recipe, prompts.train)
         check = examples.build_check(prompts.heldout or prompts.train) if isinstance(examples, _Examples) else None
         trainer = await launch_warmup(cluster, recipe)
-        accuracy = await supervised_warmup(
+        accuracy = await run_supervised_warmup(
             trainer,
             examples,
             num_steps=recipe.warmup.steps,

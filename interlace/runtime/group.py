@@ -90,7 +90,7 @@ class CausedGroup:
         self._group, self._cause = group, cause
 
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
-        return self._group.called_for(method, self._cause)
+        return self._group.bind_operation(method, self._cause)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,17 +186,17 @@ class WorkerGroup(Generic[W_co]):
         return len(self.ranks)
 
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
-        return self.called_for(method, "")
+        return self.bind_operation(method, "")
 
     def call(self, operation: Callable[..., Any], *args: Any) -> Handle[Any]:
         """Calls the worker's operation with this function's name, as `group.operation(...)` does."""
-        return self.called_for(operation.__name__, "")(*args)
+        return self.bind_operation(operation.__name__, "")(*args)
 
     def with_cause(self, cause: str) -> "CausedGroup":
         """Returns the group's operations with a cause that replaces the cause of the hold."""
         return CausedGroup(self, cause)
 
-    def called_for(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
+    def bind_operation(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
         """Returns one operation, to be called for a cause."""
         how = self._find_declaration(method)
 

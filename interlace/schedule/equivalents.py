@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from interlace.core.errors import UserError
-from interlace.schedule.roles import ROLES, staged_roles
+from interlace.schedule.roles import ROLES, list_staged_roles
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import NoTail, Oversample, TailBatching
 
 _SPLIT = {role.name: "0-50%" if role.name == "rollout" else "50-100%" for role in ROLES if role.is_common}
 _PLAIN: Mapping[str, object] = {
     "placement": "all",
-    "granularity": {role.name: role.granule for role in staged_roles()},
+    "granularity": {role.name: role.granule for role in list_staged_roles()},
     "dispatch": "round_robin",
     "tail": NoTail().model_dump(),
     "switch": "when_idle",
@@ -22,7 +22,7 @@ _PLAIN: Mapping[str, object] = {
     "concurrency": None,
 }
 """Settings that the variants start from. They keep the schedule's sync_every, batching and publication."""
-_STREAM: Mapping[str, object] = {role.name: "sample" for role in staged_roles()}
+_STREAM: Mapping[str, object] = {role.name: "sample" for role in list_staged_roles()}
 _VARIANTS: Mapping[str, Mapping[str, object]] = {
     "colocated": {},
     "disaggregated": {"placement": _SPLIT},

@@ -100,11 +100,11 @@ def place_in_flow(name: str) -> int:
     return ROLES.index(role_named(name))
 
 
-def placed_roles() -> Sequence[Role]:
+def list_placed_roles() -> Sequence[Role]:
     """Returns the roles in the order of a schedule's `placement`: roles that a single value places, then the others."""
     return sorted(ROLES, key=lambda role: not role.is_common)
 
 
-def staged_roles() -> Sequence[Role]:
+def list_staged_roles() -> Sequence[Role]:
     """Returns the roles whose stage waits for a granule, in the order of the flow."""
     return [role for role in ROLES if role.granule is not None]

@@ -17,10 +17,10 @@ from interlace.schedule.roles import (
     AnyPercentage,
     Granule,
     Share,
-    placed_roles,
+    list_placed_roles,
+    list_staged_roles,
     role_named,
     share_of,
-    staged_roles,
 )
 from interlace.schedule.tail import NoTail, Oversample, Tail, TailBatching
 from interlace.schedule.vocabulary import refuse_foreign_words
@@ -65,7 +65,7 @@ def _with_fields(fields: Mapping[str, Any]) -> Callable[[type[C]], type[C]]:
 @_with_fields(
     {
         role.name: (RoleDevices | None, None) if role.beside else (RoleDevices, RolePlacement(devices=role.devices))
-        for role in placed_roles()
+        for role in list_placed_roles()
     }
 )
 class Placement(Config):
@@ -112,7 +112,7 @@ def _on_host(role: str) -> tuple[Device, ...]:
     return ()
 
 
-@_with_fields({role.name: (Granule | Share, role.granule) for role in staged_roles()})
+@_with_fields({role.name: (Granule | Share, role.granule) for role in list_staged_roles()})
 class Granularity(Config):
     """Stage -> granule."""
 
@@ -124,7 +124,7 @@ class Granularity(Config):
 
 def _granularity(value: Any) -> Any:
     """Applies a single value to every stage, except stages that count environments."""
-    common = [role.name for role in staged_roles() if not role.counts_envs]
+    common = [role.name for role in list_staged_roles() if not role.counts_envs]
     return dict.fromkeys(common, value) if _is_one(value) else value
 
 

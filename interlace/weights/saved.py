@@ -149,7 +149,7 @@ def load_without_content(config: ModelConfig, *, is_checked: bool) -> tuple[Load
         if is_checked:
             check_undamaged(origin, config, what="model")
         saved, dtype = SavedWeights(origin.location), getattr(torch, config.dtype)
-        model, landings = watched_load(type(empty_model(config)), found, saved, dtype)
+        model, landings = trace_load(type(empty_model(config)), found, saved, dtype)
         if (Path(origin.location) / "generation_config.json").exists():
             model.generation_config = GenerationConfig.from_pretrained(origin.location)
         # Also reports missing weights of the folder, before any rank waits for another.
@@ -164,7 +164,7 @@ def load_without_content(config: ModelConfig, *, is_checked: bool) -> tuple[Load
     return loaded, readers[0]
 
 
-def watched_load(
+def trace_load(
     kind: type[PreTrainedModel], config: PretrainedConfig, saved: SavedWeights, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, tuple[Landing, ...]]:
     """Runs transformers' loader on tensors without content. Returns the model, on the meta device except for tensors
@@ -199,7 +199,7 @@ class SavedForm:
             self.tokenizer.save_pretrained(folder)
 
 
-def saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> SavedForm:
+def trace_saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> SavedForm:
     """Traces transformers' saver on a model's tensors without content.
 
     If the saver does more than cut, join and rename, the result has the model's names, which some programs do not read.

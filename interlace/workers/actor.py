@@ -11,7 +11,7 @@ from interlace.engines.train import TrainEngine
 from interlace.engines.train.actor_critic import ActorCriticEngine
 from interlace.runtime.worker import WorkerContext, operation
 from interlace.weights.ref import Place, Route, WeightPart
-from interlace.weights.saved import saved_form
+from interlace.weights.saved import trace_saved_form
 from interlace.weights.writer import WITHIN_PROCESS, WeightWriter
 from interlace.workers.trained import TrainedWorker
 
@@ -55,7 +55,7 @@ class ActorWorker(TrainedWorker):
     def open_weights(self, route: Route) -> None:
         """Sets the route of new weights; before the first call, weights stay within the process."""
         self._close_weights()
-        form = partial(saved_form, self._engine.model, self._tokenizer)
+        form = partial(trace_saved_form, self._engine.model, self._tokenizer)
         self._writer = WeightWriter(route, rank=self.context.rank, num_ranks=self.context.num_ranks, form=form)
 
     @operation(bin="weight_sync", collect="all", parts=(WEIGHTS,), makes_activations=False)

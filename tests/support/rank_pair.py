@@ -24,7 +24,7 @@ from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
-from interlace.weights.saved import PartReader, SavedWeights, watched_load
+from interlace.weights.saved import PartReader, SavedWeights, trace_load
 from interlace.weights.shards import local_part
 from tests.support.listening import listening_addresses
 from tests.support.relocation import poisoned
@@ -85,7 +85,7 @@ def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> T
     if folder and setting.in_parts:
         saved = SavedWeights(folder)
         config = AutoConfig.from_pretrained(folder)
-        model, landings = watched_load(type(tiny_model(setting.kind)), config, saved, torch.float32)
+        model, landings = trace_load(type(tiny_model(setting.kind)), config, saved, torch.float32)
         ranks.fill = PartReader(saved, landings).fill
     else:
         own = tiny_model(setting.kind, tie_word_embeddings=setting.tied, num_key_value_heads=setting.key_value_heads)

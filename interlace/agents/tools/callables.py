@@ -5,7 +5,7 @@ import typing
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from interlace.core.callables import unwrapped
+from interlace.core.callables import unwrap_partial
 
 
 def as_function(found: Callable[..., object]) -> Callable[..., object]:
@@ -15,7 +15,7 @@ def as_function(found: Callable[..., object]) -> Callable[..., object]:
     """
     if inspect.isroutine(found):
         return found
-    inner, fixed = unwrapped(found)
+    inner, fixed = unwrap_partial(found)
     own = inner if inspect.isroutine(inner) else type(inner).__call__
     signature = inspect.signature(found)
     shown = [parameter for parameter in signature.parameters.values() if parameter.name not in fixed]

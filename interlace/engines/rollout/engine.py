@@ -33,7 +33,7 @@ from interlace.engines.rollout.sequence import DrawnTokens, SequenceState, Seque
 from interlace.models.size import context_length
 from interlace.weights.plan import Shard
 from interlace.weights.ref import AdapterBase, UpdateMode
-from interlace.weights.saved import LandedWeights, SavedWeights, watched_load
+from interlace.weights.saved import LandedWeights, SavedWeights, trace_load
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -272,7 +272,7 @@ class NativeEngine(NativeParts):
                 self._weights.replace(name, tensor, frozen=False)
         else:  # transformers saves some architectures under other names; tracing its loader gives the mapping back
             config, dtype = self._model.config, self._model.dtype
-            landings = watched_load(type(self._model), config, saved, dtype)[1]
+            landings = trace_load(type(self._model), config, saved, dtype)[1]
             self._weights.update(LandedWeights(saved, landings, self._weights.shards), frozen=False)
         self._apply_update(version, mode)
 

@@ -120,7 +120,7 @@ class TrainEngine(TrainedEngine):
 
     def _own_weights(self) -> Mapping[str, Tensor]:
         """Returns the weights, with the adapter merged."""
-        return self._adapter.merged_weights() if self._adapter else super()._own_weights()
+        return self._adapter.merge_weights() if self._adapter else super()._own_weights()
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
         """Copies a Hugging Face folder of the whole model, and the adapter alone in its ADAPTER_FOLDER."""

@@ -108,7 +108,7 @@ class Adapter:
                 dropout.eval()
 
     @torch.no_grad()
-    def merged_weights(self) -> Mapping[str, Tensor]:
+    def merge_weights(self) -> Mapping[str, Tensor]:
         """Computes all weights of the model with the adapter merged, by the names of the model without adapter.
 
         Tensors of layers with an adapter are new; the others alias the model's, which never change.

@@ -104,7 +104,7 @@ class Ranks:
         if self._mesh is None:
             return True
         axes = zip(self._mesh.mesh_dim_names or (), self._mesh.get_coordinate() or (), strict=True)
-        cut = sharded_axes(tensor)
+        cut = find_sharded_axes(tensor)
         cut |= {SHARD} if EXPERT in cut else frozenset()
         return all(name in cut or at == 0 for name, at in axes)
 
@@ -323,7 +323,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def sharded_axes(tensor: Tensor) -> frozenset[str]:
+def find_sharded_axes(tensor: Tensor) -> frozenset[str]:
     """Returns the mesh's axes along which a tensor is cut up."""
     from torch.distributed.tensor import DTensor
 

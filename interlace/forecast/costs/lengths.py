@@ -69,6 +69,6 @@ class ResponseLengths:
 
 
 @lru_cache(maxsize=4)
-def kept_lengths(lengths: Lengths, seed: int) -> Callable[[str, int, int, int], float]:
+def cache_lengths(lengths: Lengths, seed: int) -> Callable[[str, int, int, int], float]:
     """Returns a cached ResponseLengths.of; the same function for the same arguments."""
     return lru_cache(maxsize=KEPT)(ResponseLengths(lengths=lengths, seed=seed).of)

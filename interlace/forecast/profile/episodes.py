@@ -16,7 +16,7 @@ from interlace.forecast.profile.types import Turns
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.rollouts.asker import FromPool
 from interlace.rollouts.engine_job import OnDraft
-from interlace.rollouts.generate import played
+from interlace.rollouts.generate import run_episode
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.session import EpisodeSession
@@ -104,7 +104,7 @@ async def draw_episodes(
         sample = Sample(key=key, prompt=prompt)
         session = EpisodeSession(cluster, course, sample, sampling, limits)
         try:
-            columns = await played(episode, session, prompt)
+            columns = await run_episode(episode, session, prompt)
             samples.append(replace(sample, **cast(Any, columns)))
             courses.append(course)
         except Exception as error:  # noqa: BLE001 - as in a run, an exception ends only its own episode

@@ -108,26 +108,18 @@ class _Search:
         chosen = self._promising()
         if not chosen:
             self._refuse()
-        middle = {
-            **self._of(chosen),
-            **self._score_candidates(self._affordable(chosen, self._middle, 0.7), self._middle),
-        }
-        inside = [candidate for candidate in _rank_candidates(middle) if self._is_inside(candidate, middle[candidate])]
+        middle = {**self._of(chosen), **self._score_all(self._affordable(chosen, self._middle, 0.7), self._middle)}
+        inside = [candidate for candidate in _rank_all(middle) if self._is_inside(candidate, middle[candidate])]
         front = pareto([self._plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
         # The plans to compare come first, then the front and the next best, as far as the effort allows.
-        asked = [
-            *inside[:SURE],
-            *([current] if current else []),
-            presets[BASELINE],
-            *_select_unbiased(inside, middle)[:1],
-        ]
+        asked = [*inside[:SURE], *([current] if current else []), presets[BASELINE], *_unbiased(inside, middle)[:1]]
         asked += [*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]]
         self._fine = self._closest(asked[: SURE + 1])
-        fine = self._score_candidates(self._affordable(asked, self._fine, 1.0), self._fine)
+        fine = self._score_all(self._affordable(asked, self._fine, 1.0), self._fine)
         plans = {each: self._plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
-        ranked = [plans[each] for each in _rank_candidates(fine) if self._is_inside(each, fine[each])]
+        ranked = [plans[each] for each in _rank_all(fine) if self._is_inside(each, fine[each])]
         seen = {each: score for each, score in middle.items() if each not in fine and self._is_inside(each, score)}
-        ranked += [self._plan(each, score) for each in _rank_candidates(seen) if isinstance(score := seen[each], Score)]
+        ranked += [self._plan(each, score) for each in _rank_all(seen) if isinstance(score := seen[each], Score)]
         if not ranked:
             self._refuse()
         return SearchResult(
@@ -178,7 +170,7 @@ class _Search:
         inside = {each: score for each, score in self._seen.items() if self._is_inside(each, score)}
         plans = [self._plan(each, score) for each, score in inside.items() if isinstance(score, Score)]
         fastest, front = _unlike(inside), (plan.candidate for plan in pareto(plans)[:8])
-        return list(dict.fromkeys([*fastest[:8], *front, *_select_unbiased(fastest, inside)[:2]]))
+        return list(dict.fromkeys([*fastest[:8], *front, *_unbiased(fastest, inside)[:2]]))
 
     def _climb(self) -> None:
         """Tries the neighbours of the best until the best stops improving or half of the effort is used."""
@@ -234,7 +226,7 @@ class _Search:
         for start in range(0, len(promising), 16):
             if self._effort.share_left <= SEARCH_LEAVES and self._best(1):
                 return
-            self._seen.update(self._score_candidates(promising[start : start + 16], self._coarse))
+            self._seen.update(self._score_all(promising[start : start + 16], self._coarse))
             self._report()
 
     def _report(self) -> None:
@@ -244,9 +236,7 @@ class _Search:
         found = f", best so far {score.step_s:.4g} s per step" if isinstance(score, Score) else ""
         self._effort.report(f"{self._num_scored} schedules simulated{found}")
 
-    def _score_candidates(
-        self, candidates: Iterable[Candidate], fidelity: Fidelity
-    ) -> dict[Candidate, Score | Refused]:
+    def _score_all(self, candidates: Iterable[Candidate], fidelity: Fidelity) -> dict[Candidate, Score | Refused]:
         chosen = [each for each in dict.fromkeys(candidates) if self._fitting(each)]
         count, pools = self._workload.on_model(fidelity.scale)
         scaled = [(each, each.on(count, pools)) for each in chosen]
@@ -315,7 +305,7 @@ class _Search:
         told = []
         outside = [each for each in (*presets.values(), best.candidate) if each not in self._seen]
         shorter = replace(self._coarse, steps=2)
-        self._seen.update(self._score_candidates(self._affordable(outside, shorter, 1.0), shorter))
+        self._seen.update(self._score_all(self._affordable(outside, shorter, 1.0), shorter))
         top = self._seen.get(best.candidate)
         for name, candidate in presets.items():
             if candidate == best.candidate:
@@ -363,12 +353,12 @@ class _Search:
         raise UserError(f"no schedule can run this recipe here. The first that was tried: {first}")
 
 
-def _rank_candidates(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+def _rank_all(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
     rates = {each: score.tokens_per_s for each, score in scores.items() if isinstance(score, Score)}
     return sorted(rates, key=lambda each: -rates[each])
 
 
-def _select_unbiased(candidates: Iterable[Candidate], scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+def _unbiased(candidates: Iterable[Candidate], scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
     """Returns the candidates whose trained responses are as long as the generated ones."""
     return [each for each in candidates if isinstance(score := scores[each], Score) and score.is_unbiased]
 
@@ -377,7 +367,7 @@ def _unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
     """Returns the candidates, the fastest first, without those that are the same as a faster one."""
     found: list[Candidate] = []
     last: Score | None = None
-    for each in _rank_candidates(scores):
+    for each in _rank_all(scores):
         score = scores[each]
         if not isinstance(score, Score):
             continue

@@ -74,14 +74,14 @@ class Fidelity:
     steps: int = 4
     """Minimum number of counted steps."""
 
-    def counted_steps(self, schedule: Schedule) -> int:
+    def count_steps(self, schedule: Schedule) -> int:
         """Returns the number of counted steps: whole periods of the schedule."""
         period = period_steps(schedule)
         return math.ceil(self.steps / period) * period
 
     def num_steps(self, schedule: Schedule) -> int:
         """Returns the number of simulated steps, including those that fill the pipeline."""
-        return warm_up_steps(schedule) + self.counted_steps(schedule)
+        return warm_up_steps(schedule) + self.count_steps(schedule)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

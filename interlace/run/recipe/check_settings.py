@@ -16,7 +16,7 @@ from interlace.run.recipe.check_objective import check_offline_settings, check_t
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_ranks
 from interlace.schedule.placement import Device
-from interlace.schedule.roles import placed_roles
+from interlace.schedule.roles import list_placed_roles
 
 
 def check_settings(recipe: Recipe) -> None:
@@ -55,7 +55,7 @@ def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
             "`interlace plan` writes a file that schedule=plan.yaml reads."
         )
     simulators, schedule = simulators_of(recipe.episode), recipe.schedule.resolved
-    for role in placed_roles():
+    for role in list_placed_roles():
         if role.counts_envs and simulators is None:
             continue  # a schedule for robots may also serve other episodes, on fewer devices
         for instance in schedule.instances(role.name, devices):

@@ -11,7 +11,7 @@ from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES, Role
 
 
-def needed_roles(needs: Needs) -> tuple[Role, ...]:
+def find_needed_roles(needs: Needs) -> tuple[Role, ...]:
     """Returns the roles that a run with an algorithm of these needs may have, in the order of the flow."""
     left_out = {"reference": not needs.reference, "critic": not (needs.critic or needs.process_reward)}
     return tuple(role for role in ROLES if not left_out.get(role.name))

@@ -15,7 +15,14 @@ from interlace.models.classifier import empty_classifier
 from interlace.models.loading import empty_model
 from interlace.models.size import FLOAT_BYTES, ModelSize, model_size
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
-from interlace.run.recipe.layout import mesh_shape, needed_roles, num_ranks, num_spanned, num_used, reference_is_base
+from interlace.run.recipe.layout import (
+    find_needed_roles,
+    mesh_shape,
+    num_ranks,
+    num_spanned,
+    num_used,
+    reference_is_base,
+)
 from interlace.schedule.placement import Device
 
 ADAM_COPIES = 4
@@ -167,7 +174,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     if create_kind(recipe.rollout).num_addresses is not None or is_offline(recipe):
         roles = []  # servers elsewhere, or no engine
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
-    needed = {role.name for role in needed_roles(needs)}
+    needed = {role.name for role in find_needed_roles(needs)}
     if "reference" in needed and not serves_as_reference:
         num_teachers = 1 + len(recipe.reference.ensemble)
         how = "weights" if num_teachers == 1 else f"weights of {num_teachers} teachers"

@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import Prompt, RewardResult, Sample, SampleKey, Segment
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
-from interlace.rewards.shaping import ShapingConfig, group_shaped, overlong_share, repeated_share, shaped
+from interlace.rewards.shaping import ShapingConfig, group_shaped, measure_repetition, overlong_share, shaped
 
 TOKENS = np.arange(10, dtype=np.int32)
 
@@ -27,13 +27,13 @@ def test_without_a_buffer_the_limit_itself_is_free() -> None:
 
 @given(tokens=st.lists(st.integers(0, 3), max_size=20), ngram=st.integers(1, 4))
 def test_repetition_is_a_share(tokens: list[int], ngram: int) -> None:
-    share = repeated_share(np.array(tokens, np.int32), ngram)
+    share = measure_repetition(np.array(tokens, np.int32), ngram)
     assert 0 <= share < 1
-    assert repeated_share(np.arange(len(tokens), dtype=np.int32), ngram) == 0
+    assert measure_repetition(np.arange(len(tokens), dtype=np.int32), ngram) == 0
 
 
 def test_repetition_counts_runs_that_came_before() -> None:
-    assert repeated_share(np.array([1, 2, 1, 2, 1], np.int32), 2) == 0.5  # 12 21 12 21
+    assert measure_repetition(np.array([1, 2, 1, 2, 1], np.int32), 2) == 0.5  # 12 21 12 21
 
 
 def test_parts_are_named_and_add_up() -> None:

@@ -16,7 +16,7 @@ from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Box, Shard
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Route, WeightRef
-from interlace.weights.saved import SavedWeights, saved_form
+from interlace.weights.saved import SavedWeights, trace_saved_form
 from interlace.weights.writer import WeightWriter
 from tests.unit.engines.train.models import tiny_model
 
@@ -248,7 +248,7 @@ def test_a_version_folder_has_the_names_that_other_programs_know(tmp_path: Path,
     model = tiny_model(kind)
     given = named_weights(model)
     config = WeightsConfig(transport="folder", folder=str(tmp_path / "versions"))
-    writer = WeightWriter(Route(transport="folder", config=config), form=partial(saved_form, model))
+    writer = WeightWriter(Route(transport="folder", config=config), form=partial(trace_saved_form, model))
     ref, reader = publish(writer, 1, given), WeightReader()
     assert_equal(taken(reader, ref), given)
     (version,) = (tmp_path / "versions").iterdir()

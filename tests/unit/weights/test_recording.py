@@ -15,7 +15,7 @@ from interlace.models.loading import load_model
 from interlace.observe.manifest import write_manifest
 from interlace.weights.plan import Box, Shard
 from interlace.weights.recording import Load, record_load
-from interlace.weights.saved import LandedWeights, SavedWeights, load_without_content, watched_load
+from interlace.weights.saved import LandedWeights, SavedWeights, load_without_content, trace_load
 
 HIDDEN, HEADS, VOCABULARY, PADDED = 8, 4, 10, 16
 
@@ -120,7 +120,7 @@ def test_transformers_own_stacking_of_experts_is_recorded(tmp_path: Path) -> Non
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)
     folder = SavedWeights(tmp_path)
-    empty, landings = watched_load(type(model), config, folder, torch.float32)
+    empty, landings = trace_load(type(model), config, folder, torch.float32)
     assert all(parameter.is_meta for parameter in empty.parameters())
     found = LandedWeights(folder, landings, [*described(model.state_dict()).values()])
     for name, tensor in model.state_dict().items():

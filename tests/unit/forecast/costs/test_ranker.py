@@ -3,7 +3,7 @@
 import pytest
 
 from interlace.core.types import Request, SampleKey, SamplingParams
-from interlace.forecast.costs.lengths import kept_lengths
+from interlace.forecast.costs.lengths import cache_lengths
 from interlace.forecast.costs.ranker import NoisyRanker
 from interlace.forecast.profile.types import Lengths
 from interlace.schedule.lengths import rank_correlation
@@ -19,7 +19,7 @@ REQUESTS = [
 def predictions(correlation: float, **fields: float) -> tuple[list[float], list[float]]:
     """Returns the predicted and the true length of each request."""
     lengths = Lengths(median=700, rank_correlation=correlation, **fields)
-    draw = kept_lengths(lengths, 0)
+    draw = cache_lengths(lengths, 0)
 
     def true_length(request: Request) -> float:
         return draw(request.uid, request.attempt, request.owner.index, request.turn)
