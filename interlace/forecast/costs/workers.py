@@ -122,7 +122,7 @@ class SimulatedInference(Worker):
         await self._compute(samples, self._costs.token_s)
         return zeros(samples)
 
-    @operation(bin="inference", phase="reference")
+    @operation(bin="inference", phase="reference", parts=(WEIGHTS,))
     async def top_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns zeros, [L, 1 + 2 K] per sample."""
         await self._compute(samples, self._costs.token_s)
