@@ -23,6 +23,8 @@ class Needs:
     reference: bool = False
     teacher: bool = False
     """The log-probs of the reference role are what the loss learns from, so `reference` must name a teacher."""
+    teacher_top: int = 0
+    """Number of the teacher's most probable tokens at each place whose log-probs the loss needs."""
     reward: bool = True
     """Samples have a reward; without this need a recipe may leave `reward` out."""
     critic: bool = False

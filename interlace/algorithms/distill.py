@@ -25,12 +25,18 @@ if TYPE_CHECKING:
     from interlace.core.types import SampleGroup
 
 
+TINY = 1e-7
+"""Smallest probability of all other tokens together."""
+
+
 class DistillSettings(PolicySettings):
     """Settings of the signal."""
 
-    signal: Literal["advantage", "loss"] = "advantage"
+    signal: Literal["advantage", "loss", "top_k"] = "advantage"
     """advantage: log teacher - log student is the advantage of each token, under the clipped loss. loss: the KL by
-    `kl_estimator` is the loss itself."""
+    `kl_estimator` is the loss itself. top_k: the forward KL over the teacher's `top_k` most probable tokens is."""
+    top_k: int = Field(default=16, ge=1)
+    """Most probable tokens of the teacher at each place, for `signal: top_k`. The other tokens count as one."""
     teacher_coefficient: float = Field(default=1.0, gt=0)
     """Weight of the teacher's signal."""
     max_log_ratio: float = Field(default=10.0, gt=0)
@@ -60,7 +66,11 @@ class Distill(PolicyAlgorithm):
     def needs(self) -> Needs:
         is_recomputed = self.settings.off_policy.proximal == "recomputed"
         return Needs(
-            reference=True, teacher=True, reward=self.settings.reward_coefficient > 0, proximal_logprobs=is_recomputed
+            reference=True,
+            teacher=True,
+            teacher_top=self.settings.top_k if self.settings.signal == "top_k" else 0,
+            reward=self.settings.reward_coefficient > 0,
+            proximal_logprobs=is_recomputed,
         )
 
     @property
@@ -79,6 +89,9 @@ class Distill(PolicyAlgorithm):
         settings, teacher_T = self.settings, inputs.ref_logprobs_T
         if teacher_T is None:
             raise ValueError("distill learns from a teacher, and the samples have no ref_logprobs")
+        if settings.signal == "top_k":
+            surrogate = super().surrogate(inputs, proximal_T)
+            return replace(surrogate, loss_T=surrogate.loss_T + settings.teacher_coefficient * _forward_kl(inputs))
         if settings.signal == "loss":
             surrogate = super().surrogate(inputs, proximal_T)
             kl_T = kl_divergence(inputs.logprobs_T, teacher_T, settings.kl_estimator)
@@ -93,4 +106,20 @@ class Distill(PolicyAlgorithm):
         metrics_T = {name: values_T for name, values_T in outputs.metrics_T.items() if name != "ref_kl"}
         if inputs.ref_logprobs_T is not None:
             metrics_T["teacher_kl"] = inputs.logprobs_T.detach() - inputs.ref_logprobs_T
+        if inputs.policy_top_TK is not None:
+            metrics_T["teacher_forward_kl"] = _forward_kl(inputs).detach()
         return LossOutputs(loss_T=outputs.loss_T, metrics_T=metrics_T)
+
+
+def _forward_kl(inputs: LossInputs) -> Tensor:
+    """Computes [T] the KL from teacher to student over the teacher's K most probable tokens and the set of all others.
+
+    It is a lower bound of the whole KL, and equal to it if K is the vocabulary. It does not depend on the sampled
+    token, so it needs no importance ratio for stale samples. Raises ValueError if the log-probs are missing.
+    """
+    teacher_TK, policy_TK = inputs.teacher_top_TK, inputs.policy_top_TK
+    if teacher_TK is None or policy_TK is None:
+        raise ValueError("signal top_k learns from the teacher's most probable tokens, and the samples have none")
+    kl_T: Tensor = (teacher_TK.exp() * (teacher_TK - policy_TK)).sum(-1)
+    rest_T, policy_rest_T = ((1 - logprobs_TK.exp().sum(-1)).clamp(min=TINY) for logprobs_TK in (teacher_TK, policy_TK))
+    return kl_T + rest_T * (rest_T.log() - policy_rest_T.log())

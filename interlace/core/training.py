@@ -60,6 +60,10 @@ class LossInputs:
     num_samples: int
     turn_T: Tensor | None = None
     """[T] int, 0 ...: index of the turn of each token, counted over all samples. None if unknown."""
+    teacher_top_TK: Tensor | None = None
+    """[T, K] log-probs of a teacher's K most probable tokens. None if the algorithm does not request them."""
+    policy_top_TK: Tensor | None = None
+    """[T, K] log-probs of the trained policy at the same tokens, with gradient."""
     baseline_T: Tensor | None = None
     """[T] number that a loss on pairs compares with, equal for all tokens of a pair. None if the rows have none."""
 

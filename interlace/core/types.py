@@ -282,6 +282,8 @@ class Sample:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     ref_logprobs: FloatArray | None = None
     """[L] log-probs of the reference policy."""
+    teacher_top: FloatArray | None = None
+    """[L, 2, K] the K most probable tokens of a teacher at each place: their ids, and their log-probs."""
     proximal_logprobs: FloatArray | None = None
     """[L] log-probs of the policy at the start of the step. If None, the behaviour log-probs are used."""
     process_rewards: FloatArray | None = None

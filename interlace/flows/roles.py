@@ -155,16 +155,25 @@ def _refuse_failure(key: SampleKey, failure: SampleFailure) -> bool:
 class ReferenceRole:
     """The role that computes log-probs of the reference policy. Without replicas it passes samples through."""
 
-    def __init__(self, stages: StageFactory, replicas: Sequence[G], operation: Compute[G, FloatArray]) -> None:
+    def __init__(
+        self, stages: StageFactory, replicas: Sequence[G], operation: Compute[G, FloatArray], *, num_top: int = 0
+    ) -> None:
+        """operation: computes [L] log-probs of each sample, or with num_top [L, 1 + 2 num_top]: log-probs, then ids and
+        log-probs of the most probable tokens.
+        """
+
         def columns(logprobs: FloatArray) -> Columns:
-            return {"ref_logprobs": logprobs}
+            if not num_top:
+                return {"ref_logprobs": logprobs}
+            top = logprobs[:, 1:].reshape(len(logprobs), 2, num_top)
+            return {"ref_logprobs": logprobs[:, 0], "teacher_top": top}
 
         self._stage = (
             stages.map_stage(
                 "reference",
                 replicas,
                 operation=operation,
-                writes=("ref_logprobs",),
+                writes=("ref_logprobs", "teacher_top") if num_top else ("ref_logprobs",),
                 to_columns=columns,
                 on_failed=_refuse_failure,
             )

@@ -81,7 +81,8 @@ SINGLE_TURN = SingleTurn()
 
 def shares_base(groups: RoleGroups) -> bool:
     """Returns whether the reference is the base model of the actor's adapter."""
-    return any(group is groups.actor for group in groups.reference)
+    actor: object = groups.actor
+    return any(group is actor for group in groups.reference)
 
 
 class PolicyRun:
@@ -135,10 +136,12 @@ class PolicyRun:
             is_needed=algorithm.needs.reward,
         )
         self._num_not_scored, self._first_failure = 0, ""
+        num_top = algorithm.needs.teacher_top
+        scoring = ReferenceGroup.top_logprobs if num_top else ReferenceGroup.logprobs
         self.reference = (
             ReferenceRole(stages, [groups.actor], ActorGroup.base_logprobs)
             if shares_base(groups)
-            else ReferenceRole(stages, groups.reference, ReferenceGroup.logprobs)
+            else ReferenceRole(stages, groups.reference, scoring, num_top=num_top)
         )
         whole = algorithm.needs.batch_statistics
         self.critic = CriticRole(stages, groups.critic, algorithm.needs, whole_batch=whole)

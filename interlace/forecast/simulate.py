@@ -151,8 +151,10 @@ class Simulation:
         def engine(context: WorkerContext) -> Worker:
             return SimulatedEngine(context, costs(context, "rollout"), length, pace)
 
+        num_top = algorithm_of(recipe).needs.teacher_top
+
         def reference(context: WorkerContext) -> Worker:
-            return SimulatedInference(context, costs(context, "reference"), pace)
+            return SimulatedInference(context, costs(context, "reference"), pace, num_top=num_top)
 
         sends_adapters = recipe.weights.adapter == "alone"
 

@@ -103,6 +103,10 @@ class ReferenceGroup(TypedGroup, Protocol):
         """Returns the log-probs of each sample, [L]."""
         ...
 
+    def top_logprobs(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:
+        """Returns [L, 1 + 2 K] of each sample: log-probs, then ids and log-probs of the K most probable tokens."""
+        ...
+
     def attention(self) -> Handle[str]:
         """Returns the layout of the rows of a micro-batch."""
         ...

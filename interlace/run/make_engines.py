@@ -268,6 +268,7 @@ def train_config(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> TrainC
         tokens_per_microbatch=recipe.tokens_per_microbatch,
         temperature=training_temperature(recipe.sampling),
         served_dtype=recipe.model.dtype,
+        num_top=algorithm_of(recipe).needs.teacher_top,
         num_ids=count_drawn_ids(recipe, tokenizer),
     )
 

@@ -85,13 +85,14 @@ def test_the_folder_of_a_reward_model_is_the_reward_of_another_run(tmp_path: Pat
     assert "reward/model" in metrics(tmp_path, "judged")[0]
 
 
-@pytest.mark.parametrize("signal", ["advantage", "loss"])
+@pytest.mark.parametrize("signal", ["advantage", "loss", "top_k"])
 @pytest.mark.parametrize("teacher", ["models", "context"])
 def test_a_student_approaches_its_teacher(tmp_path: Path, teacher: str, signal: str) -> None:
     run_recipe("sft", tmp_path, "teacher", small(tmp_path, "steps=30", "optimizer.warmup_steps=0"))
     folder = tmp_path / "teacher" / "checkpoints" / "step_30"
+    several = [] if signal == "top_k" else [f"reference.ensemble=[{folder}]"]
     teachers = {
-        "models": [f"reference.model={folder}", f"reference.ensemble=[{folder}]"],
+        "models": [f"reference.model={folder}", *several],
         "context": ["reference.model=null", "reference.context='{answer}'"],
     }
     changes = [*teachers[teacher], "steps=8", "warmup=null", f"algorithm.signal={signal}", "sampling.max_new_tokens=8"]
@@ -101,6 +102,9 @@ def test_a_student_approaches_its_teacher(tmp_path: Path, teacher: str, signal: 
     if teacher == "models":
         assert sum(found[-2:]) < sum(found[:2])
     assert found[0] != 0
+    if signal == "top_k":
+        forward = [line["actor/teacher_forward_kl"] for line in metrics(tmp_path, "student")]
+        assert forward[0] > 0 and sum(forward[-2:]) < sum(forward[:2])
 
 
 def save_teacher(folder: Path, tokenizer: PreTrainedTokenizerFast) -> str:

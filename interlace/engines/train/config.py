@@ -226,6 +226,8 @@ class TrainConfig:
     """Temperature of sampling: log-probs are computed from softmax(logits / temperature)."""
     served_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights in the rollout engines."""
+    num_top: int = 0
+    """Most probable tokens of a teacher at each place whose log-probs the loss needs."""
     num_ids: int | None = None
     """Number of ids, from 0, over which log-probs are normalized; None for all outputs of the model. Models may have
     more outputs than the tokenizer has tokens, and the native engine never samples these. Ranks that share the

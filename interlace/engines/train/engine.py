@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from interlace.core.training import LossFn, LossInputs, LossOutputs
@@ -50,6 +52,13 @@ class LogprobEngine(PackedEngine):
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes [L] response-token log-probs of each sample, in nats, at the sampling temperature."""
         return _logprobs(self, samples, self.config.temperature)
+
+    def top_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Computes [L, 1 + 2 K] of each sample: its log-probs, then ids and log-probs of the K most probable tokens."""
+        count, temperature = self.config.num_top, self.config.temperature
+        found = self._for_each_token(samples, lambda batch: self.packed.top_logprobs(batch, temperature, count))
+        width = 1 + 2 * count  # a sample without predicted tokens has zeros, [L]
+        return [each if each.ndim == 2 else np.zeros((len(each), width), np.float32) for each in found]
 
 
 class TrainEngine(TrainedEngine):
@@ -138,12 +147,21 @@ class TrainEngine(TrainedEngine):
             if not rows:
                 self._accompany(batch)
                 continue
-            inputs = _loss_inputs(batch, columns, *self._predictions(batch))
+            inputs = self._inputs(batch, columns)
             outputs = self._loss(inputs)
             self._add(totals, batch, self._aggregate(outputs, batch), outputs.metrics_T)
         self._ranks.reshard(self.model)
         texts = self._ranks.gather_texts(totals.close().text())[:: self._ranks.shape.copies]
         return MinibatchTotals.over_ranks([MinibatchTotals.parse(text) for text in texts]).metrics()
+
+    def _inputs(self, batch: MicroBatch, columns: Columns) -> LossInputs:
+        top_T2K = columns.teacher_top_T2K
+        if top_T2K is None:
+            return _loss_inputs(batch, columns, *self._predictions(batch))
+        ids_TK = top_T2K[:, 0].long()
+        logprobs_T, entropy_T, policy_TK = self.packed.several_logprobs(batch, ids_TK, self.config.temperature)
+        inputs = _loss_inputs(batch, columns, logprobs_T, entropy_T)
+        return replace(inputs, teacher_top_TK=top_T2K[:, 1], policy_top_TK=policy_TK)
 
     def _predictions(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Computes what the loss reads of the model: log-probs and entropy of the response tokens, [T] each."""
@@ -153,8 +171,7 @@ class TrainEngine(TrainedEngine):
         del samples
         dropping = self._adapter.dropping(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()
         with dropping:
-            logprobs_T, entropy_T = self._predictions(batch)
-        inputs = _loss_inputs(batch, columns, logprobs_T, entropy_T)
+            inputs = self._inputs(batch, columns)
         outputs = checked(self._loss(inputs), inputs)
         loss = self._aggregate(outputs, batch)
         loss.backward()

@@ -32,7 +32,33 @@ def token_logprobs(
     The backward pass overwrites the logits with the gradient, since their values are not needed afterwards; it can
     therefore run only once.
     """
-    return cast("tuple[Tensor, Tensor]", _TokenLogprobs.apply(logits_TV, targets_T, temperature, part))
+    if part:
+        return cast("tuple[Tensor, Tensor]", _TokenLogprobs.apply(logits_TV, targets_T, temperature, part))
+    logprobs_T1, entropy_T = several_logprobs(logits_TV, targets_T[:, None], temperature)
+    return logprobs_T1[:, 0], entropy_T
+
+
+def several_logprobs(logits_TV: Tensor, targets_TJ: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Computes log-probs of J targets for each token, [T, J], and entropy, [T], as token_logprobs does.
+
+    Each rank has all logits.
+    """
+    return cast("tuple[Tensor, Tensor]", _TokenLogprobs.apply(logits_TV, targets_TJ, temperature, None))
+
+
+@torch.no_grad()
+def top_logprobs(logits_TV: Tensor, targets_T: Tensor, temperature: float, count: int) -> Tensor:
+    """Computes [T, 1 + 2 count] float32: log-prob of the target, then ids and log-probs of the most probable tokens.
+
+    Ids below 2^24 are exact in float32.
+    """
+    found = logits_TV.new_empty(logits_TV.shape[0], 1 + 2 * count, dtype=torch.float32)
+    for rows in _chunks(logits_TV):
+        log_p = torch.log_softmax(_scores(logits_TV[rows], temperature), -1)
+        found[rows, 0] = log_p.gather(-1, targets_T[rows, None])[:, 0]
+        found[rows, 1 + count :], ids = log_p.topk(count, -1)
+        found[rows, 1 : 1 + count] = ids.to(torch.float32)
+    return found
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -44,6 +70,7 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         part: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor]:
+        """targets_T: [T, J]; [T] if ranks share the vocabulary."""
         ctx.temperature, ctx.is_mine = temperature, None  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         if part:
@@ -56,16 +83,17 @@ class _TokenLogprobs(torch.autograd.Function):
             return found[0], found[1]
         num_tokens = logits_TV.shape[0]
         normalizer_T = logits_TV.new_empty(num_tokens, dtype=torch.float32)
-        logprobs_T, entropy_T = torch.empty_like(normalizer_T), torch.empty_like(normalizer_T)
+        logprobs_TJ = logits_TV.new_empty(*targets_T.shape, dtype=torch.float32)
+        entropy_T = torch.empty_like(normalizer_T)
         for rows in _chunks(logits_TV):
             scores = _scores(logits_TV[rows], temperature)
             log_p = torch.log_softmax(scores, -1)
-            chosen = targets_T[rows, None]
-            logprobs_T[rows] = log_p.gather(-1, chosen)[:, 0]
-            normalizer_T[rows] = scores.gather(-1, chosen)[:, 0] - logprobs_T[rows]
+            chosen = targets_T[rows]
+            logprobs_TJ[rows] = log_p.gather(-1, chosen)
+            normalizer_T[rows] = scores.gather(-1, chosen[:, :1])[:, 0] - logprobs_TJ[rows, 0]
             entropy_T[rows] = torch.linalg.vecdot(log_p.exp(), log_p).neg_()
         ctx.save_for_backward(logits_TV, targets_T, normalizer_T, entropy_T)
-        return logprobs_T, entropy_T
+        return logprobs_TJ, entropy_T
 
     @staticmethod
     def backward(
@@ -74,25 +102,27 @@ class _TokenLogprobs(torch.autograd.Function):
         """Computes d logprob(a) / d s = 1_a - p; d entropy / d s = -p (log p + entropy), s = logits / temperature."""
         logits_TV, targets_T, normalizer_T, entropy_T = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
-        of_logprob_T, of_entropy_T = gradients
-        if of_logprob_T is None:
-            of_logprob_T = torch.zeros_like(normalizer_T)
+        of_logprob_TJ, of_entropy_T = gradients
+        targets_TJ = targets_T if targets_T.dim() == 2 else targets_T[:, None]
+        if of_logprob_TJ is None:
+            of_logprob_TJ = torch.zeros_like(targets_TJ, dtype=torch.float32)
+        of_logprob_TJ = of_logprob_TJ if of_logprob_TJ.dim() == 2 else of_logprob_TJ[:, None]
         # Gradient of the logits, not of the scores: divided here, in a tensor of one number per token.
-        of_logprob_T = of_logprob_T / temperature
+        of_logprob_TJ = of_logprob_TJ / temperature
         of_entropy_T = None if of_entropy_T is None else of_entropy_T / temperature
         is_mine_T: Tensor | None = ctx.is_mine  # type: ignore[attr-defined]
-        of_chosen_T = of_logprob_T if is_mine_T is None else of_logprob_T * is_mine_T
+        of_chosen_TJ = of_logprob_TJ if is_mine_T is None else of_logprob_TJ * is_mine_T[:, None]
         for rows in _chunks(logits_TV):
             # In place if the logits are float32 already: the memory of log_p then receives the gradient.
             log_p = logits_TV[rows].float()
             if temperature != 1:
                 log_p.div_(temperature)
             log_p.sub_(normalizer_T[rows, None])
-            weight = -of_logprob_T[rows, None]
+            weight = -of_logprob_TJ[rows].sum(-1, keepdim=True)
             if of_entropy_T is not None:
                 weight = weight - of_entropy_T[rows, None] * (log_p + entropy_T[rows, None])
             gradient = log_p.exp_().mul_(weight)
-            gradient.scatter_add_(-1, targets_T[rows, None], of_chosen_T[rows, None])
+            gradient.scatter_add_(-1, targets_TJ[rows], of_chosen_TJ[rows])
             if gradient.dtype != logits_TV.dtype:
                 logits_TV[rows] = gradient
         return logits_TV, None, None, None

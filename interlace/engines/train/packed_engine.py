@@ -158,8 +158,8 @@ def _has_predictions(sample: Sample) -> bool:
 
 
 def _spread(values: FloatArray, mask: BoolArray) -> FloatArray:
-    """Returns [L]: the values at positions whose mask is True, 0 elsewhere."""
-    spread = np.zeros(len(mask), np.float32)
+    """Returns [L, ...]: the values at positions whose mask is True, 0 elsewhere."""
+    spread = np.zeros((len(mask), *values.shape[1:]), np.float32)
     spread[mask] = values
     return spread
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from interlace.core.errors import UserError
 from interlace.engines.train.attention import UNTRACED_ATTENTION
 from interlace.engines.train.host_memory import keep_freed_memory
-from interlace.engines.train.logprobs import token_logprobs
+from interlace.engines.train.logprobs import several_logprobs, token_logprobs, top_logprobs
 from interlace.engines.train.matmul import use_fast_products
 from interlace.engines.train.probes import (
     PROBE_TOLERANCE,
@@ -144,6 +144,28 @@ class PackedModel:
             known = outputs if self.vocabulary is not None else outputs[:, : self.num_ids]
             logprobs, entropy = token_logprobs(known, targets_T, temperature, self.vocabulary)
         return self.on_all(batch, logprobs), self.on_all(batch, entropy)
+
+    def several_logprobs(self, batch: MicroBatch, ids_TK: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Computes as logprobs() does, and in addition the log-probs of K further tokens at each place, [T, K].
+
+        Raises ValueError for a model whose ranks share the vocabulary or rows, and for a head without tokens.
+        """
+        self._check_whole(batch)
+        targets_TJ = torch.cat([batch.targets_T[:, None], ids_TK], 1)
+        found_TJ, entropy_T = several_logprobs(self.outputs(batch)[:, : self.num_ids], targets_TJ, temperature)
+        return found_TJ[:, 0], entropy_T, found_TJ[:, 1:]
+
+    def top_logprobs(self, batch: MicroBatch, temperature: float, count: int) -> Tensor:
+        """Computes [T, 1 + 2 count]: log-prob of the response token, then ids and log-probs of the most probable ones.
+
+        Raises the errors of several_logprobs().
+        """
+        self._check_whole(batch)
+        return top_logprobs(self.outputs(batch)[:, : self.num_ids], batch.targets_T, temperature, count)
+
+    def _check_whole(self, batch: MicroBatch) -> None:
+        if self._head or self.vocabulary is not None or batch.share is not None:
+            raise ValueError("log-probs of several tokens need all logits of a language model on each rank")
 
     def on_all(self, batch: MicroBatch, own: Tensor) -> Tensor:
         """Returns [T] from this rank's part of it."""

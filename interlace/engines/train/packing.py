@@ -75,6 +75,8 @@ class Columns:
     logprobs_T: Tensor | None
     proximal_logprobs_T: Tensor | None
     ref_logprobs_T: Tensor | None
+    teacher_top_T2K: Tensor | None
+    """[T, 2, K] ids and log-probs of a teacher's most probable tokens."""
     advantages_T: Tensor | None
     values_T: Tensor | None
     returns_T: Tensor | None
@@ -238,6 +240,7 @@ def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequenc
         logprobs_T=read("logprobs", [sample.logprobs for sample in samples]),
         proximal_logprobs_T=read("proximal_logprobs", [sample.proximal_logprobs for sample in samples]),
         ref_logprobs_T=read("ref_logprobs", [sample.ref_logprobs for sample in samples]),
+        teacher_top_T2K=read("teacher_top", [sample.teacher_top for sample in samples]),
         advantages_T=read("advantages", [sample.advantages for sample in samples]),
         values_T=read("values", [sample.values for sample in samples]),
         returns_T=read("returns", [sample.returns for sample in samples]),

@@ -50,6 +50,14 @@ class TeacherEngine(LogprobEngine):
             return found[0]
         return [_log_mean_exp(np.stack(of_sample)) for of_sample in zip(*found, strict=True)]
 
+    def top_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Computes as LogprobEngine does, for one model that reads its own prompts."""
+        if self._others:
+            raise ValueError("the most probable tokens of several teachers are not computed")
+        if self._read is not None:
+            samples = [replace(sample, prompt=self._read(sample.prompt)) for sample in samples]
+        return super().top_logprobs(samples)
+
     def _movable(self) -> dict[str, Callable[[Move], None]]:
         def move(change: Move) -> None:
             self._move_weights(change)

@@ -108,9 +108,10 @@ class SimulatedRewardModel(SimulatedReward):
 class SimulatedInference(Worker):
     """Simulated log-probs of a model that is not trained."""
 
-    def __init__(self, context: WorkerContext, costs: InferenceCosts, pace: Pace) -> None:
+    def __init__(self, context: WorkerContext, costs: InferenceCosts, pace: Pace, *, num_top: int = 0) -> None:
+        """num_top: most probable tokens at each place that the algorithm needs."""
         super().__init__(context)
-        self._costs, self._pace = costs, pace
+        self._costs, self._pace, self._num_top = costs, pace, num_top
         self._role = context.group.partition("/")[0]
         self._num_devices = max(1, len(context.devices))
         self._speed = costs.speed(self._num_devices)
@@ -120,6 +121,12 @@ class SimulatedInference(Worker):
         """Returns zeros, [L] per sample."""
         await self._compute(samples, self._costs.token_s)
         return zeros(samples)
+
+    @operation(bin="inference", phase="reference", parts=(WEIGHTS,))
+    async def top_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns zeros, [L, 1 + 2 K] per sample."""
+        await self._compute(samples, self._costs.token_s)
+        return [np.zeros((sample.num_tokens, 1 + 2 * self._num_top), np.float32) for sample in samples]
 
     async def onload(self) -> None:
         await self._work(self._costs.onload_s / self._num_devices)

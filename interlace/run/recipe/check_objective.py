@@ -73,6 +73,8 @@ def check_teacher(recipe: Recipe, algorithm: Algorithm) -> None:
         )
     if reference.align == "text":
         _check_text_teacher(recipe)
+    if algorithm.needs.teacher_top:
+        _check_top(recipe)
     if reference.service is not None and (reference.ensemble or reference.context):
         raise UserError("reference.service scores samples as they are: remove reference.ensemble, reference.context.")
 
@@ -91,4 +93,22 @@ def _check_text_teacher(recipe: Recipe) -> None:
         raise UserError(
             f"reference.align=text aligns single responses, and episode {recipe.episode.name!r} has turns. Take "
             "episode=single_turn, or a teacher with the policy's vocabulary."
+        )
+
+
+def _check_top(recipe: Recipe) -> None:
+    """Raises UserError for settings under which a teacher's most probable tokens are not computed."""
+    reference, actor = recipe.reference, recipe.actor
+    refused = {
+        "reference.service": reference.service is not None,
+        "reference.ensemble": bool(reference.ensemble),
+        "reference.align=text": reference.align == "text",
+        "actor.tensor_parallel": actor.tensor_parallel > 1,
+        "actor.context_parallel": actor.context_parallel > 1,
+        "model.robot": recipe.model.robot is not None,
+    }
+    if found := next((key for key, is_set in refused.items() if is_set), None):
+        raise UserError(
+            "algorithm.signal=top_k needs all logits of the student and of one teacher of the same vocabulary, and "
+            f"does not work with {found}. Remove it, or take algorithm.signal=advantage."
         )

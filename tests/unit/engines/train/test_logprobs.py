@@ -13,7 +13,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import MIN_TEMPERATURE, SamplingParams
 from interlace.engines.train import logprobs as module
 from interlace.engines.train import training_temperature
-from interlace.engines.train.logprobs import token_logprobs
+from interlace.engines.train.logprobs import several_logprobs, token_logprobs, top_logprobs
 
 
 @settings(max_examples=20, deadline=None)
@@ -37,6 +37,28 @@ def test_value_and_gradient(seed: int, tokens: int, chunk: int, heat: float) -> 
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(ours.grad, reference.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("heat", "chunk"), [(1.0, 50), (0.7, 13)])
+def test_several_targets_and_the_most_probable_ones(heat: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", {"cpu": chunk})
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 11, generator=draw) * 3
+    targets = torch.stack([torch.randperm(11, generator=draw)[:4] for _ in range(6)])
+    targets[:, 1] = targets[:, 0]  # the drawn token may be among the most probable ones
+    up, of_entropy = torch.randn(6, 4, generator=draw), torch.randn(6, generator=draw)
+    reference = logits.clone().requires_grad_()
+    scores = (reference / heat).log_softmax(-1)
+    expected = scores.gather(-1, targets), -(scores.exp() * scores).sum(-1)
+    ((up * expected[0]).sum() + (of_entropy * expected[1]).sum()).backward()
+    ours = logits.clone().requires_grad_()
+    found = several_logprobs(ours * 1, targets, heat)
+    ((up * found[0]).sum() + (of_entropy * found[1]).sum()).backward()
+    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.grad, reference.grad, atol=1e-5, rtol=1e-4)
+    top = top_logprobs(logits, targets[:, 0], heat, 3)
+    values, ids = scores.topk(3, -1)
+    torch.testing.assert_close(top, torch.cat([expected[0][:, :1], ids.float(), values], 1), atol=1e-5, rtol=1e-5)
 
 
 class Largest(TorchDispatchMode):
