@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.observe.report.page import write_report
+from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
 from interlace.run.session import TrainReport
@@ -88,3 +90,9 @@ def test_no_placement_changes_what_is_learnt(whole: Path, overrides: Sequence[st
 def test_settings_without_effect_are_refused(overrides: list[str], told: str) -> None:
     with pytest.raises(UserError, match=told):
         check_recipe(load_recipe("robot-sac", overrides))
+
+
+def test_the_report_draws_the_critics_and_the_temperature(whole: Path) -> None:
+    write_report([RunFolder.named(whole, "whole")], whole / "report.html")
+    page = (whole / "report.html").read_text(encoding="utf-8")
+    assert "SAC: critic loss" in page and "SAC: temperature" in page
