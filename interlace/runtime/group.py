@@ -22,6 +22,8 @@ from interlace.schedule.placement import Device
 
 W_co = TypeVar("W_co", bound=Worker, covariant=True)
 _NO_TURN = nullcontext()
+NOTICED_S = 0.5
+"""Seconds in which the death of a rank is noticed after its peers have failed because of it."""
 SWITCH = Operation(bin="switch", phase="switch")
 """Declaration of the operations that move a worker's state, independent of the worker's class."""
 
@@ -298,15 +300,20 @@ class WorkerGroup(Generic[W_co]):
             try:
                 return await self._collected(call)
             except (WorkerDiedError, RemoteError) as error:  # the peers of a rank that died may fail first
-                death = await revival.find_death()
-                if not death and self._ranks is ranks:
-                    raise
-                if not revival.repeats_calls:
-                    raise (death or error) from error
-                async with revival.turn:
-                    if self._ranks is ranks:
-                        self._ranks = tuple(await revival.make_ranks(str(death)))
+                await self._replace(ranks, error, revival)
                 call.spans.clear()
+
+    async def _replace(self, ranks: Sequence[Rank], error: WorkerDiedError | RemoteError, revival: Revival) -> None:
+        """Replaces ranks after an error, unless another call has done so. Raises the error if it is not by a death."""
+        death = await revival.find_death()
+        if not death and isinstance(error, RemoteError) and self.num_ranks > 1:
+            await asyncio.sleep(NOTICED_S)
+            death = await revival.find_death()
+        if not revival.repeats_calls or (not death and self._ranks is ranks):
+            raise (death or error) from error
+        async with revival.turn:
+            if self._ranks is ranks:
+                self._ranks = tuple(await revival.make_ranks(str(death)))
 
     async def _collected(self, call: _Call) -> Any:
         dealt = deal_arguments(call.how, call.args, num_ranks=self.num_ranks, copies=self._copies)
