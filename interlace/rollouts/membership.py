@@ -184,11 +184,15 @@ class Membership:
             for driver in [*self._pool.drivers]:
                 if driver.is_away or driver.jobs.running:
                     continue  # a running call reports a loss
-                try:
-                    reason = await driver.group.ask(RolloutGroup.health)
-                except WorkerDiedError as error:
-                    if not driver.group.can_revive:
-                        raise
-                    reason = str(error)
-                if reason:
+                if reason := await _find_loss(driver.group):
                     self.on_lost(driver, reason)
+
+
+async def _find_loss(group: RolloutGroup) -> str:
+    """Returns the reason why an idle engine is lost, or an empty text."""
+    try:
+        return await group.ask(RolloutGroup.health)
+    except WorkerDiedError as error:
+        if not group.can_revive:
+            raise
+        return str(error)

@@ -242,8 +242,7 @@ def revival_rule(recipe: Recipe, role: Role, devices: Sequence[Device]) -> Reviv
     per_hour = recipe.recovery.restarts_per_hour.get(role.name)
     if role.name != "rollout":
         return RevivalRule(budget=RestartBudget(role.name, per_hour), repeats_calls=True)
-    schedule = recipe.schedule.resolved
-    is_copied = schedule.publish != "blocking" or schedule.weight_update != "all_at_once"
+    is_copied = not recipe.schedule.resolved.waits_for_swap
     on_gpu = any(device.pool == "cuda" for device in devices)
     if on_gpu and not is_copied and recipe.weights.transport not in HOST_TRANSPORTS:
         return None

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 from interlace.core.errors import RemoteError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
 
+NOTICED_S = 0.5
+"""Seconds in which the death of a rank is noticed after its peers have failed because of it."""
+
 
 class RankHolder(Protocol):
     """A group whose ranks can be replaced."""
@@ -49,12 +52,17 @@ class Revival:
             try:
                 return await call()
             except (WorkerDiedError, RemoteError) as error:  # the peers of a rank that died may fail first
-                death = await self.find_death()
-                if not death and group.ranks is ranks:
-                    raise
-                if not self.repeats_calls:
-                    raise (death or error) from error
-                async with self.turn:
-                    if group.ranks is ranks:
-                        group.ranks = tuple(await self.make_ranks(str(death)))
+                await self._replace(group, ranks, error)
                 on_repeat()
+
+    async def _replace(self, group: RankHolder, ranks: Sequence[Any], error: WorkerDiedError | RemoteError) -> None:
+        """Replaces ranks after an error, unless another call has done so. Raises the error if it is not by a death."""
+        death = await self.find_death()
+        if not death and isinstance(error, RemoteError) and len(ranks) > 1:
+            await asyncio.sleep(NOTICED_S)
+            death = await self.find_death()
+        if not self.repeats_calls or (not death and group.ranks is ranks):
+            raise (death or error) from error
+        async with self.turn:
+            if group.ranks is ranks:
+                group.ranks = tuple(await self.make_ranks(str(death)))

@@ -251,6 +251,11 @@ class Schedule(Config):
         return isinstance(self.concurrency, Adaptive)
 
     @property
+    def waits_for_swap(self) -> bool:
+        """True if a publication ends when all engines have the new weights."""
+        return self.publish == "blocking" and self.weight_update == "all_at_once"
+
+    @property
     def steps_ahead(self) -> float:
         """Steps that generation may run ahead."""
         return self.depth * self.sync_every

@@ -28,7 +28,7 @@ class Publisher:
         self.is_unchanged = False
         """True if the newest version is bitwise equal to the previous one. After an update with a gradient this is a
         fault, such as an adapter that the published weights do not contain."""
-        self._waits_for_swap = schedule.publish == "blocking" and schedule.weight_update == "all_at_once"
+        self._waits_for_swap = schedule.waits_for_swap
 
     async def install(self) -> None:
         """Sends the actor's weights to all engines as the gate's current version."""

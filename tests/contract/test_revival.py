@@ -1,0 +1,103 @@
+"""Ranks with a process are replaced after the death of one, if their group has a rule for it."""
+
+import os
+import select
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from interlace.core.errors import RestartBudgetError, WorkerDiedError
+from interlace.core.recovery import RestartBudget
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.revival import RevivalRule
+from interlace.runtime.worker import Worker, operation
+from interlace.schedule.schedule import Schedule
+from tests.contract.clusters import run_local
+
+
+class Mortal(Worker):
+    """Takes 60 of the 100 bytes of its device."""
+
+    @operation(on_device=False)
+    def memory_bytes(self) -> int:
+        return 60
+
+    @operation(bin="train", collect="all")
+    def process(self) -> int:
+        return os.getpid()
+
+    @operation(bin="train", collect="all")
+    def survive(self, processes: list[int]) -> int:
+        """The last of these processes dies, and the others fail because of it. Other processes return their ids."""
+        if os.getpid() not in processes:
+            return os.getpid()
+        if processes[-1] == os.getpid():
+            os.kill(os.getpid(), signal.SIGKILL)
+        select.select([os.pidfd_open(processes[-1])], [], [])
+        raise ConnectionResetError("by peer")
+
+
+def run(body: Callable[[Cluster], Awaitable[Any]]) -> Any:
+    return run_local(body, Schedule(), 100)
+
+
+async def launch(
+    cluster: Cluster, *, repeats: bool, per_hour: int | None = None, name: str = "reward"
+) -> WorkerGroup[Any]:
+    rule = RevivalRule(budget=RestartBudget(name, per_hour), repeats_calls=repeats)
+    return await cluster.launch(
+        WorkerSpec(name=name, factory=Mortal, worker_class=Mortal, devices=cluster.devices, num_ranks=2, revival=rule)
+    )
+
+
+def test_an_interrupted_call_is_made_again_by_new_processes() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=True)
+        before = await group.process()
+        after = await group.survive(before)
+        assert len({*before, *after}) == 4
+        assert await group.process() == after
+        assert sorted(process.name for process in cluster.processes) == ["reward[rank 0]", "reward[rank 1]"]
+
+    run(body)
+
+
+def test_the_holder_of_a_group_decides_if_calls_must_not_be_repeated() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=False)
+        before = await group.process()
+        with pytest.raises(WorkerDiedError, match=r"reward\[rank 1\] died while it ran survive"):
+            await group.survive(before)
+        await group.revive()
+        after = await group.process()
+        assert not {*before} & {*after}
+        await group.revive()  # no rank has died since
+        assert await group.process() == after
+
+    run(body)
+
+
+def test_an_exhausted_budget_is_an_error_with_the_death() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=True, per_hour=0)
+        await group.survive(await group.process())
+
+    with pytest.raises(RestartBudgetError, match=r"restarts_per_hour\.reward is 0.*died while it ran survive"):
+        run(body)
+
+
+def test_a_dead_group_gives_its_devices_to_another_and_gets_them_back() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=True)
+        other = await launch(cluster, repeats=True, name="reference")
+        before = await group.process()
+        os.kill(before[0], signal.SIGKILL)
+        select.select([os.pidfd_open(before[0])], [], [])
+        assert len(await other.process()) == 2  # does not fit beside the first group, whose state it unloads
+        assert cluster.lock.loaded_bytes(0) == 60
+        assert not {*before} & {*await group.process()}
+
+    run(body)
