@@ -4,13 +4,14 @@ The start is a model of 0.2 million parameters that has learned the form of an a
 the code that a user writes, and runs as a process of its own with the same number of threads. Its weights at the end
 are judged by the same greedy decoding of the same held-out questions.
 
-    python benchmarks/compare_trl.py [--steps 40] [--seeds 0 1 2] [--threads 2] [--json compare.json]
+    python benchmarks/compare_trl.py [--steps 30] [--seeds 0 1 2] [--threads 1] [--json compare.json]
 
 seconds per step: median of the steps, without the first. memory: the largest resident set of the process. lines: of the
 files that a user writes, without comments and empty lines.
 """
 
 import argparse
+import ast
 import itertools
 import json
 import os
@@ -129,10 +130,10 @@ class Result:
 def main() -> None:
     """Runs all contenders in turn and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--start-steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--start-steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -170,7 +171,7 @@ def write_rows(folder: Path) -> None:
 def train_start(folder: Path, steps: int) -> Path:
     """Trains the start of all contenders: quick guesses, and worked answers in a quarter of the rows."""
     changes = [f"steps={steps}", "task.demonstrations.settings.work_share=0.25", "eval_every=0"]
-    _interlace(folder, "train", "sft", *changes, "--name", "start", "--quiet")
+    _python(folder, CLI, "train", "sft", *changes, "--name", "start", "--quiet")
     return folder / "runs" / "start" / "checkpoints" / f"step_{steps}"
 
 
@@ -211,8 +212,9 @@ def evaluate(folder: Path, model: Path) -> float:
         text = text.replace(f": {name}", f": {folder / name}")
     recipe.write_text(text)
     (folder / "my_reward.py").write_text(TEMPLATES["interlace"]["my_reward.py"].lstrip())
-    said = _interlace(folder, "eval", str(model), "--recipe", str(recipe), "--json")
-    return float(json.loads(said)["eval/accuracy_greedy"])
+    code = "import sys, interlace; print(interlace.evaluate(sys.argv[1], recipe=sys.argv[2], quiet=True).metrics())"
+    said = _python(folder, code, str(model), str(recipe))
+    return float(ast.literal_eval(said.splitlines()[-1])["eval/accuracy_greedy"])
 
 
 def lines(system: str) -> int:
@@ -221,8 +223,8 @@ def lines(system: str) -> int:
     return sum(bool(line.strip()) and not line.strip().startswith("#") for text in texts for line in text.splitlines())
 
 
-def _interlace(folder: Path, *words: str) -> str:
-    command = [sys.executable, "-c", CLI, *words]
+def _python(folder: Path, code: str, *words: str) -> str:
+    command = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, cwd=folder, env=_environment(2), capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr[-3000:])

@@ -41,6 +41,7 @@ SMALLEST = {
     "server": (),
     "simulate": ("--presets", "areal", "--devices", "16", "--steps", "1", "--rounds", "1"),
     "timeline": ("--steps", "15"),
+    "compare_trl": ("--steps", "2", "--start-steps", "2", "--seeds", "0"),
     "watch": ("--steps", "24", "--period", "2"),
     "weights": ("--scale", "0.01", "--rounds", "2"),
     "train_step": ("--rounds", "1", "--case", "all"),

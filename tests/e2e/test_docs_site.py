@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from interlace.models.tiny import build_tiny
+from interlace.run.clusters import local
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
+from tests.e2e.test_published_recipes import CONFIGS, GIB
 
 ROOT = Path(__file__).parents[2]
 MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
@@ -26,19 +28,27 @@ def test_the_site_builds_without_a_broken_link_and_can_be_searched(tmp_path: Pat
     assert (tmp_path / "source/examples/own_engine.py.txt").exists()
 
 
-@pytest.mark.parametrize("page", ["lora-one-gpu", "eight-gpus"])
-def test_the_recipe_of_a_tutorial_passes_the_check(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a small model in place of the model of the hub, because tests download nothing."""
+@pytest.mark.parametrize(
+    ("page", "config", "gpus", "changes"),
+    [
+        ("lora-one-gpu", "qwen2.5-1.5b-grpo", (24 * GIB,), []),
+        ("eight-gpus", "qwen2.5-7b-grpo", (80 * GIB,) * 8, ["rollout=native"]),  # vLLM is in another environment
+    ],
+)
+def test_the_recipe_of_a_tutorial_passes_the_check_and_fits(
+    page: str, config: str, gpus: tuple[int, ...], changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the published configuration of the model and a small tokenizer, because tests download nothing."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "_gpu_bytes", lambda: gpus)
     [text] = re.findall(r"```yaml\n(.*?)```", (TUTORIALS / f"{page}.md").read_text(encoding="utf-8"), re.DOTALL)
     question = '{"prompt": "1 + 1", "answer": "2"}\n'
     (tmp_path / "questions.jsonl").write_text("".join(question.replace("1 +", f"{n} +") for n in range(200)))
     (tmp_path / "recipe.yaml").write_text(text)
-    model, tokenizer = build_tiny("micro", 0)
-    for part in (model, tokenizer):
+    model, _ = CONFIGS[config]
+    model.architectures = ["Qwen2ForCausalLM"]
+    for part in (model, build_tiny("micro", 0)[1]):
         part.save_pretrained(tmp_path / "model")
-    devices = re.search(r"cuda:(\d+)", text)
-    assert devices
-    changes = ["model.path=model", f"cluster.devices=cpu:{devices[1]}"]
-    derived = check_recipe(load_recipe("recipe.yaml", changes))
-    assert derived.num_heldout_prompts == 2 and derived.memory
+    derived = check_recipe(load_recipe("recipe.yaml", ["model.path=model", *changes]))
+    assert derived.num_heldout_prompts == 2
+    assert max(worker.peak_bytes for worker in derived.memory) < gpus[0]

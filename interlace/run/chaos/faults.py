@@ -11,7 +11,7 @@ from interlace.engines.rollout.kinds import create_kind
 from interlace.rollouts.by_row import simulators_of
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.config import Recipe, algorithm_of
-from interlace.run.recipe.layout import needed_roles, num_ranks
+from interlace.run.recipe.layout import find_needed_roles, num_ranks
 from interlace.schedule.roles import ROLES
 
 KINDS = ("kill", "stop")
@@ -117,7 +117,7 @@ def _absence(recipe: Recipe, role: str) -> str:
 
 
 def _absence_of_ranks(recipe: Recipe, role: str) -> str:
-    if role not in {each.name for each in needed_roles(algorithm_of(recipe).needs)}:
+    if role not in {each.name for each in find_needed_roles(algorithm_of(recipe).needs)}:
         return f"the recipe's algorithm has no {role}."
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     [places, *_] = recipe.schedule.resolved.placement.instances(role, devices)
