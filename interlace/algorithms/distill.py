@@ -34,8 +34,8 @@ class DistillSettings(PolicySettings):
 
     signal: Literal["advantage", "loss", "top_k"] = "advantage"
     """advantage: log teacher - log student is the advantage of each token, under the clipped loss. loss: the KL by
-    `kl_estimator` is the loss itself. top_k: the forward KL over the teacher's `top_k` most probable tokens is."""
-    top_k: int = Field(default=16, ge=1)
+    `kl_estimator` is the loss itself. top_k: the loss is the forward KL over the most probable tokens of the teacher."""
+    teacher_top_k: int = Field(default=16, ge=1)
     """Most probable tokens of the teacher at each place, for `signal: top_k`. The other tokens count as one."""
     teacher_coefficient: float = Field(default=1.0, gt=0)
     """Weight of the teacher's signal."""
@@ -68,7 +68,7 @@ class Distill(PolicyAlgorithm):
         return Needs(
             reference=True,
             teacher=True,
-            teacher_top=self.settings.top_k if self.settings.signal == "top_k" else 0,
+            teacher_top=self.settings.teacher_top_k if self.settings.signal == "top_k" else 0,
             reward=self.settings.reward_coefficient > 0,
             proximal_logprobs=is_recomputed,
         )

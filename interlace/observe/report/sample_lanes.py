@@ -17,7 +17,7 @@ COLOURS = {"queue": "#fbbf24", "tool": "#f97316", "episode": "#d6a77a", "reward"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
+class LanePeriod:
     """One period of a sample. Times are seconds."""
 
     kind: str
@@ -101,11 +101,11 @@ def _num_turns(sample: Transcript, timeline: DeviceTimeline) -> int:
     return len({turn.turn for turn in timeline.samples.turns[sample.key]})
 
 
-def _stretches(sample: Transcript, timeline: DeviceTimeline) -> list[Stretch]:
+def _stretches(sample: Transcript, timeline: DeviceTimeline) -> list[LanePeriod]:
     times = timeline.samples
     turns = times.turns[sample.key]
     last_s = max((end_s for _, end_s in timeline.steps.values()), default=math.inf)
-    found: list[Stretch] = []
+    found: list[LanePeriod] = []
     for place, turn in enumerate(turns):
         end_s = min(turn.end_s, last_s)
         found.append(_stretch("queue", turn.asked_s, turn.start_s, f"wait of turn {turn.turn} for {turn.engine}"))
@@ -120,7 +120,7 @@ def _stretches(sample: Transcript, timeline: DeviceTimeline) -> list[Stretch]:
     return [each for each in found if each.end_s > each.start_s]
 
 
-def _between(sample: Transcript, turn: TurnTime, following_s: float) -> list[Stretch]:
+def _between(sample: Transcript, turn: TurnTime, following_s: float) -> list[LanePeriod]:
     """Returns the tools after a turn, and the episode's code until the next request."""
     tool_s = sum(seconds for number, seconds in sample.tools if number == turn.turn)
     if turn.num_tokens is None or (not tool_s and math.isinf(following_s)):
@@ -132,8 +132,8 @@ def _between(sample: Transcript, turn: TurnTime, following_s: float) -> list[Str
     return found
 
 
-def _stretch(kind: str, start_s: float, end_s: float, text: str, version: int = 0) -> Stretch:
-    return Stretch(kind=kind, start_s=start_s, end_s=max(start_s, end_s), text=text, version=version)
+def _stretch(kind: str, start_s: float, end_s: float, text: str, version: int = 0) -> LanePeriod:
+    return LanePeriod(kind=kind, start_s=start_s, end_s=max(start_s, end_s), text=text, version=version)
 
 
 def _describe(turn: TurnTime) -> str:
@@ -146,7 +146,7 @@ def _versions(first: int, last: int) -> str:
 
 
 def _lane(
-    sample: Transcript, num_turns: int, stretches: Sequence[Stretch], colours: Mapping[int, str], window: Period
+    sample: Transcript, num_turns: int, stretches: Sequence[LanePeriod], colours: Mapping[int, str], window: Period
 ) -> Lane:
     start_s, end_s = window
     length = max(end_s - start_s, 1e-9)

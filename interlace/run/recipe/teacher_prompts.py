@@ -58,8 +58,8 @@ def check_context(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrai
     is_longer = [len(read(prompt).token_ids) > len(prompt.token_ids) for prompt in prompts]  # reads every row
     if not any(is_longer):
         raise UserError(
-            f"reference.context={recipe.reference.context!r} is empty for every row, so that the teacher reads what "
-            "the policy reads. Name a column that the rows have."
+            f"reference.context={recipe.reference.context!r} is empty for every row, so that the teacher reads the "
+            "prompts of the policy. Name a column that the rows have."
         )
 
 
@@ -83,7 +83,7 @@ def text_reader(teacher: "PreTrainedTokenizerBase") -> Callable[[Prompt], Prompt
 def check_alignment(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> None:
     """Raises UserError if the text of the policy cannot be aligned with the tokens of a teacher with another tokenizer.
 
-    It cannot if one of the tokenizers does not restore the text of a prompt or of an answer.
+    Both tokenizers must restore the text of each prompt and answer.
     """
     other = recipe.reference.model
     if recipe.reference.align != "text" or other is None:

@@ -65,7 +65,7 @@ def test_loss_and_gradient_equal_the_definition(count: int) -> None:
         replace(each, ref_logprobs=row[:, 0], teacher_top=row[:, 1:].reshape(len(row), 2, count))
         for each, row in zip(samples, found, strict=True)
     ]
-    algorithm = create_algorithm("distill", {"signal": "top_k", "top_k": count})
+    algorithm = create_algorithm("distill", {"signal": "top_k", "teacher_top_k": count})
     engine = TrainEngine(student, loss=algorithm.loss, optimizer=OptimizerConfig(lr=1e-3), config=config)
     engine.accumulate(scored)
     grads = {name: weight.grad for name, weight in student.named_parameters() if weight.grad is not None}
