@@ -34,7 +34,7 @@ class DistillSettings(PolicySettings):
 
     signal: Literal["advantage", "loss", "top_k"] = "advantage"
     """advantage: log teacher - log student is the advantage of each token, under the clipped loss. loss: the KL by
-    `kl_estimator` is the loss itself. top_k: the loss is the forward KL over the most probable tokens of the teacher."""
+    `kl_estimator` is the loss itself. top_k: the loss is the forward KL over the teacher's most probable tokens."""
     teacher_top_k: int = Field(default=16, ge=1)
     """Most probable tokens of the teacher at each place, for `signal: top_k`. The other tokens count as one."""
     teacher_coefficient: float = Field(default=1.0, gt=0)
