@@ -1,7 +1,9 @@
 """The documentation site builds in strict mode, and the recipes of its tutorials pass the check of recipes."""
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,19 @@ def test_the_recipe_of_a_tutorial_passes_the_check_and_fits(
     derived = check_recipe(load_recipe("recipe.yaml", ["model.path=model", *changes]))
     assert derived.num_heldout_prompts == 2
     assert max(worker.peak_bytes for worker in derived.memory) < gpus[0]
+
+
+@pytest.mark.slow
+def test_the_commands_of_sft_then_grpo_run(tmp_path: Path) -> None:
+    """Unmodified, except for fewer steps."""
+    text = (TUTORIALS / "sft-then-grpo.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    shorter = re.sub(r"steps=\d+", "steps=2", block).replace("step_60", "step_2")
+    for line in shorter.splitlines():
+        command = [sys.executable, "-c", "from interlace.cli.main import app; app()", *line.split()[1:]]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "runs/second/report.html").exists()

@@ -17,7 +17,7 @@ COLOURS = {"queue": "#fbbf24", "tool": "#f97316", "episode": "#d6a77a", "reward"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LanePeriod:
+class SamplePeriod:
     """One period of a sample. Times are seconds."""
 
     kind: str
@@ -75,8 +75,8 @@ def lanes_view(run: RunData, timeline: DeviceTimeline | None, step: int | None) 
         (sample for sample in run.transcripts if sample.step == chosen and sample.key in timeline.samples.turns),
         key=lambda sample: sample.key,
     )
-    found = [(sample, _stretches(sample, timeline)) for sample in samples[:NUM_LANES]]
-    periods = [period for _, stretches in found for period in stretches]
+    found = [(sample, _periods(sample, timeline)) for sample in samples[:NUM_LANES]]
+    periods = [period for _, parts in found for period in parts]
     if not periods:
         return None
     start_s, end_s = min(each.start_s for each in periods), max(each.end_s for each in periods)
@@ -101,39 +101,39 @@ def _num_turns(sample: Transcript, timeline: DeviceTimeline) -> int:
     return len({turn.turn for turn in timeline.samples.turns[sample.key]})
 
 
-def _stretches(sample: Transcript, timeline: DeviceTimeline) -> list[LanePeriod]:
+def _periods(sample: Transcript, timeline: DeviceTimeline) -> list[SamplePeriod]:
     times = timeline.samples
     turns = times.turns[sample.key]
     last_s = max((end_s for _, end_s in timeline.steps.values()), default=math.inf)
-    found: list[LanePeriod] = []
+    found: list[SamplePeriod] = []
     for place, turn in enumerate(turns):
         end_s = min(turn.end_s, last_s)
-        found.append(_stretch("queue", turn.asked_s, turn.start_s, f"wait of turn {turn.turn} for {turn.engine}"))
-        found.append(_stretch("generate", turn.start_s, end_s, _describe(turn), turn.first_version))
+        found.append(_period("queue", turn.asked_s, turn.start_s, f"wait of turn {turn.turn} for {turn.engine}"))
+        found.append(_period("generate", turn.start_s, end_s, _describe(turn), turn.first_version))
         following = turns[place + 1].asked_s if place + 1 < len(turns) else math.inf
         found += _between(sample, turn, following)
     after_s = max(min(turn.end_s, last_s) for turn in turns)
     name = (sample.uid, sample.key[1])
     for kind, periods in (("reward", times.scored.get(name, ())), ("train", times.trained.get(name, ()))):
         # Only the first one: a later admission of the same prompt has later ones.
-        found += [_stretch(kind, *period, kind) for period in sorted(p for p in periods if p[0] >= after_s)[:1]]
+        found += [_period(kind, *period, kind) for period in sorted(p for p in periods if p[0] >= after_s)[:1]]
     return [each for each in found if each.end_s > each.start_s]
 
 
-def _between(sample: Transcript, turn: TurnTime, following_s: float) -> list[LanePeriod]:
+def _between(sample: Transcript, turn: TurnTime, following_s: float) -> list[SamplePeriod]:
     """Returns the tools after a turn, and the episode's code until the next request."""
     tool_s = sum(seconds for number, seconds in sample.tools if number == turn.turn)
     if turn.num_tokens is None or (not tool_s and math.isinf(following_s)):
         return []
     ended_s = min(turn.end_s + tool_s, following_s)
-    found = [_stretch("tool", turn.end_s, ended_s, f"tools after turn {turn.turn}")]
+    found = [_period("tool", turn.end_s, ended_s, f"tools after turn {turn.turn}")]
     if not math.isinf(following_s):
-        found.append(_stretch("episode", ended_s, following_s, f"code of the episode after turn {turn.turn}"))
+        found.append(_period("episode", ended_s, following_s, f"code of the episode after turn {turn.turn}"))
     return found
 
 
-def _stretch(kind: str, start_s: float, end_s: float, text: str, version: int = 0) -> LanePeriod:
-    return LanePeriod(kind=kind, start_s=start_s, end_s=max(start_s, end_s), text=text, version=version)
+def _period(kind: str, start_s: float, end_s: float, text: str, version: int = 0) -> SamplePeriod:
+    return SamplePeriod(kind=kind, start_s=start_s, end_s=max(start_s, end_s), text=text, version=version)
 
 
 def _describe(turn: TurnTime) -> str:
@@ -146,7 +146,7 @@ def _versions(first: int, last: int) -> str:
 
 
 def _lane(
-    sample: Transcript, num_turns: int, stretches: Sequence[LanePeriod], colours: Mapping[int, str], window: Period
+    sample: Transcript, num_turns: int, parts: Sequence[SamplePeriod], colours: Mapping[int, str], window: Period
 ) -> Lane:
     start_s, end_s = window
     length = max(end_s - start_s, 1e-9)
@@ -157,10 +157,10 @@ def _lane(
             colour=COLOURS.get(each.kind) or colours[each.version],
             text=f"{each.text}: {(each.end_s - each.start_s) * 1e3:.1f} ms",
         )
-        for each in stretches
+        for each in parts
     ]
-    seconds = [sum(each.end_s - each.start_s for each in stretches if each.kind == kind) for kind in KINDS]
-    whole = max(each.end_s for each in stretches) - min(each.start_s for each in stretches)
+    seconds = [sum(each.end_s - each.start_s for each in parts if each.kind == kind) for kind in KINDS]
+    whole = max(each.end_s for each in parts) - min(each.start_s for each in parts)
     return Lane(
         name=printable(f"{sample.uid} [{sample.key[1]}]"),
         bars=bars,
