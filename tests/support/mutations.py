@@ -56,7 +56,7 @@ def no_deadlines() -> Mutation:
     def oldest(self: Batcher, step: int) -> Any:
         return min(self._ready, key=lambda place: self._ready[place][0][0], default=None)
 
-    return [(Batcher, "_allowed_queue", oldest)]
+    return [(Batcher, "_find_allowed_queue", oldest)]
 
 
 def suspended_for_ever() -> Mutation:

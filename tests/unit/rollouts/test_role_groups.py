@@ -57,6 +57,7 @@ PAIRS: tuple[tuple[type[TypedGroup], type[Worker]], ...] = (
 LEFT_OUT: dict[type[Worker], set[str]] = {
     CriticWorker: {"process_rewards"},
     ProcessRewardWorker: {"values"},
+    ScoringWorker: {"top_logprobs"},
     SimulatedEngine: {"health", "report", "weight_place"},
     SimulatedInference: {"attention"},
     SimulatedTrainer: {
