@@ -28,8 +28,8 @@ from interlace.run.films import keep_films
 from interlace.run.host import Hosted
 from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe
+from interlace.run.resume import RunStart
 from interlace.run.saving import Saver
-from interlace.run.start import RunStart
 from interlace.run.state import RunState
 from interlace.run.step_notes import StepNotes
 from interlace.run.step_trace import StepTrace

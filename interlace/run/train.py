@@ -31,9 +31,9 @@ from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import imagining, open_learning
 from interlace.run.restarts import RunRestarts
+from interlace.run.resume import RunStart, find_resumed_start, identify_run
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess, TrainReport
-from interlace.run.start import RunStart, find_resumed_start, identify_run
 from interlace.run.step_boundary import StepBoundary, TrainJob
 from interlace.run.step_trace import StepTrace
 from interlace.run.utilization import UtilizationMeter

@@ -12,8 +12,8 @@ group's place is filled in one of two ways:
 import heapq
 from dataclasses import dataclass
 
-from interlace.schedule.batcher import Batcher, Ticket
 from interlace.schedule.gate import Gate
+from interlace.schedule.staleness import Batcher, Ticket
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

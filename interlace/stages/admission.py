@@ -8,8 +8,8 @@ from interlace.core.types import Prompt, PromptSource, Sample, SampleKey, Termin
 from interlace.rollouts.stream import ADMITTED, SampleChannel
 from interlace.runtime.channel import with_columns
 from interlace.runtime.waits import Signal, WaitRegistry
-from interlace.schedule.batcher import Ticket
 from interlace.schedule.rounds import Launch, Rounds
+from interlace.schedule.staleness import Ticket
 from interlace.schedule.steps import Steps, Taken
 
 

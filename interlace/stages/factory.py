@@ -13,11 +13,11 @@ from interlace.rollouts.role_groups import ActorGroup, RolloutGroup, TrainedGrou
 from interlace.rollouts.session import SessionLimits
 from interlace.rollouts.stream import Columns, OnFailed, SampleChannel
 from interlace.runtime.cluster import Cluster
-from interlace.schedule.batcher import Batcher
 from interlace.schedule.gate import Gate
 from interlace.schedule.lengths import LengthPredictor
 from interlace.schedule.rounds import Rounds
 from interlace.schedule.schedule import Schedule
+from interlace.schedule.staleness import Batcher
 from interlace.schedule.steps import Steps
 from interlace.schedule.tail import Oversample, TailBatching
 from interlace.stages.admission import Admission

@@ -10,9 +10,9 @@ from interlace.rollouts.pool import EnginePool
 from interlace.runtime.channel import Cursor
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.arbiter import Arbiter, Claim, Decision
-from interlace.schedule.batcher import Batcher, Ticket
 from interlace.schedule.gate import Gate
 from interlace.schedule.rounds import Rounds
+from interlace.schedule.staleness import Batcher, Ticket
 from interlace.schedule.steps import Steps, Taken
 from interlace.stages import train
 from interlace.stages.admission import Admission

@@ -12,8 +12,8 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.plugins import class_names, concrete_subclass, find_class, load_object
 from interlace.robots.envs.base import Simulator, VectorEnv
-from interlace.robots.envs.simulated import SimulatedEnvs
 from interlace.robots.envs.spec import EnvSettings
+from interlace.robots.envs.stepping import SimulatedEnvs
 
 
 class EnvConfig(Config):

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from interlace.core.errors import UserError
 from interlace.robots.envs.base import Start, VectorEnv
 from interlace.robots.envs.load import create_envs
-from interlace.robots.envs.simulated import SimulatedEnvs
 from interlace.robots.envs.spec import Array, Observation, SimulatorError
+from interlace.robots.envs.stepping import SimulatedEnvs
 from interlace.runtime.process.child import become_child, framed, receive
 
 NO_JOB = 0xFFFFFFFF

@@ -88,7 +88,7 @@ def test_a_reset_that_breaks_says_so() -> None:
         def reset(self, init_state: int, seed: int) -> None:
             raise OSError("no such scene")
 
-    from interlace.robots.envs.simulated import SimulatedEnvs
+    from interlace.robots.envs.stepping import SimulatedEnvs
 
     envs = SimulatedEnvs(NoStart, NoStart.Settings(tasks=("left",)), 1)
     with pytest.raises(SimulatorError, match="no such scene"):

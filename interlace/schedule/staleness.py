@@ -1,4 +1,4 @@
-"""The batcher: decides which finished groups may be trained on now."""
+"""Bound on staleness: the batcher decides which finished groups may be trained on now."""
 
 import heapq
 from dataclasses import dataclass
