@@ -108,6 +108,7 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
 def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     """Makes, by role, workers with an engine or a scorer of the recipe."""
     from interlace.workers.actor import ActorWorker
+    from interlace.workers.actor_critic import ActorCriticWorker
     from interlace.workers.critic import CriticWorker
     from interlace.workers.process_reward import ProcessRewardWorker
     from interlace.workers.rollout import RolloutWorker
@@ -122,11 +123,12 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
         if algorithm_of(recipe).needs.process_reward
         else wrap_engine(CriticWorker, partial(make_critic_engine, source, sources.critic))
     )
+    actor = ActorWorker if algorithm_of(recipe).needs.on_policy else ActorCriticWorker
     workers = {
         "rollout": wrap_engine(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
         "reference": _reference_worker(initial),
         "critic": critic,
-        "actor": wrap_engine(ActorWorker, _actor_maker(sources, base if recipe.actor.lora else source, initial)),
+        "actor": wrap_engine(actor, _actor_maker(sources, base if recipe.actor.lora else source, initial)),
     }
     return {**workers, "reward": _reward_worker(recipe, recipe.reward)} if recipe.reward else workers
 

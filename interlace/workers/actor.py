@@ -5,10 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from interlace.core.state_parts import GRADIENTS, WEIGHTS
-from interlace.core.transitions import TransitionBatch
-from interlace.core.types import FloatArray, IntArray, Metrics, Sample
+from interlace.core.types import FloatArray, Metrics, Sample
 from interlace.engines.train import TrainEngine
-from interlace.engines.train.actor_critic import ActorCriticEngine
 from interlace.runtime.worker import WorkerContext, operation
 from interlace.weights.ref import Place, Route, WeightPart
 from interlace.weights.saved import trace_saved_form
@@ -35,16 +33,6 @@ class ActorWorker(TrainedWorker):
     def accumulate_replayed(self, samples: Sequence[Sample]) -> None:
         """Adds trajectories from the replay buffer to the open minibatch's gradient, under the replay loss."""
         self._engine.accumulate_replayed(samples)
-
-    @operation(bin="train")
-    def learn(self, context_ids: IntArray, batches: Sequence[TransitionBatch]) -> Metrics:
-        """Makes one update of an off-policy algorithm for each batch. Returns the means of its metrics."""
-        engine = self._engine
-        if not isinstance(engine, ActorCriticEngine):
-            raise TypeError(f"{type(engine).__name__} does not learn from transitions")
-        for batch in batches:
-            engine.learn(context_ids, batch)
-        return engine.learned_metrics()
 
     @operation(on_device=False, collect="all")
     def weight_place(self) -> Place:

@@ -57,7 +57,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     leave = NativeEngine.offload
 
     def offload(self: Residence, parts: Sequence[str] | None = None) -> None:
-        for part in self._chosen(parts):
+        for part in self._choose_parts(parts):
             if part not in self._away:
                 self._relocate[part](torch.clone)
                 self._away.add(part)

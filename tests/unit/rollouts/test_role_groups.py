@@ -28,6 +28,7 @@ from interlace.rollouts.role_groups import (
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.worker import Worker, operation_of
 from interlace.workers.actor import ActorWorker
+from interlace.workers.actor_critic import ActorCriticWorker
 from interlace.workers.critic import CriticWorker
 from interlace.workers.process_reward import ProcessRewardWorker
 from interlace.workers.reference import ReferenceWorker
@@ -50,11 +51,13 @@ PAIRS: tuple[tuple[type[TypedGroup], type[Worker]], ...] = (
     (ReferenceGroup, SimulatedInference),
     (TrainedGroup, TrainedWorker),
     (ActorGroup, ActorWorker),
+    (ActorGroup, ActorCriticWorker),
     (ActorGroup, SimulatedTrainer),
     (CriticGroup, CriticWorker),
     (CriticGroup, ProcessRewardWorker),
 )
 LEFT_OUT: dict[type[Worker], set[str]] = {
+    ActorWorker: {"learn"},
     CriticWorker: {"process_rewards"},
     ProcessRewardWorker: {"values"},
     ScoringWorker: {"top_logprobs"},

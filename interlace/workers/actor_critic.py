@@ -1,0 +1,33 @@
+"""Worker of a policy that is trained by an off-policy actor-critic algorithm."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from interlace.core.transitions import TransitionBatch
+from interlace.core.types import IntArray, Metrics
+from interlace.engines.train.actor_critic import ActorCriticEngine
+from interlace.runtime.worker import WorkerContext, operation
+from interlace.workers.actor import ActorWorker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class ActorCriticWorker(ActorWorker):
+    """An actor that also learns from transitions. Its update needs the whole state at once, unlike an actor's."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        make_engine: "Callable[[WorkerContext], tuple[ActorCriticEngine, PreTrainedTokenizerBase]]",
+    ) -> None:
+        super().__init__(context, make_engine)
+        assert isinstance(self._engine, ActorCriticEngine)
+        self._learner = self._engine
+
+    @operation(bin="train")
+    def learn(self, context_ids: IntArray, batches: Sequence[TransitionBatch]) -> Metrics:
+        """Makes one update of an off-policy algorithm for each batch. Returns the means of its metrics."""
+        for batch in batches:
+            self._learner.learn(context_ids, batch)
+        return self._learner.learned_metrics()
