@@ -1,5 +1,6 @@
 """Ranks with a process are replaced after the death of one, if their group has a rule for it."""
 
+import asyncio
 import os
 import select
 import signal
@@ -123,5 +124,17 @@ def test_a_call_on_a_rank_that_was_ended_because_its_peer_died_does_not_stay_ope
         before = await group.process()
         assert not {*before} & {*await group.outlive(before)}
         assert cluster.waits.num_running == 0, cluster.waits.graph()  # an open operation hides a stall
+
+    run(body)
+
+
+def test_a_call_during_a_replacement_waits_for_the_new_processes() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=True)
+        interrupted = asyncio.ensure_future(group.survive(await group.process()))
+        while cluster.processes:
+            await asyncio.sleep(0.01)
+        assert await group.memory_bytes() == 60
+        assert len(await interrupted) == 2
 
     run(body)
