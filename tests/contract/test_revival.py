@@ -138,3 +138,12 @@ def test_a_call_during_a_replacement_waits_for_the_new_processes() -> None:
         assert len(await interrupted) == 2
 
     run(body)
+
+
+def test_a_group_that_was_ended_leaves_no_process_in_the_cluster() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=True)
+        await cluster.dismiss(group)
+        assert not cluster.processes
+
+    run(body)
