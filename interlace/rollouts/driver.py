@@ -269,7 +269,7 @@ class EngineDriver:
     async def _swap_if_due(self) -> None:
         # A loop, because another version may be published during a swap.
         while self._pending and not (self._on_update == "drain" and not self._pending.adapters and self._must_drain()):
-            ref, self._pending = self._pending, None
+            ref, self._pending, self._is_swapping = self._pending, None, True
             if self._on_update == "abort_resume" and self.jobs.running:
                 self.counts["interrupted"] += await self._abort_all()
             await self._swap(ref)
@@ -281,7 +281,6 @@ class EngineDriver:
         mode: UpdateMode = "keep" if self._on_update == "keep" else "recompute"
         if self._on_update == "drain" and ref.adapters:
             mode = "own"
-        self._is_swapping = True
         await self.group.with_cause("publication").update_weights(ref, mode)
         if self._on_update == "recompute":
             self._meter.recompute()

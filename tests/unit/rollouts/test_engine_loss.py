@@ -1,0 +1,86 @@
+"""An engine whose process dies is replaced, and the pool continues as before."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from interlace.core.errors import WorkerDiedError
+from interlace.core.types import Request, SampleKey, SamplingParams
+from interlace.engines.rollout import NativeConfig
+from interlace.models.tiny import build_tiny
+from interlace.rollouts.pool import EnginePool
+from interlace.run.clusters.base import ClusterConfig, run_on
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.group import Rank, RankResult
+from interlace.runtime.revival import Revival
+from interlace.schedule.schedule import Schedule
+from interlace.weights.config import WeightsConfig
+from interlace.weights.ref import Route, WeightRef
+from interlace.weights.writer import WeightWriter
+from tests.support.episode_runs import OneEngine
+
+SCHEDULE = Schedule(on_update="abort_resume", max_staleness=1)
+
+
+class MortalRank:
+    """A rank that dies in one operation. It is replaced by the same engine without sequences."""
+
+    def __init__(self, group: Any, dies_in: str) -> None:
+        self._group, self._dies_in = group, dies_in
+        [self._rank] = group.ranks
+        self._death: WorkerDiedError | None = None
+        group.ranks = (self,)
+        group.revival = Revival(make_ranks=self._make, find_death=self._find_death, repeats_calls=False)
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
+        if method == self._dies_in:
+            self._death = WorkerDiedError("rollout/0[rank 0] died")
+        if self._death:
+            raise self._death
+        return await self._rank.call(method, args, kwargs)
+
+    def call_now(self, method: str, args: tuple[Any, ...]) -> None:
+        self._rank.call_now(method, args)
+
+    async def close(self) -> None:
+        await self._rank.close()
+
+    async def _find_death(self) -> WorkerDiedError | None:
+        return self._death
+
+    async def _make(self, reason: str) -> Sequence[Rank]:
+        self._death = None
+        await self._rank.call("abort", (), {})
+        return (self._rank,)
+
+
+def publish(pool: EnginePool, version: int) -> None:
+    writer = WeightWriter(Route(transport="alias", config=WeightsConfig()))
+    weights = build_tiny("micro", seed=0)[0].state_dict()
+    pool.update_weights(WeightRef(version=version, parts=(writer.write(version, weights),)))
+
+
+def asked(name: str, tokens: int) -> Request:
+    return Request(uid=name, owner=SampleKey(0, 0), prompt_ids=[3, 4, 5], params=SamplingParams(max_new_tokens=tokens))
+
+
+@pytest.mark.parametrize("dies_in", ["abort", "update_weights", "engine_metrics"])
+def test_a_death_while_new_weights_arrive_leaves_no_engine_with_pending_weights(dies_in: str) -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine(schedule=SCHEDULE, config=NativeConfig(steps_per_schedule=1)).pool(cluster, 1)
+        publish(pool, 0)
+        await pool.swapped(0)
+        answer = asyncio.create_task(pool.complete([asked("begun", 60)], who="test"))
+        [driver] = pool.drivers
+        while not driver.jobs.running:
+            await asyncio.sleep(0)
+        MortalRank(driver.group, dies_in)
+        publish(pool, 1)
+        [response] = await answer
+        assert pool.membership.num_lost == 1
+        assert response.completion.versions[-1] == 1
+        assert pool.num_unswapped == 0
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:1"), SCHEDULE, flow))
