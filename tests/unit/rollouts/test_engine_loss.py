@@ -31,6 +31,9 @@ class MortalRank:
         self._group, self._dies_in = group, dies_in
         [self._rank] = group.ranks
         self._death: WorkerDiedError | None = None
+        self.num_made = 0
+        self.may_start = asyncio.Event()
+        self.may_start.set()
         group.ranks = (self,)
         group.revival = Revival(make_ranks=self._make, find_death=self._find_death, repeats_calls=False)
 
@@ -51,7 +54,8 @@ class MortalRank:
         return self._death
 
     async def _make(self, reason: str) -> Sequence[Rank]:
-        self._death = None
+        await self.may_start.wait()
+        self._death, self.num_made = None, self.num_made + 1
         await self._rank.call("abort", (), {})
         return (self._rank,)
 
@@ -84,3 +88,22 @@ def test_a_death_while_new_weights_arrive_leaves_no_engine_with_pending_weights(
         assert pool.num_unswapped == 0
 
     asyncio.run(run_on(ClusterConfig(devices="cpu:1"), SCHEDULE, flow))
+
+
+def test_an_engine_that_is_removed_during_its_recovery_does_not_return() -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine(schedule=SCHEDULE).pool(cluster, 1)
+        publish(pool, 0)
+        await pool.swapped(0)
+        driver = pool.drivers[1]
+        rank = MortalRank(driver.group, "serve")
+        rank.may_start.clear()
+        await pool.complete([asked("first", 4), asked("second", 4)], who="test")
+        assert [state.state for state in pool.membership.states()] == ["serving", "lost"]
+        await pool.membership.remove(driver, drains=True)
+        rank.may_start.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert rank.num_made == 0, "a process was started for an engine that has left"
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
