@@ -87,6 +87,12 @@ class Membership:
         """Keeps jobs until an engine returns."""
         self._parked += jobs
 
+    def withdraw(self, request_id: str) -> None:
+        """Removes a kept job, if there is one for this request."""
+        for job in [each for each in self._parked if each.request.id == request_id]:
+            self._parked.remove(job)
+            self._cluster.timeline.drop_tokens(len(job.request.generated_ids))
+
     def on_lost(self, driver: EngineDriver, reason: str) -> None:
         """Moves the jobs of a lost engine, with their tokens, to other engines, and starts its recovery."""
         if driver in self._lost or driver not in self._pool.drivers:

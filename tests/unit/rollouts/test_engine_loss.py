@@ -107,3 +107,23 @@ def test_an_engine_that_is_removed_during_its_recovery_does_not_return() -> None
         assert rank.num_made == 0, "a process was started for an engine that has left"
 
     asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
+
+
+def test_a_request_that_is_withdrawn_while_no_engine_serves_is_not_generated_later() -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine(schedule=SCHEDULE).pool(cluster, 1)
+        publish(pool, 0)
+        await pool.swapped(0)
+        [driver] = pool.drivers
+        rank = MortalRank(driver.group, "serve")
+        rank.may_start.clear()
+        withdrawn = asyncio.create_task(pool.complete([asked("withdrawn", 4)], who="test"))
+        while not pool.membership.num_lost:
+            await asyncio.sleep(0)
+        withdrawn.cancel()
+        await asyncio.wait({withdrawn})
+        rank.may_start.set()
+        await pool.complete([asked("kept", 4)], who="test")
+        assert sum(len(call.ended) for call in cluster.timeline.take().served) == 1
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:1"), SCHEDULE, flow))
