@@ -127,3 +127,15 @@ def test_a_request_that_is_withdrawn_while_no_engine_serves_is_not_generated_lat
         assert sum(len(call.ended) for call in cluster.timeline.take().served) == 1
 
     asyncio.run(run_on(ClusterConfig(devices="cpu:1"), SCHEDULE, flow))
+
+
+def test_the_trace_has_one_begin_of_a_turn_whose_first_call_was_lost() -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine(schedule=SCHEDULE).pool(cluster, 1)
+        publish(pool, 0)
+        await pool.swapped(0)
+        MortalRank(pool.drivers[0].group, "serve")
+        await pool.complete([asked("lost", 4)], who="test")
+        assert sum(len(call.begun) for call in cluster.timeline.take().served) == 1
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:1"), SCHEDULE, flow))
