@@ -34,7 +34,7 @@ class _Open:
 class ProcessRank(asyncio.BufferedProtocol, ABC):
     """Sends calls and receives replies.
 
-    The death of its process ends the run with an error that names the running calls.
+    The death of its process fails the open calls, and all later ones, with an error that names the open calls.
     """
 
     def __init__(
