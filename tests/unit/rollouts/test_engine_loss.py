@@ -10,6 +10,7 @@ from interlace.core.errors import WorkerDiedError
 from interlace.core.types import Request, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig
 from interlace.models.tiny import build_tiny
+from interlace.rollouts.lending import Lending
 from interlace.rollouts.pool import EnginePool
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
@@ -139,3 +140,29 @@ def test_the_trace_has_one_begin_of_a_turn_whose_first_call_was_lost() -> None:
         assert sum(len(call.begun) for call in cluster.timeline.take().served) == 1
 
     asyncio.run(run_on(ClusterConfig(devices="cpu:1"), SCHEDULE, flow))
+
+
+def test_a_lent_engine_that_was_lost_joins_after_its_recovery_and_not_after_the_step() -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine(schedule=SCHEDULE, config=NativeConfig(steps_per_schedule=1)).pool(cluster, 1)
+        publish(pool, 0)
+        await pool.swapped(0)
+        lent = pool.drivers[1]
+        lending = Lending(pool.drivers, lent.group.device_indices, 0.5)
+        answers = [asyncio.create_task(pool.complete([asked(name, 60)], who="test")) for name in ("one", "two")]
+        while not lent.jobs.running:
+            await asyncio.sleep(0)
+        rank = MortalRank(lent.group, "abort")
+        rank.may_start.clear()
+        lending.look(1.0)
+        while not pool.membership.num_lost:
+            await asyncio.sleep(0)
+        lending.renew()
+        assert [state.state for state in pool.membership.states()] == ["serving", "lost"]
+        assert lent.is_away, "it would take jobs without a process"
+        rank.may_start.set()
+        await asyncio.gather(*answers)
+        while lent.is_away:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
