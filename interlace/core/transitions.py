@@ -1,4 +1,4 @@
-"""TransitionBatch of episodes with continuous actions, from which off-policy algorithms learn.
+"""Transitions of episodes with continuous actions, from which off-policy algorithms learn.
 
 Shapes: B = transitions, F = numbers of a state, C = numbers of an action chunk (K actions of A numbers each).
 """

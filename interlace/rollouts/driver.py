@@ -65,6 +65,8 @@ class EngineDriver:
         self._serving = self._yield_asked = self._is_swapping = False
         self.is_away = False
         """True while the engine is outside the pool: it takes no jobs, and its weights are not updated."""
+        self.is_lost = False
+        """True from the loss of the engine until it joins again, which the membership decides."""
         self._onto: list[EngineDriver] | None = None
         """Engines to which the running jobs will move; None if they stay."""
         self._num_awaited = 0
@@ -142,12 +144,12 @@ class EngineDriver:
             self.evacuate(others)
 
     def lose_weights(self) -> None:
-        """Marks the weights of the engine as unknown until its next swap."""
-        self.version = -1
+        """Marks the engine as lost, and its weights as unknown until its next swap."""
+        self.version, self.is_lost = -1, True
 
     def join(self) -> None:
         """Takes jobs again, after the newest weights have arrived."""
-        self.is_away = False
+        self.is_away = self.is_lost = False
         self._poke()
 
     async def run(self) -> None:
@@ -269,7 +271,7 @@ class EngineDriver:
     async def _swap_if_due(self) -> None:
         # A loop, because another version may be published during a swap.
         while self._pending and not (self._on_update == "drain" and not self._pending.adapters and self._must_drain()):
-            ref, self._pending = self._pending, None
+            ref, self._pending, self._is_swapping = self._pending, None, True
             if self._on_update == "abort_resume" and self.jobs.running:
                 self.counts["interrupted"] += await self._abort_all()
             await self._swap(ref)
@@ -281,7 +283,6 @@ class EngineDriver:
         mode: UpdateMode = "keep" if self._on_update == "keep" else "recompute"
         if self._on_update == "drain" and ref.adapters:
             mode = "own"
-        self._is_swapping = True
         await self.group.with_cause("publication").update_weights(ref, mode)
         if self._on_update == "recompute":
             self._meter.recompute()

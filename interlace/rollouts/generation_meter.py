@@ -52,6 +52,7 @@ class GenerationMeter:
         """Records that the engine's process ended with its running sequences, which begin again."""
         self._cached_tokens = self._repeated_tokens = self._prompt_tokens = 0
         self._histories.clear()
+        self._begun.clear()
 
     def drop(self, num_tokens: int) -> None:
         """Records the tokens of a sample that ended before it was finished."""

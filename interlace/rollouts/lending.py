@@ -37,4 +37,5 @@ class Lending:
         """Lends the devices again, after a step."""
         called, self._called = self._called, []
         for each in called:
-            each.join()
+            if not each.is_lost:
+                each.join()

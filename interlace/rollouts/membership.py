@@ -65,6 +65,8 @@ class Membership:
         self._lost: dict[EngineDriver, str] = {}
         """Engines that are lost, each with the reason."""
         self._loops: dict[EngineDriver, asyncio.Task[None]] = {}
+        self._recoveries: dict[EngineDriver, asyncio.Task[None]] = {}
+        """Recovery of each lost engine."""
         self.num_lost = 0
         """Number of losses since the start."""
         self.restarts = RestartBudget("rollout", None)
@@ -85,6 +87,12 @@ class Membership:
         """Keeps jobs until an engine returns."""
         self._parked += jobs
 
+    def withdraw(self, request_id: str) -> None:
+        """Removes a kept job, if there is one for this request."""
+        for job in [each for each in self._parked if each.request.id == request_id]:
+            self._parked.remove(job)
+            self._cluster.timeline.drop_tokens(len(job.request.generated_ids))
+
     def on_lost(self, driver: EngineDriver, reason: str) -> None:
         """Moves the jobs of a lost engine, with their tokens, to other engines, and starts its recovery."""
         if driver in self._lost or driver not in self._pool.drivers:
@@ -96,7 +104,9 @@ class Membership:
         self.on_note(f"{driver.group.name} is lost: {reason}")
         driver.leave(self._others(driver))
         driver.lose_weights()
-        self._cluster.spawn(self._bring_back(driver), name=f"recovery of {driver.group.name}")
+        self._recoveries[driver] = self._cluster.spawn(
+            self._bring_back(driver), name=f"recovery of {driver.group.name}"
+        )
 
     async def add(self, launch: Awaitable[RolloutGroup]) -> EngineDriver:
         """Adds an engine, which takes requests once it serves the newest weights. Other engines do not wait for it."""
@@ -120,12 +130,20 @@ class Membership:
         driver.leave(self._others(driver), drains=drains)
         with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
             await self._until_empty(driver)
+            await self._give_up(driver)  # it may be lost since it began to leave
         self._pool.num_unswapped -= driver.pending_version is not None
         self._pool.drivers.remove(driver)
         self._pool.standing.fire()
         self._loops.pop(driver).cancel()
         await self._cluster.dismiss(driver.group)
         self.on_note(f"{driver.group.name} has left")
+
+    async def _give_up(self, driver: EngineDriver) -> None:
+        """Ends the recovery of an engine, with the processes that it is starting."""
+        self._lost.pop(driver, None)
+        if recovery := self._recoveries.pop(driver, None):
+            recovery.cancel()
+            await asyncio.wait({recovery})
 
     def states(self) -> list[EngineState]:
         """Lists the states of all engines."""
@@ -162,6 +180,7 @@ class Membership:
                     )
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
+        self._recoveries.pop(driver, None)
         if self._lost.pop(driver, None) is not None:
             self._join(driver)
             self.on_note(f"{driver.group.name} is back")

@@ -255,6 +255,7 @@ class EnginePool:
             self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
         elif request_id in self._driver_of:
             self._driver_of.pop(request_id).cancel(request_id)
+        self.membership.withdraw(request_id)
         self._lengths.forget(request_id)
         self._tool_waits.end_turn(request_id, None)
 

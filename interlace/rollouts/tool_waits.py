@@ -69,6 +69,8 @@ class ToolWaits:
         """Starts and ends the waits of engines in the timeline."""
         if not self._num_turns and not self._open:
             return
+        for driver in [each for each in self._open if each not in self._drivers]:  # it has left the run
+            self._timeline.end_wait(self._open.pop(driver))
         everywhere = self._away[None]
         for driver in self._drivers:
             waits = not driver.load.num_requests and self._away[driver] + everywhere > 0

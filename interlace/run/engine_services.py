@@ -1,4 +1,4 @@
-"""Engines of a run that are servers: their health checks, and the text that checks their weights."""
+"""Engines of a run that may be lost and return: their weights, their health checks, and the text for these checks."""
 
 from interlace.core.random import keyed_random
 from interlace.engines.rollout.config import ServiceConfig
@@ -13,7 +13,7 @@ PROBE_TOKENS = 24
 
 
 def follow_services(recipe: Recipe, pool: EnginePool) -> None:
-    """Prepares a pool for engines that are servers, which may be lost and return. Does nothing for other engines."""
+    """Prepares a pool for engines that may be lost and return: servers, and engines whose processes are replaced."""
     config, membership = recipe.rollout, pool.membership
     membership.keeps_published = any(driver.group.can_revive for driver in pool.drivers)
     if not create_kind(config).is_service or not isinstance(config, ServiceConfig):

@@ -241,17 +241,16 @@ def revival_rule(recipe: Recipe, role: Role, devices: Sequence[Device]) -> Reviv
     """
     if role.recovery != "respawn" or role.name == "env":  # a fleet of environments replaces its processes itself
         return None
-    per_hour = recipe.recovery.restarts_per_hour.get(role.name)
+    budget = RestartBudget(role.name, recipe.recovery.restarts_per_hour.get(role.name))
     if role.name != "rollout":
-        return RevivalRule(budget=RestartBudget(role.name, per_hour), repeats_calls=True)
+        return RevivalRule(budget=budget, repeats_calls=True)
     is_copied = not recipe.schedule.resolved.waits_for_swap
     on_gpu = any(device.pool == "cuda" for device in devices)
     if on_gpu and not is_copied and recipe.weights.transport not in HOST_TRANSPORTS:
         return None
     if recipe.weights.codec == "delta":  # a new engine has no version that a delta could change
         return None
-    # The pool's membership counts lost engines.
-    return RevivalRule(budget=RestartBudget(role.name, None), repeats_calls=False)
+    return RevivalRule(budget=budget, repeats_calls=False)
 
 
 def instance_spec(

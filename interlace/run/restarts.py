@@ -1,6 +1,5 @@
 """Restarts of a whole run after the end of a process that cannot be replaced while the run continues."""
 
-import gc
 import time
 from collections.abc import Callable
 
@@ -40,5 +39,4 @@ class RunRestarts:
         if reason:
             error.add_note(f"It was not started again: {reason}.")
             return False
-        gc.collect()  # the failed process of the run may hold models in reference cycles
         return True

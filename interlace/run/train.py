@@ -1,6 +1,7 @@
 """One training run of a recipe: cluster, workers and flow, from their opening to the end or a stop."""
 
 import asyncio
+import gc
 import time
 from dataclasses import replace
 from functools import partial
@@ -79,14 +80,18 @@ def train(
             else _PolicySession(job, checkpoints, identity, settings)
         )
         try:
-            report = asyncio.run(session.train())
+            report: TrainReport | None = asyncio.run(session.train())
         except WorkerDiedError as error:
             if stop.requested or not restarts.allow(error, session.done_steps):
                 raise
             progress.say(f"{first_line(error)} The run starts again from its newest checkpoint.")
-            ledger, resume = ledger.plus(session.ledger), True
+            report = None
+        ledger = ledger.plus(session.ledger)
+        if report is None:
+            resume = True
+            del session
+            gc.collect()  # the failed process holds models in reference cycles, and its error held its frames
             continue
-        ledger = ledger.plus(report.ledger)
         schedule = planner.take_change() if planner and report.was_stopped and not stop.requested else None
         if schedule is None:
             return replace(report, ledger=ledger)

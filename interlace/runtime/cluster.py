@@ -185,7 +185,7 @@ class Cluster(ABC):
             stage=spec.stage,
             preemptible=spec.preemptible,
         )
-        if spec.revival and self._processes_of(spec):
+        if spec.revival and self._processes_of(spec.name):
             group.revival = Revival(
                 make_ranks=partial(self._start_again, spec, spec.revival.budget),
                 find_death=partial(self._find_death, spec),
@@ -223,7 +223,7 @@ class Cluster(ABC):
         if exhausted := budget.spend(self.clock.now()):
             raise RestartBudgetError(f"{exhausted}. {reason}")
         self.on_note(f"{reason} Its group starts again.")
-        for process in self._processes_of(spec):
+        for process in self._processes_of(spec.name):
             await process.close()
             self.processes.remove(process)
         ranks = await self._start_ranks(spec, "start after a death")
@@ -231,19 +231,21 @@ class Cluster(ABC):
         return ranks
 
     async def _find_death(self, spec: WorkerSpec) -> WorkerDiedError | None:
-        for process in self._processes_of(spec):
+        for process in self._processes_of(spec.name):
             if death := await process.death():
                 return death
         return None
 
-    def _processes_of(self, spec: WorkerSpec) -> Sequence["WorkerProcess"]:
-        return [process for process in self.processes if process.name.startswith(f"{spec.name}[")]
+    def _processes_of(self, group: str) -> Sequence["WorkerProcess"]:
+        return [process for process in self.processes if process.name.startswith(f"{group}[")]
 
     async def dismiss(self, group: TypedGroup) -> None:
         """Ends one group whose work is done."""
         mine = cast(WorkerGroup[Worker], group)  # callers see this group as a TypedGroup
         self._groups.remove(mine)
         self.lock.forget(mine)
+        for process in self._processes_of(mine.name):
+            self.processes.remove(process)
         with self.waits.operation(who=mine.name, what="close"):
             await mine.close()
 

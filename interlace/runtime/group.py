@@ -331,7 +331,7 @@ class WorkerGroup(Generic[W_co]):
         running = services.waits.begin(self.name, call.method, called_s)
         try:
             value, start_s, end_s = await self.ranks[number].call(call.method, args, call.kwargs)
-            await services.wait_turn()  # not after an error, because it ends the run
+            await services.wait_turn()  # not after an error, because it ends the run or the rank
             return value
         finally:
             services.waits.end(running)

@@ -57,12 +57,12 @@ class Revival:
 
     async def _replace(self, group: RankHolder, ranks: Sequence[Any], error: WorkerDiedError | RemoteError) -> None:
         """Replaces ranks after an error, unless another call has done so. Raises the error if it is not by a death."""
-        death = await self.find_death()
-        if not death and isinstance(error, RemoteError) and len(ranks) > 1:
-            await asyncio.sleep(NOTICED_S)
+        async with self.turn:  # the dead ranks are no longer found while another call replaces them
             death = await self.find_death()
-        if not self.repeats_calls or (not death and group.ranks is ranks):
-            raise (death or error) from error
-        async with self.turn:
+            if not death and isinstance(error, RemoteError) and len(ranks) > 1:
+                await asyncio.sleep(NOTICED_S)
+                death = await self.find_death()
+            if not self.repeats_calls or (not death and group.ranks is ranks):
+                raise (death or error) from error
             if group.ranks is ranks:
                 group.ranks = tuple(await self.make_ranks(str(death)))

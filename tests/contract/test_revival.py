@@ -1,5 +1,6 @@
 """Ranks with a process are replaced after the death of one, if their group has a rule for it."""
 
+import asyncio
 import os
 import select
 import signal
@@ -12,6 +13,7 @@ from interlace.core.errors import RestartBudgetError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
+from interlace.runtime.local import spawned
 from interlace.runtime.revival import RevivalRule
 from interlace.runtime.worker import Worker, operation
 from interlace.schedule.schedule import Schedule
@@ -38,6 +40,15 @@ class Mortal(Worker):
             os.kill(os.getpid(), signal.SIGKILL)
         select.select([os.pidfd_open(processes[-1])], [], [])
         raise ConnectionResetError("by peer")
+
+    @operation(bin="train", collect="all")
+    def outlive(self, processes: list[int]) -> int:
+        """The last of these processes dies, and the others continue to compute. Other processes return their ids."""
+        if processes[-1] == os.getpid():
+            os.kill(os.getpid(), signal.SIGKILL)
+        while os.getpid() in processes:
+            signal.pause()
+        return os.getpid()
 
 
 def run(body: Callable[[Cluster], Awaitable[Any]]) -> Any:
@@ -99,5 +110,40 @@ def test_a_dead_group_gives_its_devices_to_another_and_gets_them_back() -> None:
         assert len(await other.process()) == 2  # does not fit beside the first group, whose state it unloads
         assert cluster.lock.loaded_bytes(0) == 60
         assert not {*before} & {*await group.process()}
+
+    run(body)
+
+
+def test_a_call_on_a_rank_that_was_ended_because_its_peer_died_does_not_stay_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spawned, "GRACE_S", 0.2)
+
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=True)
+        before = await group.process()
+        assert not {*before} & {*await group.outlive(before)}
+        assert cluster.waits.num_running == 0, cluster.waits.graph()  # an open operation hides a stall
+
+    run(body)
+
+
+def test_a_call_during_a_replacement_waits_for_the_new_processes() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=True)
+        interrupted = asyncio.ensure_future(group.survive(await group.process()))
+        while cluster.processes:
+            await asyncio.sleep(0.01)
+        assert await group.memory_bytes() == 60
+        assert len(await interrupted) == 2
+
+    run(body)
+
+
+def test_a_group_that_was_ended_leaves_no_process_in_the_cluster() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=True)
+        await cluster.dismiss(group)
+        assert not cluster.processes
 
     run(body)

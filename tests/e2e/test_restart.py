@@ -1,5 +1,6 @@
 """A run that loses a process of a trainer starts again from its newest checkpoint, within the same command."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from interlace.core.errors import RestartBudgetError, WorkerDiedError
 from interlace.core.types import Metrics
 from interlace.observe.progress import QuietProgress
 from interlace.run.chaos.processes import role_processes
+from interlace.run.session import RunProcess
 from tests.support.processes import named, running
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
@@ -62,6 +64,23 @@ def test_a_run_that_loses_a_local_rank_of_its_trainer_ends_with_the_same_weights
 @pytest.mark.ray
 def test_a_run_that_loses_its_trainer_on_ray_ends_with_the_same_weights(tmp_path: Path) -> None:
     check_restarted(tmp_path, [*SETTINGS, "cluster.backend=ray", "reward.workers=0"], ray_ranks)
+
+
+def test_the_failed_process_of_a_run_is_freed_before_the_next_one(tmp_path: Path) -> None:
+    num_alive: list[int] = []
+
+    class LoseFirst(QuietProgress):
+        def step(self, step: int, metrics: Metrics) -> None:
+            num_alive.append(sum(isinstance(each, RunProcess) for each in gc.get_objects()))
+            if len(num_alive) == 1:
+                raise WorkerDiedError("actor/0[rank 0] died")
+
+    gc.disable()
+    try:
+        run(tmp_path, "freed", ["steps=2", "warmup=null", "evaluation.num_prompts=1"], progress=LoseFirst())
+    finally:
+        gc.enable()
+    assert num_alive[:2] == [1, 1]
 
 
 @pytest.mark.slow  # two processes that import torch

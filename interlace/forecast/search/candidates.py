@@ -73,13 +73,13 @@ class Layout:
         inferring = {"training": train, "rollout": generate, "apart": infer}[self.inference]
         return {
             "rollout": {
-                "devices": _name_candidate(generate, pools),
+                "devices": _name_devices(generate, pools),
                 "devices_per_instance": self.span if self.span > 1 else None,
             },
-            "env": HOST if self.env == "host" else _name_candidate(move, pools),
-            "reference": _name_candidate(inferring, pools),
-            "critic": _name_candidate(train, pools),
-            "actor": _name_candidate(train, pools),
+            "env": HOST if self.env == "host" else _name_devices(move, pools),
+            "reference": _name_devices(inferring, pools),
+            "critic": _name_devices(train, pools),
+            "actor": _name_devices(train, pools),
         }
 
     @property
@@ -172,7 +172,7 @@ def _parts(devices: tuple[int, int], pools: Pools) -> Iterator[tuple[str, int, i
         start += count
 
 
-def _name_candidate(devices: tuple[int, int], pools: Pools) -> str:
+def _name_devices(devices: tuple[int, int], pools: Pools) -> str:
     if not pools:
         return _range(*devices)
     return ",".join(f"{pool}:{_range(first, first + count)}" for pool, first, count in _parts(devices, pools))

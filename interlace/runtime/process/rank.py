@@ -34,7 +34,7 @@ class _Open:
 class ProcessRank(asyncio.BufferedProtocol, ABC):
     """Sends calls and receives replies.
 
-    The death of its process ends the run with an error that names the running calls.
+    The death of its process fails the open calls, and all later ones, with an error that names the open calls.
     """
 
     def __init__(
@@ -77,6 +77,8 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
             await self._before_call((*args, *kwargs.values()))
             if self._dead:
                 raise self._dead
+            if self._closed:
+                raise WorkerDiedError(f"{self.name} was ended.")
             number = self._next
             call = Call(number=number, method=method, args=args, kwargs=kwargs)
             parts = self._encoded(call, self._shared)
@@ -96,10 +98,11 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         return self._dead if isinstance(self._dead, WorkerDiedError) else None
 
     async def close(self) -> None:
-        """Waits a few seconds for the running operation to end, and then ends the process."""
+        """Waits a few seconds for the running operation to end, and then ends the process. Open calls fail at once."""
         if self._closed:
             return
         self._closed = self._closing = True
+        self._fail_calls(WorkerDiedError(f"{self.name} was ended while {self._doing()}."))
         if self._transport:
             self._transport.close()
         await self._end()
@@ -220,12 +223,16 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         self._break(WorkerDiedError(f"{self.name} died while {doing} {cause}"))
 
     def _break(self, error: InterlaceError) -> None:
-        """Fails all open calls, because the connection delivers no more replies."""
         self._dead = error
+        self._fail_calls(error)
+        self._on_failure(error)
+
+    def _fail_calls(self, error: InterlaceError) -> None:
+        """Fails all open calls, because the connection delivers no more replies."""
         for entry in self._open.values():
             if not entry.answer.done():
                 entry.answer.set_exception(error)
-        self._on_failure(error)
+        self._open.clear()
 
     def _doing(self) -> str:
         now = self._clock.now()

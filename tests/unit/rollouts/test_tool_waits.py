@@ -5,11 +5,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from interlace.core.types import Prompt
+from interlace.core.types import Prompt, SampleKey
 from interlace.flows.run import SINGLE_TURN
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.rollouts.base import Session
+from interlace.run.clusters.base import ClusterConfig, run_on
+from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
+from tests.support.episode_runs import OneEngine
 from tests.support.sim_run import Record, Workload, simulate
 
 WORK = Workload(prompts_per_step=4, samples_per_prompt=2, num_steps=3, num_devices=3)
@@ -58,3 +61,16 @@ def test_every_device_second_is_in_one_bin() -> None:
     record = simulate(SPLIT, replace(WORK, episode=Searches(tool_s=3.0)))
     for result in record.results:
         assert sum(result.metrics[f"{PREFIX}{name}"] for name in BINS) == pytest.approx(1)
+
+
+def test_an_engine_that_has_left_waits_for_no_tool() -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine().pool(cluster, 1)
+        pool.admit([SampleKey(0, 0)], as_episodes=True)
+        assert len(cluster.timeline.take().waits) == 2
+        await pool.membership.remove(pool.drivers[1], drains=True)
+        pool.cancel(SampleKey(0, 0))
+        cluster.timeline.take()
+        assert not cluster.timeline.take().waits, "a wait that is open is reported again"
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:2"), Schedule(), flow))

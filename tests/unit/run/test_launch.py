@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from interlace.models.config import ModelConfig
+from interlace.run.launch import revival_rule
 from interlace.run.make_engines import EngineSource, make_actor_engine, make_rollout_engine
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.worker import WorkerContext
+from interlace.schedule.roles import role_named
 from tests.support.publication import published
 
 CONTEXT = WorkerContext(group="actor/0", rank=0, num_ranks=1, devices=("cpu:0",))
@@ -38,3 +40,11 @@ def test_beside_an_adapter_the_weights_that_stay_are_not_blown_up() -> None:
 def test_an_engine_is_made_of_the_recipe_s_rollout_section() -> None:
     plain = make_rollout_engine(source("rollout.kv=pages", "rollout.max_running=3"), CONTEXT).engine
     assert plain.report().attention.startswith("pages")
+
+
+@pytest.mark.parametrize("role", ["rollout", "reward", "reference"])
+def test_a_process_that_dies_at_each_start_is_not_started_without_end(role: str) -> None:
+    rule = revival_rule(source(f"recovery.restarts_per_hour={{{role}: 1}}").recipe, role_named(role), ())
+    assert rule is not None
+    assert not rule.budget.spend(0.0)
+    assert f"recovery.restarts_per_hour.{role} is 1" in rule.budget.spend(1.0)
