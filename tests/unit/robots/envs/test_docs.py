@@ -41,4 +41,4 @@ def test_the_replay_that_the_page_shows_is_valid() -> None:
     text = (DOCS / "robots.md").read_text(encoding="utf-8")
     (block,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "learner: imitation" in block]
     learners = [ReplayLearnerConfig.parse(yaml.safe_load(line)["replay"]).learner for line in block.splitlines()]
-    assert learners == ["imitation", "policy_gradient"]
+    assert learners == ["imitation", "policy_gradient", "actor_critic"]
