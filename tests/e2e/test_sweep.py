@@ -102,3 +102,10 @@ def test_commas_within_brackets_and_quotes_do_not_separate() -> None:
     assert split_values("a=\"x,y\",'z'") == ['"x,y"', "'z'"]
     with pytest.raises(UserError, match="null leaves a setting unset"):
         split_values("a=,1")
+
+
+def test_runs_are_ordered_in_the_direction_of_best(tmp_path: Path) -> None:
+    arguments = [*settings(tmp_path), "optimizer.lr=1e-5,1e-2", "eval_every=1", "best={metric: eval/loss, mode: max}"]
+    code, out, err = sweep("sft", *arguments, "--json")
+    assert code == 0, err
+    assert [run["settings"]["optimizer.lr"] for run in json.loads(out)["runs"]] == ["1e-5", "1e-2"]
