@@ -265,7 +265,8 @@ class Sweep:
         report = self._folder / REPORT_FILE if data else None
         if report:
             write_report([RunFolder(path=self._folder / row.name) for row in rows], report)
-        left = len(self._variants) - len(self._finished) - len(self._failed)
+        ended = self._finished | set(self._failed)
+        left = sum(1 for variant in self._variants if variant.name not in ended)
         return SweepResult(
             folder=self._folder, order=order, rows=rows, failed=self._failed, report=report, num_left=left
         )
