@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from traceback import format_exception_only
 
-from interlace.core.errors import UserError, first_line
+from interlace.core.errors import UserError, first_line, nearest
 from interlace.core.types import JSON
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.best import BestConfig
@@ -219,7 +219,18 @@ class Sweep:
             if is_finished:
                 self._finished.add(variant.name)
                 self._write()
+                self._check_order(variant)
         return self._result()
+
+    def _check_order(self, variant: Variant) -> None:
+        """Raises UserError if a finished run has not measured the metric that orders the runs."""
+        data = RunData.read(RunFolder(path=self._folder / variant.name))
+        if self._order is not None and not data.values(self._order.metric):
+            name, known = self._order.metric, {each for row in [*data.rows, *data.evaluations] for each in row}
+            raise UserError(
+                f"metric {name!r}: the finished run {variant.name} has no such metric.{nearest(name, known)} "
+                f"Continue the sweep with another one: --name {self._folder.name} --resume --metric METRIC."
+            )
 
     def _train(self, variant: Variant, progress: ProgressView, stop: StopSignal) -> bool:
         """Trains a combination, from its newest checkpoint if it has one. Returns False if it was stopped."""

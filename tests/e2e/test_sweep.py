@@ -123,3 +123,9 @@ def test_finished_runs_of_removed_values_do_not_count_as_finished(tmp_path: Path
     with open_progress(Console(quiet=True), num_steps=2, quiet=True) as progress, StopSignal(lambda: None) as stop:
         signal.raise_signal(signal.SIGINT)
         assert Sweep(folder, variants, order=None, resume=True).run(progress, stop).num_left == 2
+
+
+def test_an_unknown_metric_ends_the_sweep_after_its_first_run(tmp_path: Path) -> None:
+    code, _, err = sweep("sft", *settings(tmp_path), "seed=0,1", "--metric", "eval/los", "--name", "odd")
+    assert code == 2 and "Did you mean 'eval/loss'" in err and "--name odd --resume --metric" in err
+    assert not (tmp_path / "runs" / "odd" / "seed-1").exists()
