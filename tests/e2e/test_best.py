@@ -44,6 +44,7 @@ def test_the_best_checkpoint_is_kept_and_the_run_ends_without_improvement(tmp_pa
     assert run.best_checkpoint == run.folder / "checkpoints" / "step_2"
     best = interlace.load_run(run.folder, checkpoint="best")
     assert best.checkpoint == run.best_checkpoint and best.evaluate().num_prompts == 2
+    assert best.evaluate(["best=null"]).num_prompts == 2, "the section `best` of the run chooses"
     assert interlace.load_run(run.folder, checkpoint=5).checkpoint == run.checkpoint
     for wrong, message in ((4, "one of the steps 2, 5"), ("bset", "Choose newest, best or")):
         with pytest.raises(UserError, match=message):
