@@ -58,6 +58,8 @@ def test_mistakes(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert "with eval_every=0 there is none" in refusal(best="eval/accuracy_greedy")
+    unmeasured = {"best": "eval/pass@8", "eval_every": 1, "evaluation": {"pass_at": 1}}
+    assert "evaluation.pass_at=[1] does not measure it" in refusal(**unmeasured)
     assert "step 1 has no such metric. Did you mean 'quality'" in refusal(best="qualty")
     assert "Did you mean 'eval/accuracy_greedy'" in refusal(best="eval/acuracy_greedy", eval_every=1)
     sampled = {"best": "eval/accuracy_sampled", "eval_every": 1, "evaluation": {"samples_per_prompt": 0}}
