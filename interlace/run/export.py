@@ -146,6 +146,7 @@ class _Export:
             base=portable_name(self.recipe.model, is_warmed_up=self.recipe.warmup is not None),
             base_is_on_hub=_is_on_hub(self.recipe),
             is_adapter=not self.options.merge,
+            is_classifier=_is_classifier(self.checkpoint),
             loading=loading,
             step=int(self.checkpoint.name.removeprefix("step_")),
             dtype=self.options.dtype,

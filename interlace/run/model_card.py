@@ -22,6 +22,8 @@ class CardSubject:
     """Portable name of the model before training."""
     base_is_on_hub: bool
     is_adapter: bool
+    is_classifier: bool
+    """Whether the model is a reward model."""
     loading: Sequence[str]
     """Lines of Python that load the export from the folder `FOLDER`."""
     step: int
@@ -35,7 +37,7 @@ def model_card(recipe: Recipe, run: RunFolder, subject: CardSubject) -> str:
     metadata = ModelCardData(
         base_model=subject.base if subject.base_is_on_hub else None,
         library_name="peft" if subject.is_adapter else "transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag="text-classification" if subject.is_classifier else "text-generation",
         tags=[TAG, recipe.algorithm.name],
     )
     what = "An adapter (LoRA) of" if subject.is_adapter else "A model trained from"
