@@ -23,7 +23,7 @@ class CardSubject:
     base_is_on_hub: bool
     is_adapter: bool
     is_classifier: bool
-    """Whether the model is a reward model."""
+    """True for a reward model."""
     loading: Sequence[str]
     """Lines of Python that load the export from the folder `FOLDER`."""
     step: int
