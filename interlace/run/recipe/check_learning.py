@@ -49,26 +49,33 @@ def check_learning(recipe: Recipe) -> None:
 
 def _check_data_sets(recipe: Recipe) -> None:
     """Raises UserError for a data set of demonstrations that cannot be read."""
-    experts = recipe.warmup.experts if recipe.warmup else None
-    if experts and experts.dataset is not None:
-        LeRobotReader(Path(experts.dataset))
-    if recipe.replay and recipe.replay.demonstrations is not None and isinstance(recipe.episode, RobotConfig):
-        folder, robot = recipe.replay.demonstrations, recipe.model.robot
+    experts, robot = recipe.warmup.experts if recipe.warmup else None, recipe.model.robot
+    given = {
+        "warmup.experts.dataset": experts.dataset if experts else None,
+        "replay.demonstrations": recipe.replay.demonstrations if recipe.replay else None,
+    }
+    for key, folder in given.items():
+        if folder is None:
+            continue
         features = LeRobotReader(Path(folder)).info.features
-        gain = layout.SUCCESS if recipe.episode.reward == "success" else layout.REWARD
-        needed = (layout.STATE_COLUMN, layout.ACTION, gain, layout.DONE)
-        if missing := [name for name in needed if name not in features]:
-            raise UserError(
-                f"replay.demonstrations={folder} has no column {missing[0]!r}, from which algorithm "
-                f"{recipe.algorithm.name!r} learns with episode.reward={recipe.episode.reward}. Record it with "
-                "`interlace record`."
-            )
+        for column in (layout.ACTION, *(_learned_columns(recipe) if key == "replay.demonstrations" else ())):
+            if column not in features:
+                raise UserError(
+                    f"{key}={folder} has no column {column!r}, which the recipe needs. Record it with "
+                    "`interlace record`."
+                )
         size = math.prod(features[layout.ACTION].shape)
         if robot is not None and size != robot.action_size:
             raise UserError(
-                f"replay.demonstrations={folder} has actions of {size} numbers, and model.robot.action_size is "
-                f"{robot.action_size}. Name a data set of the same robot."
+                f"{key}={folder} has actions of {size} numbers, and model.robot.action_size is {robot.action_size}. "
+                "Name a data set of the same robot."
             )
+
+
+def _learned_columns(recipe: Recipe) -> tuple[str, ...]:
+    """Returns the columns of demonstrations from which an off-policy algorithm learns, besides the actions."""
+    returns = isinstance(recipe.episode, RobotConfig) and recipe.episode.reward == "return"
+    return layout.STATE_COLUMN, layout.REWARD if returns else layout.SUCCESS, layout.DONE
 
 
 def _check_off_policy(recipe: Recipe) -> None:

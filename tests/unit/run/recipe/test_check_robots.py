@@ -124,6 +124,9 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_star
     whole = write("whole", 1, done=True)
     assert "has no column 'next.done'" in refuse(write("endless", 1, done=False))
     assert "has no column 'next.success'" in refuse(whole, "episode.reward=success")
-    assert "actions of 2 numbers" in refuse(write("wide", 2, done=True))
+    wide = write("wide", 2, done=True)
+    assert "actions of 2 numbers" in refuse(wide)
+    warmup = f"warmup={{steps: 2, experts: {{episodes: 1, dataset: {wide}}}}}"
+    assert "warmup.experts.dataset=" in refuse(whole, warmup)
     assert "turns_per_update=1 has no half" in refuse(whole, "algorithm.turns_per_update=1")
     check_settings(load_recipe("robot-sac", [f"replay.demonstrations={whole}"]))
