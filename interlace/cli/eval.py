@@ -12,6 +12,7 @@ from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
     from interlace.models.config import ModelConfig
+    from interlace.observe.best import BestConfig
     from interlace.observe.run_folder import RunFolder
     from interlace.run.evaluation import Evaluation
     from interlace.run.recipe.config import Recipe
@@ -72,6 +73,7 @@ def evaluated_recipe(
     run_or_model: str, recipe: str | None, overrides: Sequence[str], checkpoint: str | int = "newest"
 ) -> "Recipe":
     """Returns the recipe with the model to evaluate. Raises UserError if nothing can be evaluated."""
+    from interlace.run.best import BEST, NEWEST
     from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
@@ -82,11 +84,17 @@ def evaluated_recipe(
             f"{run_or_model!r} is no run, so it has no recipe of its own: name one whose held-out prompts are to be "
             "answered (--recipe)."
         )
+    if run is None and str(checkpoint) != NEWEST:
+        raise UserError(
+            f"--checkpoint {checkpoint} chooses among the checkpoints of a run, and {run_or_model!r} is not a run. "
+            "Name the run, or leave --checkpoint out."
+        )
     settings = load_recipe(recipe or str(run.config if run else ""), overrides)
     refuse_offline(settings, "eval")
-    model = (
-        checkpoint_of(run, settings, checkpoint) if run else settings.model.model_copy(update={"path": run_or_model})
-    )
+    model = settings.model.model_copy(update={"path": run_or_model})
+    if run:
+        trained = load_recipe(str(run.config)) if str(checkpoint) == BEST else settings  # another recipe has no `best`
+        model = checkpoint_of(run, settings, trained.best, checkpoint)
     settings = settings.model_copy(update={"model": model})
     check_settings(settings)
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
@@ -97,8 +105,13 @@ def evaluated_recipe(
     return settings
 
 
-def checkpoint_of(run: "RunFolder", settings: "Recipe", checkpoint: str | int = "newest") -> "ModelConfig":
-    """Returns the model of a run's checkpoint: the newest whole one, the best, or that of a step. Raises UserError."""
+def checkpoint_of(
+    run: "RunFolder", settings: "Recipe", best: "BestConfig | None" = None, checkpoint: str | int = "newest"
+) -> "ModelConfig":
+    """Returns the model of a run's checkpoint: the newest whole one, the best, or that of a step. Raises UserError.
+
+    best: the section `best` of the run's settings.
+    """
     from interlace.run.best import choose_checkpoint
 
-    return settings.model.stored_in(choose_checkpoint(run, settings.best, checkpoint))
+    return settings.model.stored_in(choose_checkpoint(run, best, checkpoint))

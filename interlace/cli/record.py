@@ -21,7 +21,7 @@ def record(
     ] = None,
     fps: Annotated[float, typer.Option(min=1e-3, help="Frames per second that the data set states.")] = 10.0,
     video: Annotated[
-        bool, typer.Option("--video", help="Write pictures as videos (pip install 'interlace[video]').")
+        bool, typer.Option("--video", help=r"Write pictures as videos (pip install 'interlace\[video]').")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No result.")] = False,
 ) -> None:

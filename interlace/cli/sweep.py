@@ -62,7 +62,7 @@ def run_sweep(
     from interlace.observe.progress import open_progress
     from interlace.observe.run_folder import RunFolder, default_name
     from interlace.observe.stop import StopSignal
-    from interlace.run.sweep import Sweep, check_metric, load_sweep
+    from interlace.run.sweep import Sweep, choose_order, load_sweep
 
     hush_libraries()
     if options.resume and options.name is None:
@@ -70,8 +70,7 @@ def run_sweep(
     name = options.name or default_name(root, f"{Path(recipe).stem}-sweep")
     folder = RunFolder.named(root, name).path
     variants = load_sweep(recipe, settings)
-    metric = check_metric(options.metric, variants)
-    found = Sweep(folder, variants, metric=metric, resume=options.resume)
+    found = Sweep(folder, variants, order=choose_order(options.metric, variants), resume=options.resume)
     num_steps = max(variant.recipe.steps for variant in variants)
     with (
         open_progress(console, num_steps=num_steps, quiet=quiet) as progress,

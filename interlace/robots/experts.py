@@ -18,7 +18,7 @@ from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.envs.base import Start
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.spec import Observation, stacked
+from interlace.robots.envs.spec import EnvSpec, Observation, stacked
 from interlace.robots.episodes.robot import TASK
 
 DEMONSTRATED_FROM = 700_000_000
@@ -74,18 +74,32 @@ async def demonstrate(
 async def record_demonstrations(
     config: ExpertConfig, env: EnvConfig, prompts: Sequence[Prompt], seed: int
 ) -> list[tuple[Prompt, RecordedEpisode]]:
-    """Records demonstrations of a scripted expert. Arguments and errors as of demonstrate()."""
+    """Records demonstrations of a scripted expert. Arguments and errors as of demonstrate().
+
+    Raises UserError for noise that does not fit the actions.
+    """
     settings = dict(env.settings)
     if config.demonstration_horizon is not None:
         settings["horizon"] = config.demonstration_horizon
     fleet = EnvFleet(env.model_copy(update={"settings": settings}))
     try:
-        await fleet.start()
+        _check_noise(config.noise, await fleet.start())
         asked = [(prompt, number) for prompt in prompts for number in range(config.episodes)]
         found = await asyncio.gather(*[_record(fleet, config, prompt, number, seed) for prompt, number in asked])
     finally:
         fleet.close()
     return [(prompt, episode) for (prompt, _), episode in zip(asked, found, strict=True)]
+
+
+def _check_noise(noise: Sequence[float], spec: EnvSpec) -> None:
+    """Raises UserError for noise that does not fit the simulator's actions."""
+    if noise and spec.action.num_choices is not None:
+        raise UserError(f"noise={list(noise)} is added to numbers, and an action here is one choice. Remove the noise.")
+    if len(noise) not in (0, 1, spec.action.size):
+        raise UserError(
+            f"noise={list(noise)} has {len(noise)} numbers, and an action has {spec.action.size}. Give one number for "
+            f"all, or {spec.action.size}."
+        )
 
 
 async def _record(fleet: EnvFleet, config: ExpertConfig, prompt: Prompt, number: int, seed: int) -> RecordedEpisode:

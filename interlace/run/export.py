@@ -15,7 +15,7 @@ from interlace.models.config import ModelConfig
 from interlace.models.loading import HUB_ID, load_model, load_tokenizer, portable_name
 from interlace.observe.run_folder import RunFolder
 from interlace.run.best import NEWEST, choose_checkpoint
-from interlace.run.model_card import CardSubject, model_card
+from interlace.run.model_card import TAG, CardSubject, model_card
 from interlace.run.recipe.config import Recipe
 from interlace.run.warmup import warmup_folder
 
@@ -146,6 +146,7 @@ class _Export:
             base=portable_name(self.recipe.model, is_warmed_up=self.recipe.warmup is not None),
             base_is_on_hub=_is_on_hub(self.recipe),
             is_adapter=not self.options.merge,
+            is_classifier=_is_classifier(self.checkpoint),
             loading=loading,
             step=int(self.checkpoint.name.removeprefix("step_")),
             dtype=self.options.dtype,
@@ -171,8 +172,18 @@ def _check(run: RunFolder, recipe: Recipe, options: ExportOptions) -> None:
         raise UserError(f"{target} exists already. Replace it (--overwrite), or choose another name.")
     if target.exists() and target.is_dir() == options.to.endswith(GGUF):
         raise UserError(f"{target} is a {'folder' if target.is_dir() else 'file'}: choose another name.")
-    if target.is_dir() and not (target / "README.md").is_file() and any(target.iterdir()):
-        raise UserError(f"{target} is not an exported model (it has no README.md), so it is not replaced.")
+    if target.is_dir() and (target.is_symlink() or (any(target.iterdir()) and not _is_export(target))):
+        raise UserError(
+            f"{target} is not a folder that an export wrote (a README.md with the tag interlace next to the model's "
+            "configuration), so it is not replaced. Choose another name."
+        )
+
+
+def _is_export(folder: Path) -> bool:
+    """Returns whether a folder contains an exported model with its card."""
+    card = folder / "README.md"
+    has_model = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    return has_model and card.is_file() and f"\n- {TAG}\n" in card.read_text(encoding="utf-8", errors="replace")
 
 
 def _check_adapter(run: RunFolder, recipe: Recipe, to: str) -> None:

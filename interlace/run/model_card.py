@@ -8,6 +8,8 @@ from interlace.observe.jsonl import read_whole_rows
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.config import Recipe
 
+TAG = "interlace"
+"""Tag of every card."""
 _EVALUATION = "eval/"
 _SETTINGS = ("steps", "prompts_per_step", "samples_per_prompt", "minibatches", "epochs", "seed")
 
@@ -20,6 +22,8 @@ class CardSubject:
     """Portable name of the model before training."""
     base_is_on_hub: bool
     is_adapter: bool
+    is_classifier: bool
+    """True for a reward model."""
     loading: Sequence[str]
     """Lines of Python that load the export from the folder `FOLDER`."""
     step: int
@@ -33,8 +37,8 @@ def model_card(recipe: Recipe, run: RunFolder, subject: CardSubject) -> str:
     metadata = ModelCardData(
         base_model=subject.base if subject.base_is_on_hub else None,
         library_name="peft" if subject.is_adapter else "transformers",
-        pipeline_tag="text-generation",
-        tags=["interlace", recipe.algorithm.name],
+        pipeline_tag="text-classification" if subject.is_classifier else "text-generation",
+        tags=[TAG, recipe.algorithm.name],
     )
     what = "An adapter (LoRA) of" if subject.is_adapter else "A model trained from"
     parts = [

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from interlace.core.errors import UserError
 from interlace.robots.datasets.lerobot_write import LeRobotWriter
+from interlace.robots.datasets.video import check_size
+from interlace.robots.envs.fleet import read_spec
 from interlace.robots.envs.load import check_memory
 from interlace.robots.episodes.robot import RobotConfig
 from interlace.robots.experts import ExpertConfig, first_of_each_task, record_demonstrations
@@ -26,7 +28,7 @@ def record(recipe: Recipe, folder: Path, settings: ExpertConfig, *, fps: float, 
     """Records demonstrations of the scripted expert into a new LeRobotDataset (v3).
 
     fps: frames per second that the data set states; simulators have no rate. video: pictures as videos instead of PNG.
-    Raises UserError if the recipe has no simulator, or the simulator no expert.
+    Raises UserError if the recipe has no simulator, the simulator no expert, or the options do not fit the simulator.
     """
     episode = recipe.episode
     if not isinstance(episode, RobotConfig):
@@ -34,6 +36,10 @@ def record(recipe: Recipe, folder: Path, settings: ExpertConfig, *, fps: float, 
             f"episode {episode.name!r} has no simulator, so there is nothing to record. Name a recipe of a robot."
         )
     check_memory(episode.env)
+    if video:
+        for array in read_spec(episode.env).observation.values():
+            if len(array.shape) == 3:
+                check_size((array.shape[0], array.shape[1]))
     writer = LeRobotWriter(folder, fps=fps, robot_type=episode.env.family, video=video)
     prompts = first_of_each_task(recipe_prompts(recipe).train)
     found = asyncio.run(record_demonstrations(settings, episode.env, prompts, recipe.seed))

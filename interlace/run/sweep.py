@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from traceback import format_exception_only
 
-from interlace.core.errors import UserError, first_line
+from interlace.core.errors import UserError, first_line, nearest
 from interlace.core.types import JSON
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.best import BestConfig
@@ -66,8 +66,8 @@ class SweepResult:
     """Outcome of a sweep."""
 
     folder: Path
-    metric: str
-    """Metric that orders the runs."""
+    order: BestConfig
+    """Metric that orders the runs, and its direction."""
     rows: Sequence[SweepRow]
     """Runs that trained any step, the best first."""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -76,6 +76,11 @@ class SweepResult:
     """Report of all runs on one page; None if no run trained."""
     num_left: int = 0
     """Runs that a stop left unfinished."""
+
+    @property
+    def metric(self) -> str:
+        """Returns the name of the metric that orders the runs."""
+        return self.order.metric
 
     def over_seeds(self) -> list[tuple[Mapping[str, str], float, float, int]]:
         """Returns (values without the seed, mean, standard deviation, number) of each combination, the best first.
@@ -92,7 +97,7 @@ class SweepResult:
         found = [
             (dict(key), fmean(all_), stdev(all_) if len(all_) > 1 else 0.0, len(all_)) for key, all_ in groups.items()
         ]
-        return sorted(found, key=lambda each: -each[1] * BestConfig(metric=self.metric).sign)
+        return sorted(found, key=lambda each: -each[1] * self.order.sign)
 
 
 def load_sweep(spec: str, arguments: Sequence[str]) -> list[Variant]:
@@ -164,18 +169,28 @@ def split_values(argument: str) -> list[str]:
     return values
 
 
-def check_metric(metric: str | None, variants: Sequence[Variant]) -> str | None:
-    """Returns the metric that orders the runs, if it is known before they start: the given one, or of `best`."""
-    named = {variant.recipe.best.metric for variant in variants if variant.recipe.best is not None}
-    return metric or (named.pop() if len(named) == 1 else None)
+def choose_order(metric: str | None, variants: Sequence[Variant]) -> BestConfig | None:
+    """Returns the metric that orders the runs and its direction, if they are known before the runs start.
+
+    metric: the given one. If None, the one of the recipes' `best`, if it is the same for all.
+    """
+    found = {(best.metric, best.sign): best for variant in variants if (best := variant.recipe.best) is not None}
+    same = [best for best in found.values() if metric is None or best.metric == metric]
+    if len(same) == 1:
+        return same[0]
+    return None if metric is None else BestConfig(metric=metric)
 
 
 class Sweep:
     """The runs of a sweep in its folder."""
 
-    def __init__(self, folder: Path, variants: Sequence[Variant], *, metric: str | None, resume: bool) -> None:
-        """resume: keeps finished runs and continues the others. Raises UserError if the folder has another sweep."""
-        self._folder, self._variants, self._metric = folder, variants, metric
+    def __init__(self, folder: Path, variants: Sequence[Variant], *, order: BestConfig | None, resume: bool) -> None:
+        """order: metric that orders the runs. If None, the first of the usual ones that the runs have. resume: keeps
+        finished runs and continues the others.
+
+        Raises UserError if the folder has another sweep.
+        """
+        self._folder, self._variants, self._order = folder, variants, order
         self._finished: set[str] = set()
         self._failed: dict[str, str] = {}
         if resume:
@@ -204,7 +219,18 @@ class Sweep:
             if is_finished:
                 self._finished.add(variant.name)
                 self._write()
+                self._check_order(variant)
         return self._result()
+
+    def _check_order(self, variant: Variant) -> None:
+        """Raises UserError if a finished run has not measured the metric that orders the runs."""
+        data = RunData.read(RunFolder(path=self._folder / variant.name))
+        if self._order is not None and not data.values(self._order.metric):
+            name, known = self._order.metric, {each for row in [*data.rows, *data.evaluations] for each in row}
+            raise UserError(
+                f"metric {name!r}: the finished run {variant.name} has no such metric.{nearest(name, known)} "
+                f"Continue the sweep with another one: --name {self._folder.name} --resume --metric METRIC."
+            )
 
     def _train(self, variant: Variant, progress: ProgressView, stop: StopSignal) -> bool:
         """Trains a combination, from its newest checkpoint if it has one. Returns False if it was stopped."""
@@ -244,16 +270,16 @@ class Sweep:
     def _result(self) -> SweepResult:
         data = dict(self._data())
         known = next((name for name in _DEFAULTS if any(run.values(name) for run in data.values())), _DEFAULTS[-1])
-        metric = self._metric or known
-        rows = [_row(variant, data[variant.name], metric) for variant in self._variants if variant.name in data]
-        sign = BestConfig(metric=metric).sign
-        rows.sort(key=lambda row: -math.inf if row.metric is None else sign * row.metric, reverse=True)
+        order = self._order or BestConfig(metric=known)
+        rows = [_row(variant, data[variant.name], order) for variant in self._variants if variant.name in data]
+        rows.sort(key=lambda row: -math.inf if row.metric is None else order.sign * row.metric, reverse=True)
         report = self._folder / REPORT_FILE if data else None
         if report:
             write_report([RunFolder(path=self._folder / row.name) for row in rows], report)
-        left = len(self._variants) - len(self._finished) - len(self._failed)
+        ended = self._finished | set(self._failed)
+        left = sum(1 for variant in self._variants if variant.name not in ended)
         return SweepResult(
-            folder=self._folder, metric=metric, rows=rows, failed=self._failed, report=report, num_left=left
+            folder=self._folder, order=order, rows=rows, failed=self._failed, report=report, num_left=left
         )
 
     def _data(self) -> Iterator[tuple[str, RunData]]:
@@ -263,13 +289,14 @@ class Sweep:
                 yield variant.name, RunData.read(run)
 
 
-def _row(variant: Variant, run: RunData, metric: str) -> SweepRow:
+def _row(variant: Variant, run: RunData, order: BestConfig) -> SweepRow:
+    metric = order.metric
     points = [(step, value) for step, value in run.curve(metric) if step > 0]
     values = [value for _, value in points]
     last = None
     if values:
         last = values[-1] if metric.startswith("eval/") else fmean(values[-max(1, round(FINAL_SHARE * len(values))) :])
-    pick = max if BestConfig(metric=metric).sign > 0 else min
+    pick = max if order.sign > 0 else min
     return SweepRow(
         name=variant.name,
         values=variant.values,

@@ -44,6 +44,7 @@ def test_the_best_checkpoint_is_kept_and_the_run_ends_without_improvement(tmp_pa
     assert run.best_checkpoint == run.folder / "checkpoints" / "step_2"
     best = interlace.load_run(run.folder, checkpoint="best")
     assert best.checkpoint == run.best_checkpoint and best.evaluate().num_prompts == 2
+    assert best.evaluate(["best=null"]).num_prompts == 2, "the section `best` of the run chooses"
     assert interlace.load_run(run.folder, checkpoint=5).checkpoint == run.checkpoint
     for wrong, message in ((4, "one of the steps 2, 5"), ("bset", "Choose newest, best or")):
         with pytest.raises(UserError, match=message):
@@ -57,6 +58,8 @@ def test_mistakes(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert "with eval_every=0 there is none" in refusal(best="eval/accuracy_greedy")
+    unmeasured = {"best": "eval/pass@8", "eval_every": 1, "evaluation": {"pass_at": 1}}
+    assert "evaluation.pass_at=[1] does not measure it" in refusal(**unmeasured)
     assert "step 1 has no such metric. Did you mean 'quality'" in refusal(best="qualty")
     assert "Did you mean 'eval/accuracy_greedy'" in refusal(best="eval/acuracy_greedy", eval_every=1)
     sampled = {"best": "eval/accuracy_sampled", "eval_every": 1, "evaluation": {"samples_per_prompt": 0}}

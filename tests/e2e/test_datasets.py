@@ -1,5 +1,6 @@
 """Demonstrations that the recorder wrote are imitated by a warm-up, and fill half of the batches of SAC (RLPD)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +107,14 @@ def test_a_data_set_that_does_not_fit_is_refused(recorded: Path, tmp_path: Path)
     sees = [*ONE_TASK, *image, warmup.replace(str(recorded), str(blind)), f"model.cache_dir={tmp_path}"]
     with pytest.raises(UserError, match=r"the policy needs 1 numbers and the arrays \['image'\]"):
         run_recipe("robot-cartpole", tmp_path, "sees", sees)
+
+
+def test_options_that_do_not_fit_the_simulator_are_refused_before_an_episode(tmp_path: Path) -> None:
+    def refuse(settings: Sequence[str], *options: str) -> str:
+        result = CliRunner().invoke(app, ["record", "robot-cartpole", str(tmp_path / "demos"), *settings, *options])
+        assert result.exit_code == 2 and not (tmp_path / "demos").exists()
+        return result.stderr
+
+    assert "has 2 numbers, and an action has 1" in refuse(ONE_TASK, "--noise", "0.3", "--noise", "0.1")
+    odd = "episode.env.family=tests.support.dot_simulator:OddDot"
+    assert "these are 42 x 43" in refuse([*ONE_TASK, odd], "--video")

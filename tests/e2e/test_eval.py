@@ -67,3 +67,8 @@ def test_the_command(run: interlace.TrainedRun, tmp_path: Path) -> None:
 def test_a_set_without_its_file(run: interlace.TrainedRun) -> None:
     with pytest.raises(UserError, match=r"missing\.jsonl"):
         interlace.evaluate(run, ["task.heldout_sets.hard=missing.jsonl"], quiet=True)
+
+
+def test_a_model_has_no_checkpoints_to_choose_from(run: interlace.TrainedRun) -> None:
+    with pytest.raises(UserError, match="is not a run"):
+        interlace.evaluate(str(run.checkpoint), recipe=str(run.folder / "config.yaml"), checkpoint="best", quiet=True)

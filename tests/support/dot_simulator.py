@@ -79,3 +79,15 @@ class Dot(Simulator):
 
     def expert_action(self) -> Array:
         return np.clip([(self._mark - self._at) / 0.2], -1, 1).astype(np.float32)
+
+
+class OddDot(Dot):
+    """The dot simulator with pictures of an odd width."""
+
+    @property
+    def observation_spec(self) -> dict[str, ArraySpec]:
+        return {**super().observation_spec, "image": ArraySpec(shape=(SIDE, SIDE + 1, 3), dtype="uint8")}
+
+    def observe(self) -> Observation:
+        found = super().observe()
+        return {**found, "image": np.pad(found["image"], ((0, 0), (0, 1), (0, 0)))}

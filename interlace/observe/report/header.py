@@ -153,10 +153,17 @@ def _cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
 def _suggestions(run: RunData) -> Iterator[Card]:
     """Yields the settings that `interlace advise` found for the run, if it was called."""
     path = RunFolder(path=run.folder).advice
-    if path.is_file():
-        for each in json.loads(path.read_text(encoding="utf-8"))["suggestions"]:
-            note = f"of a step, with {each['setting']}"
-            yield Card(name="predicted saving", value=f"{each['saving']:.0%}", note=note)
+    if not path.is_file():
+        return
+    try:
+        found = [
+            (each["setting"], f"{each['saving']:.0%}") for each in json.loads(path.read_text("utf-8"))["suggestions"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        yield Card(name="predicted saving", value="-", note=f"{path.name} is damaged: run `interlace advise` again")
+        return
+    for setting, saving in found:
+        yield Card(name="predicted saving", value=saving, note=f"of a step, with {setting}")
 
 
 PACE_STEPS = 8

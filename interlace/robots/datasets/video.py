@@ -23,15 +23,18 @@ def import_av(path: Path) -> Any:
         raise UserError(f"{path} needs PyAV: pip install 'interlace[video]', or record without --video.") from error
 
 
+def check_size(size: tuple[int, int]) -> None:
+    """Raises UserError if a height or width is odd, which yuv420p does not encode."""
+    if size[0] % 2 or size[1] % 2:
+        raise UserError(f"a video needs pictures of even size, and these are {size[0]} x {size[1]}. Change image_size.")
+
+
 class VideoWriter:
     """Encodes pictures of one size."""
 
     def __init__(self, path: Path, fps: float, size: tuple[int, int]) -> None:
-        """size: height and width, in pixels; both even, which yuv420p needs."""
-        if size[0] % 2 or size[1] % 2:
-            raise UserError(
-                f"a video needs pictures of even size, and these are {size[0]} x {size[1]}. Change image_size."
-            )
+        """size: height and width, in pixels. Raises the error of check_size()."""
+        check_size(size)
         av = import_av(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._av, self._file, self.num_frames = av, av.open(str(path), "w"), 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,5 +165,6 @@ def _nbytes(batch: TransitionBatch) -> int:
 
 
 def _mean(parts: Sequence[Metrics]) -> Metrics:
-    """Returns the means of metrics over calls."""
-    return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
+    """Returns the means of metrics over calls. A call that did not update the policy lacks the policy's metrics."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: fmean(part[name] for part in parts if name in part) for name in names}

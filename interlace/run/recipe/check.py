@@ -23,7 +23,7 @@ from interlace.models.classifier import check_classifier
 from interlace.models.config import ModelConfig
 from interlace.models.expert_parallel import check_experts
 from interlace.models.inputs import input_embedding
-from interlace.models.loading import check_model, empty_model, load_tokenizer
+from interlace.models.loading import check_model, count_ids, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
 from interlace.models.tensor_parallel import check_heads, check_plan
 from interlace.rewards.rows import check_rows
@@ -225,6 +225,11 @@ def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokeniz
     for teacher in recipe.reference.ensemble:
         check_model(teacher)
         _check_vocabulary("reference.ensemble", teacher, recipe, tokenizer)
+    if needs.teacher_top > count_ids(tokenizer):
+        raise UserError(
+            f"algorithm.teacher_top_k={needs.teacher_top} is more than the {count_ids(tokenizer)} tokens of the "
+            "vocabulary. Lower it."
+        )
     if other is None:
         return
     if not needs.reference:

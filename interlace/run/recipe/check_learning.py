@@ -1,9 +1,12 @@
 """Checks of a robot's tasks, its off-policy learner, its world model and its imagined episodes."""
 
+import math
 from pathlib import Path
 
+from interlace.algorithms.sac import SACSettings
 from interlace.core.errors import UserError
 from interlace.core.training import UpdateConfig
+from interlace.robots.datasets import layout
 from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.envs.load import find_family
 from interlace.robots.episodes.robot import RobotConfig
@@ -46,10 +49,33 @@ def check_learning(recipe: Recipe) -> None:
 
 def _check_data_sets(recipe: Recipe) -> None:
     """Raises UserError for a data set of demonstrations that cannot be read."""
-    experts = recipe.warmup.experts if recipe.warmup else None
-    for folder in (experts.dataset if experts else None, recipe.replay.demonstrations if recipe.replay else None):
-        if folder is not None:
-            LeRobotReader(Path(folder))
+    experts, robot = recipe.warmup.experts if recipe.warmup else None, recipe.model.robot
+    given = {
+        "warmup.experts.dataset": experts.dataset if experts else None,
+        "replay.demonstrations": recipe.replay.demonstrations if recipe.replay else None,
+    }
+    for key, folder in given.items():
+        if folder is None:
+            continue
+        features = LeRobotReader(Path(folder)).info.features
+        for column in (layout.ACTION, *(_learned_columns(recipe) if key == "replay.demonstrations" else ())):
+            if column not in features:
+                raise UserError(
+                    f"{key}={folder} has no column {column!r}, which the recipe needs. Record it with "
+                    "`interlace record`."
+                )
+        size = math.prod(features[layout.ACTION].shape)
+        if robot is not None and size != robot.action_size:
+            raise UserError(
+                f"{key}={folder} has actions of {size} numbers, and model.robot.action_size is {robot.action_size}. "
+                "Name a data set of the same robot."
+            )
+
+
+def _learned_columns(recipe: Recipe) -> tuple[str, ...]:
+    """Returns the columns of demonstrations from which an off-policy algorithm learns, besides the actions."""
+    returns = isinstance(recipe.episode, RobotConfig) and recipe.episode.reward == "return"
+    return layout.STATE_COLUMN, layout.REWARD if returns else layout.SUCCESS, layout.DONE
 
 
 def _check_off_policy(recipe: Recipe) -> None:
@@ -67,6 +93,13 @@ def _check_off_policy(recipe: Recipe) -> None:
         raise UserError(
             f"algorithm {name!r} trains from a replay of a robot's episodes: set replay.learner=actor_critic and "
             "episode.name=robot, as the recipe robot-sac does."
+        )
+    settings = recipe.algorithm.settings
+    shown = replay.demonstrations if replay else None
+    if shown is not None and isinstance(settings, SACSettings) and settings.turns_per_update < 2:
+        raise UserError(
+            "replay.demonstrations are half of each update, and algorithm.turns_per_update=1 has no half. Set it to 2 "
+            "or more."
         )
     if recipe.world_model is not None or recipe.actor.lora is not None:
         raise UserError(f"algorithm {name!r} trains no adapter and no world model: remove actor.lora and world_model.")

@@ -157,6 +157,12 @@ def _check_best(recipe: Recipe) -> None:
             f"best.metric = {best.metric!r} is measured by evaluations, and with eval_every=0 there is none between "
             "the first and the last step. Set eval_every, or take a metric of each step, such as reward/mean."
         )
+    k = best.metric.rpartition("/pass@")[2]
+    if "/pass@" in best.metric and k not in map(str, evaluation.pass_at):
+        raise UserError(
+            f"best.metric = {best.metric!r}: evaluation.pass_at={list(evaluation.pass_at)} does not measure it. Add "
+            "the number to it."
+        )
     if best.metric.endswith("/accuracy_sampled") and not evaluation.samples_per_prompt:
         raise UserError(
             f"best.metric = {best.metric!r}: evaluation.samples_per_prompt=0 samples no answers. Set it to 1 or more, "

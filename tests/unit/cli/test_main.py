@@ -39,6 +39,11 @@ def test_a_mistake_is_a_sentence_on_stderr_with_exit_code_2() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_help_of_record_names_the_extra_for_videos() -> None:
+    help_text = CliRunner().invoke(app, ["record", "--help"], terminal_width=200).stdout
+    assert "interlace[video]" in " ".join(help_text.split())
+
+
 def test_an_unknown_option_exits_with_code_2() -> None:
     assert CliRunner().invoke(app, ["train", "quickstart", "--resum"]).exit_code == 2
 

@@ -254,6 +254,17 @@ def test_a_run_that_was_killed_while_it_wrote_a_line_has_a_report(tmp_path: Path
     assert read_page(tmp_path / "report.html").titled("Reward")["steps"][-1] == NUM_STEPS
 
 
+def test_a_run_with_damaged_advice_has_a_report(tmp_path: Path) -> None:
+    run, page = make_run(tmp_path, "one"), tmp_path / "report.html"
+    for text, note in (
+        ('{"suggestions": [{"setting": "a=1", "saving": 0.25}]}', "of a step, with a=1"),
+        ('{"suggestions": [{', "advice.json is damaged"),
+    ):
+        run.advice.write_text(text)
+        write_report([run], page)
+        assert note in page.read_text()
+
+
 def test_a_run_that_logged_nothing_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "empty")
     folder.metrics.write_text("")

@@ -1,6 +1,10 @@
 """Turns of replayed trajectories: conversion of samples, uniform draws, evictions, demonstrations."""
 
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -8,9 +12,11 @@ import pytest
 from interlace.algorithms.sac import SACSettings
 from interlace.core.errors import UserError
 from interlace.core.transitions import TransitionBatch
-from interlace.core.types import EMPTY_INT, FINAL, Prompt, Sample, SampleKey, Segment
+from interlace.core.types import EMPTY_INT, FINAL, IntArray, Metrics, Prompt, Sample, SampleKey, Segment
+from interlace.robots.replay import off_policy
 from interlace.robots.replay.buffer import Replay, ReplayConfig
 from interlace.robots.replay.off_policy import OffPolicy, TransitionTable, steps_of
+from interlace.rollouts.role_groups import ActorGroup
 
 PLACEHOLDER = 9
 
@@ -91,3 +97,27 @@ def test_turns_without_a_state_are_refused() -> None:
     asked = Prompt(uid="a", token_ids=np.array([5], np.int32), text="go", answer="")
     with pytest.raises(UserError, match="`state`"):
         steps_of(Sample(key=SampleKey(0, 0), prompt=asked, segments=(blind,), reward=0.0))
+
+
+class _Actor:
+    """An actor whose second call makes no update of the policy, as with `policy_every` above its updates."""
+
+    def __init__(self) -> None:
+        self.answers = [{"sac/critic_loss": 1.0, "sac/policy_loss": 5.0}, {"sac/critic_loss": 3.0}]
+
+    def hold(self, cause: str) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def learn(self, context_ids: IntArray, batches: Sequence[TransitionBatch]) -> Metrics:
+        return self.answers.pop(0)
+
+
+def test_a_call_without_an_update_of_the_policy_lacks_its_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(off_policy, "BLOCK_BYTES", 1)
+    replay = Replay(ReplayConfig(), tmp_path, seed=0)
+    replay.add([sample(1, 8, cut_off=True)])
+    learner = OffPolicy(settings=SACSettings(start_turns=1, turns_per_update=4), seed=0)
+    found = asyncio.run(learner.learn(1, replay, 2, cast(ActorGroup, _Actor())))
+    assert found["sac/critic_loss"] == 2 and found["sac/policy_loss"] == 5

@@ -219,6 +219,10 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
         (["rollout.max_tokens=1000000000"], "rollout/0 needs about .* GiB .weights . KV cache"),
         (["model=tiny:huge"], "unknown tiny model 'huge'"),
         (["reference.model=tiny:micro"], "asks for no reference"),
+        (
+            ["algorithm={name: distill, signal: top_k, teacher_top_k: 100000}", "reference.model=tiny:small"],
+            r"teacher_top_k=100000 is more than the \d+ tokens",
+        ),
         (["reference.model=tiny:huge", "algorithm.kl_coefficient=0.1"], "unknown tiny model 'huge'"),
     ],
 )

@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.robots.datasets.episodes import RecordedEpisode
+from interlace.robots.datasets.lerobot_write import LeRobotWriter
 from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.load import load_recipe
 from tests.support.openvla_folder import openvla_folder
 
@@ -96,3 +100,33 @@ def test_a_policy_without_statistics_of_its_data_is_refused(tmp_path: Path) -> N
 
 def test_one_that_can_is_not() -> None:
     assert check_recipe(load_recipe("robot-cartpole", [*DOT, robot()])).num_train_prompts == 16
+
+
+def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_starts(tmp_path: Path) -> None:
+    def write(name: str, size: int, *, done: bool) -> Path:
+        writer = LeRobotWriter(tmp_path / name, fps=10)
+        state, actions = np.zeros((3, 3), np.float32), np.zeros((3, size), np.float32)
+        terminated = np.arange(3) == 2 if done else None
+        writer.add(
+            RecordedEpisode(
+                instruction="swing up", observations={"state": state}, actions=actions,
+                rewards=np.ones(3, np.float32), terminated=terminated,
+            )
+        )  # fmt: skip
+        writer.finish()
+        return tmp_path / name
+
+    def refuse(folder: Path, *settings: str) -> str:
+        with pytest.raises(UserError) as caught:
+            check_settings(load_recipe("robot-sac", [f"replay.demonstrations={folder}", *settings]))
+        return str(caught.value)
+
+    whole = write("whole", 1, done=True)
+    assert "has no column 'next.done'" in refuse(write("endless", 1, done=False))
+    assert "has no column 'next.success'" in refuse(whole, "episode.reward=success")
+    wide = write("wide", 2, done=True)
+    assert "actions of 2 numbers" in refuse(wide)
+    warmup = f"warmup={{steps: 2, experts: {{episodes: 1, dataset: {wide}}}}}"
+    assert "warmup.experts.dataset=" in refuse(whole, warmup)
+    assert "turns_per_update=1 has no half" in refuse(whole, "algorithm.turns_per_update=1")
+    check_settings(load_recipe("robot-sac", [f"replay.demonstrations={whole}"]))

@@ -205,3 +205,8 @@ def test_sections_that_a_run_of_the_version_before_wrote_are_read(path: str) -> 
     assert recipe.tokens_per_microbatch == 4096
     assert recipe.algorithm.settings.aggregation == "seq_mean_token_mean"
     assert recipe.algorithm.settings.skip_minibatch_ratio == 2
+
+
+def test_the_gallery_has_every_shipped_recipe() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "gallery.md").read_text(encoding="utf-8")
+    assert [name for name in recipe_names() if f"`{name}`" not in text] == []
