@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import interlace
@@ -16,6 +15,7 @@ from interlace.run.export import CONVERTERS
 from interlace.run.library import Settings
 from tests.support.training import run_recipe
 
+PeftModel = pytest.importorskip("peft").PeftModel
 ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(6)]
 SMALL: Settings = {
     "steps": 2,

@@ -68,10 +68,12 @@ def test_a_run_that_loses_its_trainer_on_ray_ends_with_the_same_weights(tmp_path
 
 def test_the_failed_process_of_a_run_is_freed_before_the_next_one(tmp_path: Path) -> None:
     num_alive: list[int] = []
+    before = [each for each in gc.get_objects() if isinstance(each, RunProcess)]  # of earlier tests
 
     class LoseFirst(QuietProgress):
         def step(self, step: int, metrics: Metrics) -> None:
-            num_alive.append(sum(isinstance(each, RunProcess) for each in gc.get_objects()))
+            alive = [each for each in gc.get_objects() if isinstance(each, RunProcess)]
+            num_alive.append(len(alive) - len(before))
             if len(num_alive) == 1:
                 raise WorkerDiedError("actor/0[rank 0] died")
 
