@@ -14,7 +14,7 @@ from interlace.rollouts.engine_jobs import EngineJobs
 from interlace.rollouts.generation_meter import GenerationMeter
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.runtime.clock import Clock
-from interlace.runtime.timeline import Span, Timeline
+from interlace.runtime.timeline import Span, Timeline, TurnStart
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.concurrency import EngineUse, create_limit
 from interlace.schedule.schedule import Schedule
@@ -210,7 +210,9 @@ class EngineDriver:
             ended, self._ended = tuple(self._ended), []
             self._serving = True
             for job in admitted:
-                self._meter.submit(job.request, job.num_history, job.asked_s)
+                begun = job.request
+                self._meter.submit(begun.id, begun.num_prompt_tokens, begun.num_tokens, job.num_history)
+                self._meter.begin_turn(TurnStart(*begun.owner, begun.turn, job.asked_s))
             requests = tuple([job.request for job in admitted])
             progress, span = await self.group.inline(RolloutGroup.serve, requests, aborts, ended)
             self._serving = False

@@ -19,18 +19,20 @@ class GenerationMeter:
         """For each running turn, the context tokens from earlier turns, which the engine reuses or recomputes."""
         self._begun: list[TurnStart] = []
 
-    def submit(self, request: Request, num_history: int, asked_s: float) -> None:
-        """Records a request of the next call. num_history: its context tokens of earlier turns. asked_s: its time."""
-        if _is_of_flow(request):
-            self._begun.append(TurnStart(request.owner, request.turn, asked_s))
-        num_tokens = request.num_prompt_tokens + request.num_tokens
-        self._cached_tokens += num_tokens
-        if request.num_tokens:
-            self._repeated_tokens += num_tokens
+    def submit(self, request_id: str, num_prompt: int, num_generated: int, num_history: int) -> None:
+        """Records the tokens of a request of the next call: prompt, response so far, and context of earlier turns."""
+        self._cached_tokens += num_prompt + num_generated
+        if num_generated:
+            self._repeated_tokens += num_prompt + num_generated
         else:
-            self._prompt_tokens += num_tokens - num_history
+            self._prompt_tokens += num_prompt - num_history
             if num_history:
-                self._histories[request.id] = num_history
+                self._histories[request_id] = num_history
+
+    def begin_turn(self, turn: TurnStart) -> None:
+        """Records a turn of the next call. Turns outside the flow, such as those of an evaluation, are left out."""
+        if turn.gid >= 0 and turn.number >= 0:
+            self._begun.append(turn)
 
     def recompute(self) -> None:
         """Records that the engine recomputes the KV cache of its running sequences."""
@@ -84,7 +86,7 @@ class GenerationMeter:
             begun=tuple(self._begun),
             ended=tuple(
                 [
-                    TurnEnd(done.request.owner, done.request.turn, len(done.token_ids))
+                    TurnEnd(*done.request.owner, done.request.turn, len(done.token_ids))
                     for done in (response.completion for response in progress.responses)
                     if _is_of_flow(done.request) and done.finish_reason != FinishReason.ABORTED
                 ]

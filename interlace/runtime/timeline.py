@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
 from interlace.core.row import SampleLabel
-from interlace.core.types import SampleKey
 from interlace.runtime.clock import Clock
 from interlace.runtime.worker import Bin
 
@@ -54,7 +53,9 @@ class Span:
 class TurnStart(NamedTuple):
     """A turn of a sample that an engine began, or continued after an interruption."""
 
-    key: SampleKey
+    gid: int
+    number: int
+    """Index of the sample within its group."""
     turn: int
     asked_s: float
     """Time of the request, in seconds of the run's clock."""
@@ -63,7 +64,9 @@ class TurnStart(NamedTuple):
 class TurnEnd(NamedTuple):
     """A turn of a sample that an engine finished."""
 
-    key: SampleKey
+    gid: int
+    number: int
+    """Index of the sample within its group."""
     turn: int
     num_tokens: int
     """Tokens that the policy drew."""

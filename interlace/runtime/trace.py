@@ -252,8 +252,8 @@ def _turns(call: EngineCall) -> str:
 
     `begun`: group, index, turn, time of the request in microseconds. `ended`: group, index, turn, sampled tokens.
     """
-    begun = ",".join([f"[{each.key.gid},{each.key.index},{each.turn},{_us(each.asked_s)}]" for each in call.begun])
-    ended = ",".join([f"[{each.key.gid},{each.key.index},{each.turn},{each.num_tokens}]" for each in call.ended])
+    begun = ",".join([f"[{each.gid},{each.number},{each.turn},{_us(each.asked_s)}]" for each in call.begun])
+    ended = ",".join([f"[{each.gid},{each.number},{each.turn},{each.num_tokens}]" for each in call.ended])
     return (f',"begun":[{begun}]' if begun else "") + (f',"ended":[{ended}]' if ended else "")
 
 

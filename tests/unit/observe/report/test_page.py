@@ -75,8 +75,8 @@ def _records(step: int) -> Records:
         num_new_tokens=46,
         num_prompt_tokens=4,
         num_repeated_tokens=0,
-        begun=[TurnStart(key, 0, max(0.0, 2.0 * step - 0.1)) for key in keys],
-        ended=[TurnEnd(key, 0, 10 + key.index) for key in keys],
+        begun=[TurnStart(*key, 0, max(0.0, 2.0 * step - 0.1)) for key in keys],
+        ended=[TurnEnd(*key, 0, 10 + key.index) for key in keys],
     )
     return Records(spans=spans, running=[], served=[call], steps=[ended], num_dropped_tokens=0, end_s=2.0 * step + 2)
 

@@ -51,9 +51,9 @@ def serve(start_s: float, end_s: float, version: int, begun: list[TurnStart], en
 def test_queue_turns_tool_and_interruption_are_the_periods_of_the_trace(tmp_path: Path) -> None:
     key = SampleKey(7, 1)
     calls = [
-        serve(1.0, 2.0, 3, [TurnStart(key, 0, 0.5)], []),
-        serve(2.5, 4.0, 4, [TurnStart(key, 0, 0.5)], [TurnEnd(key, 0, 9)]),  # the first call was interrupted
-        serve(6.0, 7.0, 4, [TurnStart(key, 1, 5.5)], [TurnEnd(key, 1, 2)]),
+        serve(1.0, 2.0, 3, [TurnStart(*key, 0, 0.5)], []),
+        serve(2.5, 4.0, 4, [TurnStart(*key, 0, 0.5)], [TurnEnd(*key, 0, 9)]),  # the first call was interrupted
+        serve(6.0, 7.0, 4, [TurnStart(*key, 1, 5.5)], [TurnEnd(*key, 1, 2)]),
     ]
     trace = TraceFile(tmp_path / "timeline.json", DEVICES[:1])
     trace.close(
