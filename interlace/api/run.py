@@ -64,7 +64,7 @@ class TrainedRun:
     @property
     def checkpoint(self) -> Path | None:
         """Returns the chosen checkpoint, a folder that transformers loads; None if there is none."""
-        latest = Checkpoints(self._files.checkpoints, keep=1).latest()
+        latest = self._checkpoints.latest()
         if self.chosen == NEWEST or latest is None:
             return latest
         return choose_checkpoint(self._files, self.recipe.best, self.chosen)
@@ -72,9 +72,9 @@ class TrainedRun:
     @property
     def best_checkpoint(self) -> Path | None:
         """Returns the best checkpoint by the run's `best`; None if the run has none."""
-        steps = Checkpoints(self._files.checkpoints, keep=1).steps()
+        steps = self._checkpoints.steps()
         best = read_best(self.recipe.best, self._files, steps).step if self.recipe.best and steps else None
-        return None if best is None else self._files.checkpoints / f"step_{best}"
+        return None if best is None else self._checkpoints.path(best)
 
     @property
     def metrics(self) -> Table:
@@ -220,6 +220,10 @@ class TrainedRun:
         if accuracies:
             found["held-out accuracy"] = " -> ".join(f"{each:.3f}" for each in (accuracies[0], accuracies[-1]))
         return {**found, "checkpoint": self.checkpoint.name if self.checkpoint else "none"}
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self._files.checkpoints, keep=1)
 
     @property
     def _files(self) -> RunFolder:

@@ -26,5 +26,4 @@ def advise(
     if as_json:
         print(row, end="")
         return
-    for line in advice.lines:
-        say(Console(), line)
+    say(Console(), "\n".join(advice.lines))

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from interlace.cli.complete import RECIPE_HELP, complete_recipe, complete_setting
+from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.preflight import hush_libraries, say
 
 if TYPE_CHECKING:
@@ -20,15 +20,10 @@ if TYPE_CHECKING:
 
 
 def chaos(
-    recipe: Annotated[
-        str,
-        typer.Argument(help=RECIPE_HELP, autocompletion=complete_recipe),
-    ],
+    recipe: RecipeArgument,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", autocompletion=complete_setting, help="Settings to change: `rollout=interlace`."
-        ),
+        settings_argument("Settings to change: `rollout=interlace`."),
     ] = None,
     faults: Annotated[
         str, typer.Option(help="KIND:ROLE@RATE with commas between: kill:rollout@0.1/step,stop:reward@30s.")

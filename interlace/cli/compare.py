@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.complete import RECIPE_HELP, complete_recipe, complete_setting
+from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.preflight import ROOT, hush_libraries, say
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.step_line import number, short
@@ -23,20 +23,13 @@ SHOWN_SHARE = 0.005
 
 
 def compare(
-    recipe: Annotated[
-        str,
-        typer.Argument(help=RECIPE_HELP, autocompletion=complete_recipe),
-    ],
+    recipe: RecipeArgument,
     schedules: Annotated[
         str, typer.Option(help="Comma-separated names or paths of YAML files; ratios are relative to the first.")
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            autocompletion=complete_setting,
-            help="Settings to change, for all: `eval_every=0 seed=1`.",
-        ),
+        settings_argument("Settings to change, for all: `eval_every=0 seed=1`."),
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="local, ray or sim. Default: the recipe's.")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="With sim: number of devices. Default: 8.")] = None,

@@ -1,6 +1,9 @@
 """Values that the shell completes: recipes, settings, schedule presets and runs."""
 
 from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
 
 from interlace.cli.preflight import ROOT
 
@@ -41,3 +44,12 @@ def _paths(incomplete: str, suffix: str) -> list[str]:
         return []
     found = sorted(path for path in folder.iterdir() if path.suffix == suffix)
     return [str(path) for path in found if str(path).startswith(incomplete)]
+
+
+RecipeArgument: TypeAlias = Annotated[str, typer.Argument(help=RECIPE_HELP, autocompletion=complete_recipe)]
+"""Argument of a command that takes a recipe."""
+
+
+def settings_argument(text: str) -> Any:
+    """Returns the argument of a command that takes KEY=VALUE. text: its help."""
+    return typer.Argument(metavar="[KEY=VALUE]...", autocompletion=complete_setting, help=text)

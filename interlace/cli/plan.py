@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.complete import RECIPE_HELP, complete_recipe, complete_setting
+from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.plan_table import differences, show_memory, show_plans, unique
 from interlace.cli.preflight import hush_libraries, say, writable
 from interlace.cli.virtual import change_profiles, sheet_cluster, virtual_cluster
@@ -21,16 +21,11 @@ if TYPE_CHECKING:
 
 
 def plan(
-    recipe: Annotated[
-        str,
-        typer.Argument(help=RECIPE_HELP, autocompletion=complete_recipe),
-    ],
+    recipe: RecipeArgument,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            autocompletion=complete_setting,
-            help="Settings to change: `prompts_per_step=512`; of the search: `plan.search_s=30 plan.deadline_h=24`.",
+        settings_argument(
+            "Settings to change: `prompts_per_step=512`; of the search: `plan.search_s=30 plan.deadline_h=24`."
         ),
     ] = None,
     devices: Annotated[

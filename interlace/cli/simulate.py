@@ -6,21 +6,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.complete import RECIPE_HELP, complete_recipe, complete_setting
+from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.preflight import say, writable
 
 
 def simulate(
-    recipe: Annotated[
-        str,
-        typer.Argument(help=RECIPE_HELP, autocompletion=complete_recipe),
-    ],
+    recipe: RecipeArgument,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            autocompletion=complete_setting,
-            help="Settings: `steps=4`, `profile.lengths.median=9`, `engines=600:-3,900:+3`: 3 leaves, returns.",
+        settings_argument(
+            "Settings: `steps=4`, `profile.lengths.median=9`, `engines=600:-3,900:+3`: 3 leaves, returns."
         ),
     ] = None,
     schedule: Annotated[

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from interlace.cli.complete import RecipeArgument
 from interlace.cli.preflight import ROOT, hush_libraries, say
 from interlace.core.errors import InterlaceError, UserError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
+    recipe: RecipeArgument,
     settings: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=A,B]...", help="Swept settings: `seed=0,1,2`; fixed ones: `steps=20`."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.console import Console
 
-from interlace.cli.complete import RECIPE_HELP, complete_recipe, complete_setting
+from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.preflight import ROOT, hush_libraries, say
 from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
 from interlace.observe.run_identity import CHANGEABLE, may_change
@@ -21,17 +21,10 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(help=RECIPE_HELP, autocompletion=complete_recipe),
-    ],
+    recipe: RecipeArgument,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            autocompletion=complete_setting,
-            help="Settings to change: `steps=10 schedule=one-step-off`.",
-        ),
+        settings_argument("Settings to change: `steps=10 schedule=one-step-off`."),
     ] = None,
     resume: Annotated[
         bool,

@@ -41,7 +41,7 @@ class WorkerDiedError(InterlaceError):
 
 
 class RestartBudgetError(UserError):
-    """Processes of a role ended too often; the run ends, and what it had learned by the last step is saved."""
+    """Processes of a role ended too often; the run ends, and its state after the last step is saved."""
 
 
 class EpisodeFailedError(InterlaceError):

@@ -8,6 +8,7 @@ format. Such an id is never looked up in the embedding table: a query token stan
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -57,13 +58,20 @@ class ActionHead(Protocol):
         ...
 
 
-class GaussianHead:
-    """Normal distribution of one number. The outputs are its mean and the logarithm of its standard deviation.
-
-    The environment clips numbers beyond an action's range; log-probs refer to the numbers before clipping.
-    """
+class _NormalHead(ABC):
+    """A function of one normally distributed number. The outputs are its mean and the logarithm of its deviation."""
 
     takes_answers = False
+
+    @staticmethod
+    @abstractmethod
+    def _transform(drawn: Tensor) -> Tensor:
+        """Returns the numbers of draws from the normal distribution."""
+
+    @staticmethod
+    @abstractmethod
+    def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        """Computes the log-probs of transformed numbers, in nats."""
 
     def draw(
         self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
@@ -72,42 +80,46 @@ class GaussianHead:
         mean, log_std = _parameters(outputs)
         heat = torch.from_numpy(temperature).to(outputs.device)
         noise = _normal(uniform, outputs.device)
-        numbers = mean + noise * log_std.exp() * heat
+        numbers = self._transform(mean + noise * log_std.exp() * heat)
         scale = torch.where(heat > 0, heat, torch.ones_like(heat))
-        logprobs = _log_density(numbers, mean, log_std + scale.log())
+        logprobs = self._log_density(numbers, mean, log_std + scale.log())
         return numbers_to_ids(numbers.cpu().numpy()).astype(np.int64), logprobs.cpu().numpy()
 
     def logprobs(self, outputs: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Computes densities; see ActionHead."""
+        """Computes densities, and entropies of the normal distribution; see ActionHead."""
         mean, log_std = _parameters(outputs)
         log_std = log_std + math.log(temperature)
-        return _log_density(ids_to_numbers(ids), mean, log_std), log_std + HALF_LOG_TAU + 0.5
+        return self._log_density(ids_to_numbers(ids), mean, log_std), log_std + HALF_LOG_TAU + 0.5
 
 
-class SquashedHead:
+class GaussianHead(_NormalHead):
+    """Normal distribution of one number. The outputs are its mean and the logarithm of its standard deviation.
+
+    The environment clips numbers beyond an action's range; log-probs refer to the numbers before clipping.
+    """
+
+    @staticmethod
+    def _transform(drawn: Tensor) -> Tensor:
+        return drawn
+
+    @staticmethod
+    def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        return _log_density(numbers, mean, log_std)
+
+
+class SquashedHead(_NormalHead):
     """Hyperbolic tangent of a normally distributed number (SAC, arXiv 1812.05905, appendix C).
 
     The outputs are the mean and the logarithm of the standard deviation before the tangent.
     """
 
-    takes_answers = False
+    @staticmethod
+    def _transform(drawn: Tensor) -> Tensor:
+        return torch.tanh(drawn)
 
-    def draw(
-        self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], FloatArray]:
-        """Draws numbers between -1 and 1; see ActionHead."""
-        mean, log_std = _parameters(outputs)
-        heat = torch.from_numpy(temperature).to(outputs.device)
-        numbers = torch.tanh(mean + _normal(uniform, outputs.device) * log_std.exp() * heat)
-        scale = torch.where(heat > 0, heat, torch.ones_like(heat))
-        logprobs = _squashed_density(numbers, mean, log_std + scale.log())
-        return numbers_to_ids(numbers.cpu().numpy()).astype(np.int64), logprobs.cpu().numpy()
-
-    def logprobs(self, outputs: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Computes densities; see ActionHead. The entropy is that of the normal distribution before the tangent."""
-        mean, log_std = _parameters(outputs)
-        log_std = log_std + math.log(temperature)
-        return _squashed_density(ids_to_numbers(ids), mean, log_std), log_std + HALF_LOG_TAU + 0.5
+    @staticmethod
+    def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        return _squashed_density(numbers, mean, log_std)
 
     @staticmethod
     def sample(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from interlace.core.progress import Progress
-from interlace.core.types import FinishReason, Request, Response
+from interlace.core.types import FinishReason, Response
 from interlace.runtime.timeline import EngineCall, Span, Timeline, TurnEnd, TurnStart
 from interlace.runtime.typed_group import TypedGroup
 
@@ -31,24 +31,26 @@ class GenerationMeter:
 
     def begin_turn(self, turn: TurnStart) -> None:
         """Records a turn of the next call. Turns outside the flow, such as those of an evaluation, are left out."""
-        if turn.gid >= 0 and turn.number >= 0:
+        if _is_of_flow(turn):
             self._begun.append(turn)
 
     def recompute(self) -> None:
         """Records that the engine recomputes the KV cache of its running sequences."""
         self._repeated_tokens += self._cached_tokens
 
-    def take_out(self, span: Span, responses: Sequence[Response]) -> None:
-        """Records sequences that left the engine with a call. span: see end()."""
-        finished_groups = []
+    def take_out(self, span: Span, responses: Sequence[Response]) -> list[TurnEnd]:
+        """Records sequences that left the engine with a call. Returns the ended turns of the flow. span: see end()."""
+        ended = []
         for response in responses:
             done = response.completion
             self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
             # The engine reports reused tokens only now, so recomputed tokens count for this call.
             self._repeated_tokens += max(0, self._histories.pop(done.request.id, 0) - done.num_cached_tokens)
-            if _is_of_flow(done.request) and done.finish_reason != FinishReason.ABORTED:
-                finished_groups.append(done.request.owner.gid)
-        span.finished_groups = finished_groups
+            turn = TurnEnd(*done.request.owner, done.request.turn, len(done.token_ids))
+            if _is_of_flow(turn) and done.finish_reason != FinishReason.ABORTED:
+                ended.append(turn)
+        span.finished_groups = [turn.gid for turn in ended]
+        return ended
 
     def forget(self) -> None:
         """Records that the engine's process ended with its running sequences, which begin again."""
@@ -67,7 +69,7 @@ class GenerationMeter:
         """
         num_held_tokens = self._cached_tokens + progress.num_new_tokens / 2
         self._cached_tokens += progress.num_new_tokens
-        self.take_out(span, progress.responses)
+        ended = self.take_out(span, progress.responses)
         reasons = [response.completion.finish_reason for response in progress.responses]
         num_finished = len(reasons) - reasons.count(FinishReason.ABORTED)
         served = EngineCall(
@@ -84,13 +86,7 @@ class GenerationMeter:
             kv_use=progress.kv_use,
             num_held_tokens=num_held_tokens,
             begun=tuple(self._begun),
-            ended=tuple(
-                [
-                    TurnEnd(*done.request.owner, done.request.turn, len(done.token_ids))
-                    for done in (response.completion for response in progress.responses)
-                    if _is_of_flow(done.request) and done.finish_reason != FinishReason.ABORTED
-                ]
-            ),
+            ended=tuple(ended),
         )
         self._begun.clear()
         self._repeated_tokens = self._prompt_tokens = 0
@@ -98,6 +94,6 @@ class GenerationMeter:
         return served
 
 
-def _is_of_flow(request: Request) -> bool:
-    """Returns whether a request belongs to a sample of the flow, and not to an evaluation or a baseline."""
-    return request.owner.gid >= 0 and request.owner.index >= 0
+def _is_of_flow(turn: TurnStart | TurnEnd) -> bool:
+    """Returns whether a turn belongs to a sample of the flow, and not to an evaluation or a baseline."""
+    return turn.gid >= 0 and turn.number >= 0

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from interlace.core.errors import UserError, nearest
-from interlace.observe.best import BestConfig, read_best
+from interlace.observe.best import EVALUATION, BestConfig, read_best
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
@@ -65,7 +65,7 @@ class BestKeeper:
 
     def _check_name(self, metrics: Mapping[str, object], owner: str) -> None:
         if self._config and self._config.metric not in metrics:
-            same = [name for name in metrics if name.startswith("eval/") == self._config.is_evaluated]
+            same = [name for name in metrics if name.startswith(EVALUATION) == self._config.is_evaluated]
             raise UserError(
                 f"best.metric = {self._config.metric!r}: {owner} no such metric.{nearest(self._config.metric, same)}"
             )

@@ -164,7 +164,7 @@ class RunProcess(ABC):
 
     @property
     def done_steps(self) -> int:
-        """Returns the number of steps done, including those of earlier processes."""
+        """Returns the number of steps done, also by earlier processes."""
         return self._boundary.done_steps if self._boundary else self._job.start.done_steps
 
     async def _until_stopped(self, cluster: Cluster, work: Coroutine[Any, Any, None]) -> None:

@@ -295,7 +295,7 @@ def _row(variant: Variant, run: RunData, order: BestConfig) -> SweepRow:
     values = [value for _, value in points]
     last = None
     if values:
-        last = values[-1] if metric.startswith("eval/") else fmean(values[-max(1, round(FINAL_SHARE * len(values))) :])
+        last = values[-1] if order.is_evaluated else fmean(values[-max(1, round(FINAL_SHARE * len(values))) :])
     pick = max if order.sign > 0 else min
     return SweepRow(
         name=variant.name,

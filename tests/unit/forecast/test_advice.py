@@ -8,27 +8,16 @@ import pytest
 from interlace.cli.advise import advise as command
 from interlace.core.errors import UserError
 from interlace.forecast.advice import MOST, SMALLEST_SAVING, Suggestion, _choose, advise, settings_to_try
-from interlace.forecast.simulate import Simulation, simulate_into
 from interlace.observe.report.header import summary_cards
 from interlace.observe.run_data import RunData
-from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.load import load_recipe
-from tests.unit.forecast.profile.test_profile_of_run import PROFILE
+from tests.unit.forecast.profile.test_profile_of_run import PROFILE, recorded
 
 SLOW_REWARD = PROFILE.model_copy(update={"reward": PROFILE.reward.model_copy(update={"median_s": 0.4, "workers": 16})})
 
 
-def slow_scoring(root: Path) -> RunFolder:
-    simulate_into(
-        "quickstart", ["steps=8", "cluster.devices=cpu:2"], "verl-colocated", root,
-        Simulation(profile=SLOW_REWARD, num_devices=2),
-    )  # fmt: skip
-    [path] = root.iterdir()
-    return RunFolder(path=path)
-
-
 def test_slow_scoring_that_follows_generation_is_overlapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = slow_scoring(tmp_path)
+    folder = recorded(tmp_path, 8, SLOW_REWARD)
     command(str(folder.path), as_json=True)
     row = json.loads(capsys.readouterr().out)
     assert 0 < len(row["suggestions"]) <= MOST
@@ -58,10 +47,5 @@ def test_settings_to_try_change_the_recipe() -> None:
 
 
 def test_a_run_of_few_steps_is_refused(tmp_path: Path) -> None:
-    simulate_into(
-        "quickstart", ["steps=3", "cluster.devices=cpu:2"], "verl-colocated", tmp_path,
-        Simulation(profile=PROFILE, num_devices=2),
-    )  # fmt: skip
-    [path] = tmp_path.iterdir()
     with pytest.raises(UserError, match="logged 3 steps"):
-        advise(RunFolder(path=path))
+        advise(recorded(tmp_path, 3))

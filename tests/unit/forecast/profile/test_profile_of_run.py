@@ -24,10 +24,10 @@ PROFILE = Profile(
 )
 
 
-def recorded(root: Path, steps: int) -> RunFolder:
+def recorded(root: Path, steps: int, profile: Profile = PROFILE) -> RunFolder:
     simulate_into(
         "quickstart", [f"steps={steps}", "cluster.devices=cpu:2"], "verl-colocated", root,
-        Simulation(profile=PROFILE, num_devices=2),
+        Simulation(profile=profile, num_devices=2),
     )  # fmt: skip
     [path] = root.iterdir()
     return RunFolder(path=path)
