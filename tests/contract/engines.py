@@ -74,11 +74,11 @@ def _log_distribution(row: torch.Tensor, params: SamplingParams, seen: list[int]
     """[vocabulary]: bias, penalties, temperature, then what is cut off, as the terms are defined."""
     for token, bias in params.logit_bias:
         row[token] += bias
-    for token in set(seen):
+    for token in set(seen) if params.repetition_penalty != 1 else ():
         row[token] = (
             row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
         )
-    for token in set(made):
+    for token in set(made) if params.presence_penalty else ():
         row[token] -= params.presence_penalty
     row = row / (params.temperature or 1.0)
     if params.top_k:
