@@ -117,7 +117,7 @@ def a_foreign_kernel(lab: Lab) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o777)
     code = "import interlace.engines.cpu.compiled as c; from pathlib import Path\n"
-    code += "try: c.load_library(sorted((Path(c.__file__).parent / 'rollout' / 'cpp').glob('*.cpp'))[0])\n"
+    code += "try: c.load_library(sorted((Path(c.__file__).parent / 'cpp').glob('*.cpp'))[0])\n"
     code += "except c.KernelsUnavailable as error: print(error)"
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent)}
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
@@ -161,7 +161,9 @@ def code_that_evaluates(lab: Lab) -> None:
         r"torch\.load\(|yaml\.(unsafe_)?load\((?!text, _Loader)|shell=True|(?<![\w.])(eval|exec)\("
         r"|read_metadata|all_gather_object"
     )
-    runner = REPOSITORY / "interlace" / "sandbox" / "code.py"  # runs a policy's code, in a process that is confined
+    runner = (
+        REPOSITORY / "interlace" / "agents" / "sandbox" / "code.py"
+    )  # runs a policy's code, in a process that is confined
     files = [path for path in (REPOSITORY / "interlace").rglob("*.py") if path != runner]
     found = [
         f"{path.name}: {line.strip()}"
@@ -169,7 +171,8 @@ def code_that_evaluates(lab: Lab) -> None:
         for line in path.read_text().splitlines()
         if unsafe.search(line)
     ]
-    assert not [line for line in found if ".eval()" not in line], found
+    safe = (".eval()", "weights_only=True")  # torch's loader of tensors executes nothing
+    assert not [line for line in found if not any(mark in line for mark in safe)], found
 
 
 def sandboxed(code: str) -> str:
