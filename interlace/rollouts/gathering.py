@@ -63,8 +63,8 @@ class Gathering:
         Sequences move among engines of one version only, so each continues under its weights. The emptied engines swap
         and start their queued requests.
         """
-        draining = [driver for driver in self._drivers if driver.jobs.running and not driver.starts_new]
-        if any(driver.is_evacuating for driver in draining):
+        draining = [driver for driver in self._drivers if driver.jobs.running and not driver.weights.starts_new]
+        if any(driver.evacuation.is_due for driver in draining):
             return
         for version in dict.fromkeys(driver.version for driver in draining):
             alike = [driver for driver in draining if driver.version == version]
@@ -78,13 +78,13 @@ class Gathering:
         if not self._are_few(num_left):
             return drivers
         by_work = sorted(drivers, key=lambda driver: -len(driver.jobs.running))
-        held = sum(driver.kv_use for driver in by_work if driver.jobs.running)
+        held = sum(driver.calls.kv_use for driver in by_work if driver.jobs.running)
         num_kept = self._settings.num_engines(num_left, held, samples_per_engine=self._samples_per_engine)
         if num_kept >= len(by_work):
             return drivers
         for driver in by_work[num_kept:]:
             if driver.jobs.running:
-                driver.evacuate(by_work[:num_kept])
+                driver.evacuation.begin(by_work[:num_kept])
         return by_work[:num_kept]
 
 

@@ -22,8 +22,10 @@ class Levelling:
     def fill(self, driver: EngineDriver) -> None:
         """Gives an engine queued requests of other engines, first from the engine with the largest load."""
         sources = [
-            other for other in self._drivers if other.jobs.num_queued and not other.starts_new and not other.is_away
+            other
+            for other in self._drivers
+            if other.jobs.num_queued and not other.weights.starts_new and not other.is_away
         ]
         for source in sorted(sources, key=lambda other: -other.load.live_tokens):
-            if jobs := source.jobs.give(driver.room, driver.load.live_tokens):
+            if jobs := source.jobs.give(driver.calls.room, driver.load.live_tokens):
                 self._take(jobs, [driver])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from interlace.core.causes import Cause
 from interlace.core.errors import InterlaceError, RestartBudgetError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
-from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.driver import EngineDriver, Standing
 from interlace.rollouts.engine_job import Job
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.runtime.cluster import Cluster
@@ -80,7 +80,7 @@ class Membership:
 
     def bring_weights(self, driver: EngineDriver, ref: WeightRef) -> None:
         """Gives one engine new weights."""
-        self._pool.num_unswapped += driver.pending_version is None
+        self._pool.num_unswapped += driver.weights.pending_version is None
         driver.update_weights(ref)
 
     def park(self, jobs: Sequence[Job]) -> None:
@@ -112,7 +112,7 @@ class Membership:
         """Adds an engine, which takes requests once it serves the newest weights. Other engines do not wait for it."""
         with self._cluster.waits.operation(who="engines", what="start of a joiner"):
             driver = self._pool.make_driver(await launch)
-        driver.is_away = True
+        driver.standing = Standing.AWAY
         self._pool.drivers.append(driver)
         self.start(driver)
         self._join(driver)
@@ -131,7 +131,7 @@ class Membership:
         with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
             await self._until_empty(driver)
             await self._give_up(driver)  # it may be lost since it began to leave
-        self._pool.num_unswapped -= driver.pending_version is not None
+        self._pool.num_unswapped -= driver.weights.pending_version is not None
         self._pool.drivers.remove(driver)
         self._pool.standing.fire()
         self._loops.pop(driver).cancel()
@@ -194,7 +194,7 @@ class Membership:
         self._pool.on_partials(parked)
 
     async def _until_empty(self, driver: EngineDriver) -> None:
-        while driver.jobs.running or driver.is_evacuating:
+        while driver.jobs.running or driver.evacuation.is_due:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _watch(self, every_s: float) -> None:

@@ -195,7 +195,7 @@ class EnginePool:
     def drains_for(self) -> int | None:
         """Version that all engines drain for, so that none starts a request. None if an engine starts requests."""
         here = [driver for driver in self.drivers if not driver.is_away]
-        pending = [driver.pending_version for driver in here if driver.pending_version is not None]
+        pending = [driver.weights.pending_version for driver in here if driver.weights.pending_version is not None]
         return min(pending) if self._drains and pending and len(pending) == len(here) else None
 
     async def swapped(self, version: int, *, who: str = "publication") -> None:
@@ -224,7 +224,7 @@ class EnginePool:
 
         Also returns the numbers of sequences, since the start, that were interrupted, migrated or suspended.
         """
-        found = sum((driver.counts for driver in self.drivers), Counter({"suspended": self._num_suspensions}))
+        found = sum((driver.calls.counts for driver in self.drivers), Counter({"suspended": self._num_suspensions}))
         counts = {f"num_{name}": float(found[name]) for name in ("interrupted", "migrated", "suspended")}
         counts |= {"most_versions": float(self._most_versions), **self._homes.metrics(), **self._lengths.metrics()}
         names = dict.fromkeys(name for driver in self.drivers for name in driver.metrics)
@@ -310,7 +310,7 @@ class EnginePool:
         if not here:
             self.membership.park(jobs)
             return
-        ready = [driver for driver in here if driver.starts_new] or here
+        ready = [driver for driver in here if driver.weights.starts_new] or here
         if self.curve and (costs := self.curve.costs()):
             self._policy.learn(costs)
         expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]

@@ -5,8 +5,8 @@ from typing import Any
 
 from interlace.core.types import Sample
 from interlace.forecast.costs.lengths import ResponseLengths
-from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.channel import Cursor
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.arbiter import Arbiter, Claim, Decision
@@ -166,7 +166,7 @@ def devices_before_the_granule() -> Mutation:
 
 def new_sequences_with_old_weights() -> Mutation:
     """Lets an engine with a pending update start new sequences."""
-    return [(EngineDriver, "starts_new", property(lambda self: True))]
+    return [(WeightSwap, "starts_new", property(lambda self: True))]
 
 
 def swaps_not_awaited() -> Mutation:
