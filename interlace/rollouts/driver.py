@@ -1,5 +1,6 @@
 """Drives one rollout engine: submits requests, returns responses, swaps weights and yields devices."""
 
+from collections.abc import Callable
 from enum import Enum
 
 from interlace.core.errors import WorkerDiedError
@@ -10,11 +11,11 @@ from interlace.rollouts.engine_job import EngineHost, Job
 from interlace.rollouts.engine_jobs import EngineJobs
 from interlace.rollouts.evacuation import Evacuation
 from interlace.rollouts.generation_meter import GenerationMeter
+from interlace.rollouts.pending_swaps import PendingSwaps
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
-from interlace.runtime.clock import Clock
-from interlace.runtime.timeline import Timeline
-from interlace.runtime.waits import Signal, WaitRegistry
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.waits import Signal
 from interlace.schedule.concurrency import create_limit
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import WeightRef
@@ -56,7 +57,7 @@ class EngineDriver:
     """Loop of one rollout engine (`run`).
 
     Consumes: jobs (`submit`), new weights (`update_weights`), cancellations.
-    Produces: responses and drafts for the host, which is the engine pool.
+    Produces: responses and drafts for the host, which is the dispatcher of the pool.
     Waits for: work, then devices. It holds the devices until no work is left or another role requests them.
     Released by: a job, new weights, the device lock.
     """
@@ -64,26 +65,32 @@ class EngineDriver:
     def __init__(
         self,
         group: RolloutGroup,
-        waits: WaitRegistry,
-        clock: Clock,
-        timeline: Timeline,
+        cluster: Cluster,
         schedule: Schedule,
         host: EngineHost,
+        *,
+        swaps: PendingSwaps,
+        on_lost: "Callable[[EngineDriver, str], None]",
+        standing: Standing = Standing.MEMBER,
     ) -> None:
+        """swaps: pending swaps of all engines of the pool. on_lost: called with the reason if the engine is lost.
+
+        Its jobs move to other engines, and it may return.
+        """
         self.group = group
         self.jobs = EngineJobs()
         self.load = self.jobs.load
         self.metrics: Metrics = {}
         """Metrics of the engine between its last two swaps of weights."""
-        meter = GenerationMeter(group, timeline)
+        meter = GenerationMeter(group, cluster.timeline)
         self.weights = WeightSwap(group, schedule, self.jobs, meter)
         self.calls = EngineCalls(group, self.jobs, meter, self.weights, create_limit(schedule.concurrency), host)
         self.evacuation = Evacuation(self.jobs, self.calls, self._wake)
-        self._hold = DeviceHold(schedule, clock, meter, self._wake)
-        self._host = host
-        self._work = Signal(waits)
+        self._hold = DeviceHold(schedule, cluster.clock, meter, self._wake)
+        self._host, self._swaps, self._on_lost = host, swaps, on_lost
+        self._work = Signal(cluster.waits)
         self._phase = Phase.IDLE
-        self.standing = Standing.MEMBER
+        self.standing = standing
         """Relation to the pool. The transitions are leave(), join() and lose_weights()."""
         group.driven_by(self._hold)
 
@@ -117,7 +124,7 @@ class EngineDriver:
         if self.standing is Standing.MEMBER:
             self.standing = Standing.AWAY
         self._host.on_partials(self.jobs.take_queue(), others)
-        self._host.standing.fire()
+        self._swaps.changed.fire()
         if not drains:
             self.evacuation.begin(others)
 
@@ -148,18 +155,18 @@ class EngineDriver:
                 self._lose_process(str(error))
 
     def _enter(self, phase: Phase) -> None:
-        """Changes the phase of the loop. The end of SWAPPING, by a loss too, is reported to the host."""
+        """Changes the phase of the loop. The end of SWAPPING, by a loss too, ends the pending swap."""
         assert phase is Phase.IDLE or phase in NEXT_PHASES[self._phase], f"{self._phase} cannot become {phase}"
         before, self._phase = self._phase, phase
         if before is Phase.SWAPPING:
-            self._host.on_swapped()
+            self._swaps.finish()
 
     def _lose_process(self, reason: str) -> None:
         """Returns the running jobs to the pool, to begin again from their requests, and reports the loss."""
         jobs = self.calls.forget()
         self.evacuation.end()
         self._enter(Phase.IDLE)
-        self._host.on_lost(self, reason)
+        self._on_lost(self, reason)
         self._host.on_partials(jobs)
 
     def _has_work(self) -> bool:
@@ -173,7 +180,7 @@ class EngineDriver:
 
     def _find_work(self) -> bool:
         """Takes over requests queued for other engines, unless the engine must drain, leave or yield its devices."""
-        if self._host.num_unswapped and self.weights.starts_new and not self.is_away and not self._hold.is_requested:
+        if self._swaps.num and self.weights.starts_new and not self.is_away and not self._hold.is_requested:
             self._host.fill(self)
         return self._has_work()
 
@@ -191,7 +198,7 @@ class EngineDriver:
             self._enter(Phase.HOLDING)
             self.calls.record(progress, span)
             if progress.lost:
-                self._host.on_lost(self, progress.lost)
+                self._on_lost(self, progress.lost)
             elif self._hold.is_over:
                 return
 
@@ -206,7 +213,7 @@ class EngineDriver:
             is_lost = self.metrics.pop("is_lost", 0.0)
             self._enter(Phase.HOLDING)
             if is_lost:
-                self._host.on_lost(self, await self.group.health())
+                self._on_lost(self, await self.group.health())
 
     def _wake(self) -> None:
         """Wakes the loop, and ends a running call after its current decode step."""

@@ -96,8 +96,9 @@ class EngineCalls:
         if self._host.curve:
             self._host.curve.observe(served)
         for draft in progress.drafts:
-            if listener := self._host.listeners.get(draft.request_id):
-                asyncio.get_running_loop().call_soon(listener, draft)  # separate, so its errors do not stop the engine
+            running = self._jobs.running.get(draft.request_id)
+            if running and running.on_draft:  # called separately, so that its errors do not stop the engine
+                asyncio.get_running_loop().call_soon(running.on_draft, draft)
         for response in progress.responses:
             if job := self._end(response):
                 self._host.on_response(job, response)

@@ -264,8 +264,9 @@ def sets_iterated() -> Mutation:
     """Resumes sequences in the order of a set."""
 
     def resume(self: EnginePool, gids: Sequence[int] | None = None) -> bool:
-        chosen = {name for name, job in self._suspended.items() if gids is None or job.request.owner.gid in gids}
-        self.on_partials([self._suspended.pop(name) for name in chosen])
+        suspended = self._budget.suspended
+        chosen = {name for name, job in suspended.items() if gids is None or job.request.owner.gid in gids}
+        self._dispatcher.dispatch([suspended.pop(name) for name in chosen])
         return bool(chosen)
 
     return [(EnginePool, "resume", resume)]
