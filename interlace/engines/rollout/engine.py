@@ -267,7 +267,7 @@ class NativeEngine(NativeParts):
         return tuple(_complete(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
 
     def release(self, owners: Sequence[SampleKey]) -> None:
-        self._prefixes.release(owners)
+        self._prefixes.retained.release(owners)
 
     def pause(self) -> None:
         self._change_state("pause")

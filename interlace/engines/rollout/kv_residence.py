@@ -30,7 +30,7 @@ class KVResidence:
         if mode == "recompute":
             self._prefixes.clear()
             self.forget_computed()
-        self._prefixes.evict_idle()
+        self._prefixes.retained.evict_idle()
         self._saved = {row: self._pool.read(self._store.cells(row, n)) for row, n in self._count_held_rows().items()}
         self._pool.release()
 
@@ -62,4 +62,4 @@ class KVResidence:
     def _count_held_rows(self) -> dict[int, int]:
         """Returns the rows whose content survives a switch of the device, each with its number of computed tokens."""
         running = {sequence.row: int(self._table.num_computed[sequence.row]) for sequence in self._scheduler.running}
-        return running | self._prefixes.kept_rows
+        return running | self._prefixes.retained.kept_rows
