@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from interlace.core.progress import Draft
 from interlace.core.types import Request, Response
 from interlace.runtime.decode_curve import DecodeCurve
-from interlace.runtime.waits import Signal
 
 if TYPE_CHECKING:
     from interlace.rollouts.driver import EngineDriver
@@ -25,6 +24,9 @@ class Job:
     """Priority among jobs that have not started: the smallest is first. Jobs that have tokens precede all others."""
     expected_tokens: float
     deliver: Deliver
+    """Called with the response."""
+    on_draft: OnDraft | None = None
+    """Called with each draft before the response, if the request streams."""
     max_new_tokens: int | None
     """Limit that the caller requested; a budget may lower the request's limit below it. None outside the flow."""
     asked_s: float = 0.0
@@ -41,16 +43,10 @@ class Job:
 
 
 class EngineHost(Protocol):
-    """Receiver of a driver's reports: the pool of all engines."""
+    """Receiver of a driver's reports: the dispatcher of the engine pool."""
 
     curve: DecodeCurve | None
     """Decode speed, fitted to each call. None if the dispatch policy does not use it."""
-    listeners: dict[str, OnDraft]
-    """Receivers of drafts, by request."""
-    num_unswapped: int
-    """Number of engines with pending weights."""
-    standing: Signal
-    """Fires when an engine has swapped or left, for those that wait for a version."""
 
     def fill(self, driver: "EngineDriver") -> None:
         """Gives an engine requests that are queued for engines with pending weights."""
@@ -63,10 +59,3 @@ class EngineHost(Protocol):
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
         """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""
         ...
-
-    def on_swapped(self) -> None:
-        """Records that an engine serves its pending weights."""
-        ...
-
-    on_lost: "Callable[[EngineDriver, str], None]"
-    """Records that an engine can no longer serve, and why. Its jobs move to other engines, and it may return."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.role_groups import RolloutGroup
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.roles import ROLES
 from interlace.schedule.tail import Migrate
@@ -15,20 +16,23 @@ class Gathering:
         self,
         settings: Migrate,
         cluster: Cluster,
+        engines: Sequence[RolloutGroup],
         drivers: list[EngineDriver],
         *,
         samples_per_step: int,
         drains: bool,
     ) -> None:
-        """samples_per_step: samples of a step, of which `remaining_share` is a share.
+        """engines: engines at the start. drivers: engines of the pool, which may change later.
+
+        samples_per_step: samples of a step, of which `remaining_share` is a share.
 
         drains: whether engines finish their running sequences before they swap weights.
         """
         self._settings, self._drivers, self._drains = settings, drivers, drains
         self._lock = cluster.lock
         self._most = settings.remaining_share * samples_per_step
-        self._samples_per_engine = samples_per_step / len(drivers)
-        self._shared_devices = _shared_devices(cluster, drivers)
+        self._samples_per_engine = samples_per_step / len(engines)
+        self._shared_devices = _shared_devices(cluster, engines)
 
     def look(self, kept: list[EngineDriver], num_left: int, *, drains: bool) -> list[EngineDriver]:
         """Moves sequences if few enough are left. Returns the engines that get requests of samples from now on.
@@ -63,8 +67,8 @@ class Gathering:
         Sequences move among engines of one version only, so each continues under its weights. The emptied engines swap
         and start their queued requests.
         """
-        draining = [driver for driver in self._drivers if driver.jobs.running and not driver.starts_new]
-        if any(driver.is_evacuating for driver in draining):
+        draining = [driver for driver in self._drivers if driver.jobs.running and not driver.weights.starts_new]
+        if any(driver.evacuation.is_due for driver in draining):
             return
         for version in dict.fromkeys(driver.version for driver in draining):
             alike = [driver for driver in draining if driver.version == version]
@@ -78,17 +82,17 @@ class Gathering:
         if not self._are_few(num_left):
             return drivers
         by_work = sorted(drivers, key=lambda driver: -len(driver.jobs.running))
-        held = sum(driver.kv_use for driver in by_work if driver.jobs.running)
+        held = sum(driver.calls.kv_use for driver in by_work if driver.jobs.running)
         num_kept = self._settings.num_engines(num_left, held, samples_per_engine=self._samples_per_engine)
         if num_kept >= len(by_work):
             return drivers
         for driver in by_work[num_kept:]:
             if driver.jobs.running:
-                driver.evacuate(by_work[:num_kept])
+                driver.evacuation.begin(by_work[:num_kept])
         return by_work[:num_kept]
 
 
-def _shared_devices(cluster: Cluster, drivers: Sequence[EngineDriver]) -> frozenset[int]:
+def _shared_devices(cluster: Cluster, engines: Sequence[RolloutGroup]) -> frozenset[int]:
     """Returns all devices of the engines if another role may run on one of them, else none.
 
     The devices of simulators count only if the run has simulators, because runs without them can use the same schedule.
@@ -96,5 +100,5 @@ def _shared_devices(cluster: Cluster, drivers: Sequence[EngineDriver]) -> frozen
     started = {group.name.partition("/")[0] for group in cluster.groups}
     roles = [role.name for role in ROLES if role.name != "rollout" and (not role.counts_envs or role.name in started)]
     others = {device.index for role in roles for devices in cluster.place(role) for device in devices}
-    mine = frozenset(index for driver in drivers for index in driver.group.device_indices)
+    mine = frozenset(index for group in engines for index in group.device_indices)
     return frozenset() if mine.isdisjoint(others) else mine

@@ -51,7 +51,7 @@ class Homes:
         """Records the engine of a job, and releases the context that another engine retained for the sample."""
         home = self._homes.get(job.request.owner)
         if home is not None and home.driver is not driver:
-            home.driver.release(job.request.owner)
+            home.driver.calls.release(job.request.owner)
 
     def answered(self, done: Completion, driver: EngineDriver) -> None:
         """Records that an engine finished a turn of a sample that may have further turns."""
@@ -78,7 +78,7 @@ class Homes:
         """Records that a sample ended, and releases its context."""
         home = self._homes.pop(owner, None)
         if home is not None:
-            home.driver.release(owner)
+            home.driver.calls.release(owner)
 
     def metrics(self) -> Metrics:
         """Returns the reused share of earlier turns' tokens since the last call. Empty if no turn followed another."""

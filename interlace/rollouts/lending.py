@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.driver import EngineDriver, Standing
 
 
 class Lending:
@@ -37,5 +37,5 @@ class Lending:
         """Lends the devices again, after a step."""
         called, self._called = self._called, []
         for each in called:
-            if not each.is_lost:
+            if each.standing is not Standing.LOST:
                 each.join()

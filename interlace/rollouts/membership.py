@@ -1,21 +1,19 @@
 """Membership of the engine pool: engines join, leave, are lost and return during a run."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from interlace.core.causes import Cause
 from interlace.core.errors import InterlaceError, RestartBudgetError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
-from interlace.rollouts.driver import EngineDriver
-from interlace.rollouts.engine_job import Job
+from interlace.observe.notes import Notes
+from interlace.rollouts.dispatcher import Dispatcher
+from interlace.rollouts.driver import EngineDriver, Standing
 from interlace.rollouts.role_groups import RolloutGroup
+from interlace.rollouts.served_weights import ServedWeights
 from interlace.runtime.cluster import Cluster
-from interlace.weights.ref import WeightRef
-
-if TYPE_CHECKING:
-    from interlace.rollouts.pool import EnginePool
+from interlace.schedule.schedule import Schedule
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
 """Initial and maximum delay between two attempts to recover an engine, in seconds."""
@@ -46,8 +44,17 @@ class Membership:
     Released by: a server that responds again.
     """
 
-    def __init__(self, cluster: Cluster, pool: "EnginePool") -> None:
-        self._cluster, self._pool = cluster, pool
+    def __init__(
+        self,
+        cluster: Cluster,
+        schedule: Schedule,
+        drivers: list[EngineDriver],
+        weights: ServedWeights,
+        dispatcher: Dispatcher,
+    ) -> None:
+        """drivers: engines of the pool, which this object changes."""
+        self._cluster, self._schedule = cluster, schedule
+        self._drivers, self._weights, self._dispatcher = drivers, weights, dispatcher
         self.may_change = False
         """True if engines may join or leave by commands."""
         self.keeps_published = False
@@ -58,10 +65,8 @@ class Membership:
         """Seconds without any engine after which the run ends."""
         self.probe_ids: Sequence[int] = ()
         """Tokens of a fixed text, by which the weights of servers are checked. Empty if no engine is a server."""
-        self.on_note: Callable[[str], None] = lambda _: None
-        """Receiver of notes about engines, which are shown to users."""
-        self._parked: list[Job] = []
-        """Jobs that no engine can take now."""
+        self.notes = Notes()
+        """Notes about engines, which are shown to users."""
         self._lost: dict[EngineDriver, str] = {}
         """Engines that are lost, each with the reason."""
         self._loops: dict[EngineDriver, asyncio.Task[None]] = {}
@@ -78,30 +83,28 @@ class Membership:
             self._cluster.spawn(self._watch(self.watch_every_s), name="engine health")
         self._loops[driver] = self._cluster.spawn(driver.run(), name=driver.group.name)
 
-    def bring_weights(self, driver: EngineDriver, ref: WeightRef) -> None:
-        """Gives one engine new weights."""
-        self._pool.num_unswapped += driver.pending_version is None
-        driver.update_weights(ref)
+    def make_driver(self, group: RolloutGroup, standing: Standing = Standing.MEMBER) -> EngineDriver:
+        """Makes the driver of an engine."""
+        swaps = self._weights.pending
+        return EngineDriver(
+            group,
+            self._cluster,
+            self._schedule,
+            self._dispatcher,
+            swaps=swaps,
+            on_lost=self._recover_lost,
+            standing=standing,
+        )
 
-    def park(self, jobs: Sequence[Job]) -> None:
-        """Keeps jobs until an engine returns."""
-        self._parked += jobs
-
-    def withdraw(self, request_id: str) -> None:
-        """Removes a kept job, if there is one for this request."""
-        for job in [each for each in self._parked if each.request.id == request_id]:
-            self._parked.remove(job)
-            self._cluster.timeline.drop_tokens(len(job.request.generated_ids))
-
-    def on_lost(self, driver: EngineDriver, reason: str) -> None:
+    def _recover_lost(self, driver: EngineDriver, reason: str) -> None:
         """Moves the jobs of a lost engine, with their tokens, to other engines, and starts its recovery."""
-        if driver in self._lost or driver not in self._pool.drivers:
+        if driver in self._lost or driver not in self._drivers:
             return
         self.num_lost += 1
         if exhausted := self.restarts.spend(self._cluster.clock.now()):
             raise RestartBudgetError(f"{exhausted} (cause: {Cause.ENGINE}). {driver.group.name} was lost: {reason}")
         self._lost[driver] = reason
-        self.on_note(f"{driver.group.name} is lost: {reason}")
+        self.notes.add(f"{driver.group.name} is lost: {reason}")
         driver.leave(self._others(driver))
         driver.lose_weights()
         self._recoveries[driver] = self._cluster.spawn(
@@ -111,12 +114,11 @@ class Membership:
     async def add(self, launch: Awaitable[RolloutGroup]) -> EngineDriver:
         """Adds an engine, which takes requests once it serves the newest weights. Other engines do not wait for it."""
         with self._cluster.waits.operation(who="engines", what="start of a joiner"):
-            driver = self._pool.make_driver(await launch)
-        driver.is_away = True
-        self._pool.drivers.append(driver)
+            driver = self.make_driver(await launch, Standing.AWAY)
+        self._drivers.append(driver)
         self.start(driver)
         self._join(driver)
-        self.on_note(f"{driver.group.name} has joined")
+        self.notes.add(f"{driver.group.name} has joined")
         return driver
 
     async def remove(self, driver: EngineDriver, *, drains: bool) -> None:
@@ -131,12 +133,12 @@ class Membership:
         with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
             await self._until_empty(driver)
             await self._give_up(driver)  # it may be lost since it began to leave
-        self._pool.num_unswapped -= driver.pending_version is not None
-        self._pool.drivers.remove(driver)
-        self._pool.standing.fire()
+        self._weights.pending.num -= driver.weights.has_pending
+        self._drivers.remove(driver)
+        self._weights.pending.changed.fire()
         self._loops.pop(driver).cancel()
         await self._cluster.dismiss(driver.group)
-        self.on_note(f"{driver.group.name} has left")
+        self.notes.add(f"{driver.group.name} has left")
 
     async def _give_up(self, driver: EngineDriver) -> None:
         """Ends the recovery of an engine, with the processes that it is starting."""
@@ -147,7 +149,7 @@ class Membership:
 
     def states(self) -> list[EngineState]:
         """Lists the states of all engines."""
-        return [self._state(driver) for driver in self._pool.drivers]
+        return [self._state(driver) for driver in self._drivers]
 
     def _state(self, driver: EngineDriver) -> EngineState:
         state = "lost" if driver in self._lost else "leaving" if driver.is_away else "serving"
@@ -161,7 +163,7 @@ class Membership:
         )
 
     def _others(self, driver: EngineDriver) -> list[EngineDriver]:
-        return [other for other in self._pool.drivers if other is not driver and not other.is_away]
+        return [other for other in self._drivers if other is not driver and not other.is_away]
 
     async def _bring_back(self, driver: EngineDriver) -> None:
         since_s, retry_s = self._cluster.clock.now(), FIRST_RETRY_S
@@ -183,28 +185,26 @@ class Membership:
         self._recoveries.pop(driver, None)
         if self._lost.pop(driver, None) is not None:
             self._join(driver)
-            self.on_note(f"{driver.group.name} is back")
+            self.notes.add(f"{driver.group.name} is back")
 
     def _join(self, driver: EngineDriver) -> None:
         """Lets an engine serve as soon as it has the newest weights."""
-        if self._pool.newest is not None:
-            self.bring_weights(driver, self._pool.newest)
+        self._weights.bring_newest(driver)
         driver.join()
-        parked, self._parked = self._parked, []
-        self._pool.on_partials(parked)
+        self._dispatcher.dispatch_parked()
 
     async def _until_empty(self, driver: EngineDriver) -> None:
-        while driver.jobs.running or driver.is_evacuating:
+        while driver.jobs.running or driver.evacuation.is_due:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _watch(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
-            for driver in [*self._pool.drivers]:
+            for driver in [*self._drivers]:
                 if driver.is_away or driver.jobs.running:
                     continue  # a running call reports a loss
                 if reason := await _find_loss(driver.group):
-                    self.on_lost(driver, reason)
+                    self._recover_lost(driver, reason)
 
 
 async def _find_loss(group: RolloutGroup) -> str:

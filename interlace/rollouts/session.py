@@ -1,20 +1,16 @@
 """Sessions of episodes: each model call becomes one request to the engine pool and is recorded as a turn."""
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar, cast
-
-import numpy as np
+from typing import Protocol, TypeVar
 
 from interlace.core.errors import EnginesBusyError, UserError
-from interlace.core.messages import Message, ToolSpec, as_message, as_tool
+from interlace.core.messages import as_tool
 from interlace.core.random import stable_hash
-from interlace.core.sampling import LARGEST_INT32
-from interlace.core.types import JSON, Inputs, Request, Sample, SampleKey, SamplingParams
+from interlace.core.types import Inputs, Request, Sample, SampleKey, SamplingParams
 from interlace.robots.envs.base import Start
 from interlace.robots.envs.fleet import Around, EnvEpisode, EnvFleet
 from interlace.robots.models.actions import ActionTokens
@@ -27,10 +23,11 @@ from interlace.rollouts.base import (
     Turn,
     TurnOptions,
 )
-from interlace.rollouts.history import History
+from interlace.rollouts.code_time import CodeTime
+from interlace.rollouts.context_encoder import ContextEncoder, read_messages
 from interlace.rollouts.read_turns import pass_draft, read_turn
 from interlace.rollouts.rendering.base import Renderer
-from interlace.rollouts.seen_tools import SeenTools
+from interlace.rollouts.turn_record import TurnRecord
 from interlace.runtime.clock import Clock
 from interlace.runtime.waits import WaitRegistry
 
@@ -63,8 +60,6 @@ class SessionLimits:
 
 
 NO_LIMITS = SessionLimits()
-LONG_TEXT = 1 << 14
-"""Characters of a conversation from which it is tokenized on a thread."""
 LOSSES = 2
 """Number of lost episodes after which a sample still restarts. The next loss fails the sample."""
 
@@ -86,8 +81,7 @@ class Surroundings(Protocol):
 class EpisodeSession:
     """One sample's session, open from begin() to close().
 
-    While the episode's code runs, or awaits something outside the run, an operation is registered, so that no stall is
-    declared and the wait-for graph names the episode. A turn is an ordinary wait for the pool.
+    A turn is an ordinary wait for the pool. Between turns the episode's own code runs, see CodeTime.
     """
 
     def __init__(
@@ -110,18 +104,9 @@ class EpisodeSession:
         self.name = f"episode {sample.key.gid}.{sample.key.index}"
         """Name of the episode in the wait-for graph."""
         self._around, self._ask, self._sample, self._limits = around, ask, sample, limits
-        self._history = History()
-        self._turns: dict[int, Turn | None] = {}
-        """Turns by number; None for a turn in progress."""
-        self._rewards: dict[int, float] = {}
-        """Rewards of turns, by number."""
-        self._reported: list[ToolUse] = []
-        self._seen = SeenTools()
-        self._num_elsewhere = self._num_asking = 0
-        """Numbers of turns and named waits in progress, and of turns in progress."""
-        self._operation: int | None = None
-        self._is_open = False
-        self._deadline, self._left_s = asyncio.timeout(None), limits.timeout_s
+        self._code = CodeTime(self.name, around.clock, around.waits, timeout_s=limits.timeout_s)
+        self._contexts = ContextEncoder(limits.renderer, max_tokens=limits.max_tokens)
+        self._record = TurnRecord(self.name, max_turns=limits.max_turns)
 
     @property
     def key(self) -> SampleKey:
@@ -142,40 +127,29 @@ class EpisodeSession:
     @property
     def turns(self) -> list[Turn]:
         """Finished turns, by number."""
-        return [turn for _, turn in sorted(self._turns.items()) if turn]
+        return self._record.turns
 
     @property
     def rewards(self) -> Mapping[int, float]:
         """Rewards by the number of the turn, without turns that have none."""
-        return self._rewards
+        return self._record.rewards
 
     @property
     def tool_uses(self) -> Sequence[ToolUse]:
         """Calls of tools in the order of their ends: the reported calls, or else the calls seen in messages."""
-        return self._reported or self._seen.uses
+        return self._record.tool_uses
 
     def begin(self) -> None:
         """Opens the session and registers the episode's code as an operation."""
-        self._is_open = True
-        self._register()
+        self._code.begin()
 
     def close(self) -> None:
         """Closes the session. It makes no more turns."""
-        self._is_open = False
-        self._unregister()
+        self._code.end()
 
     async def limited(self, run: Awaitable[T]) -> T:
         """Awaits the episode within its time limit. TimeoutError if its code and tools take longer."""
-        self._deadline = asyncio.timeout(None)
-        try:
-            async with self._deadline:
-                self._count_time()
-                return await run
-        except TimeoutError:
-            if not self._deadline.expired():
-                raise
-            limit = f"{self._limits.timeout_s:g} s (episode.timeout_s), without the time of its turns"
-            raise TimeoutError(f"the episode was not done within {limit}") from None
+        return await self._code.limit(run)
 
     async def generate(
         self,
@@ -189,15 +163,15 @@ class EpisodeSession:
         options: TurnOptions = DEFAULT_OPTIONS,
     ) -> Turn:
         """Samples a turn after a context; see Session. UserError if the context is not valid for a turn."""
-        shown = tuple(as_tool(tool) for tool in tools)
-        said = _messages(context)
-        place = self._reserve(number)
+        shown, said = tuple(as_tool(tool) for tool in tools), read_messages(context)
+        self._code.check_open()
+        place = self._record.reserve(number)
         try:
-            renderer = await self._renderer(options.chat_template_kwargs)
-            ids = self._ids(context, place) if said is None else await self._write(renderer, said, shown, place)
+            renderer = await self._contexts.vary_renderer(options.chat_template_kwargs)
+            ids = await self._contexts.encode(context, said, shown, place, renderer)
             request = self._request(ids, params or self.params, place)
         except BaseException:
-            del self._turns[place]  # the turn was not begun, and its number is free
+            self._record.free(place)
             raise
         if inputs is not None or query_ids:
             request = replace(request, inputs=inputs, query_ids=tuple(query_ids))
@@ -205,41 +179,36 @@ class EpisodeSession:
         if options.on_draft:
             request = replace(request, streams=True)
             drafted = partial(pass_draft, request, renderer, shown, options.on_draft)
-        self._seen.asked(said, self._around.clock.now())
+        self._record.request(said, self._around.clock.now())
         what = f"turn {place}"
         try:
-            with self._elsewhere(), self._asking():
+            with self._code.turn():
                 response = await self._ask(
                     request, who=self.name, what=what, on_draft=drafted, patience_s=options.patience_s
                 )
         except EnginesBusyError:
-            del self._turns[place]
+            self._record.free(place)
             raise
         if response.refusal:
             raise UserError(f"the engine refused turn {place}: {response.refusal}")
-        turn = self._turns[place] = read_turn(place, response, renderer, shown)
-        self._seen.drawn(place, turn.message, shown, self._around.clock.now())
-        if said is not None and renderer:
-            tokens = [*turn.prompt_ids.tolist(), *turn.token_ids.tolist()]
-            self._history.add_turn(renderer, said, shown, turn.message, tokens)
+        turn = read_turn(place, response, renderer, shown)
+        self._record.add(turn, shown, self._around.clock.now())
+        if said is not None:
+            self._contexts.add_turn(turn, said, shown, renderer)
         return turn
 
     async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
         """Returns the number of tokens of a context; see Session."""
-        said, place = _messages(context), max(self._turns, default=-1) + 1
-        if said is None:
-            return len(self._ids(context, place))
-        return len(await self._write(self._limits.renderer, said, tuple(as_tool(tool) for tool in tools), place))
+        said, shown = read_messages(context), tuple(as_tool(tool) for tool in tools)
+        return len(await self._contexts.encode(context, said, shown, self._record.next_number, self._limits.renderer))
 
     def reward(self, turn: Turn, value: float) -> None:
         """Rewards a turn; see Session."""
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UserError(f"the reward of turn {turn.number} is {value!r}, not a finite number")
-        self._rewards[turn.number] = self._rewards.get(turn.number, 0.0) + float(value)
+        self._record.reward(turn.number, value)
 
     def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
         """Counts a call of a tool; see Session."""
-        self._reported.append(ToolUse(name=name, seconds=seconds, failed=failed, turn=max(self._turns, default=0)))
+        self._record.add_tool_use(name, seconds=seconds, failed=failed)
 
     @asynccontextmanager
     async def simulator(self, start: Start, own: EnvFleet | None = None) -> AsyncIterator[EnvEpisode]:
@@ -247,7 +216,7 @@ class EpisodeSession:
         simulators = own or self._limits.simulators
         if simulators is None:
             raise UserError("the episode requested a simulator, but the recipe's episode has no `env`")
-        lease = simulators.episode(start, around=self._elsewhere)
+        lease = simulators.episode(start, around=self._code.elsewhere)
         if own is None:
             env = await self._around.waits.wait_for(lease.__aenter__(), who=self.name, what="a free simulator")
         else:
@@ -261,74 +230,13 @@ class EpisodeSession:
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncIterator[None]:
         """Names the wait of the block; see Session."""
-        with self._elsewhere():
+        with self._code.elsewhere():
             async with self._around.waiting(self.name, what):
                 yield
 
-    async def _renderer(self, variables: Mapping[str, JSON]) -> Renderer | None:
-        """Returns the renderer for a template's variables; it is made on a thread."""
-        renderer = self._limits.renderer
-        return renderer if not variables or renderer is None else await asyncio.to_thread(renderer.variant, variables)
-
-    async def _write(
-        self, renderer: Renderer | None, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], place: int
-    ) -> list[int]:
-        """Writes messages as tokens. A long text is written on a thread: the event loop serves others meanwhile."""
-        if renderer is None:
-            raise UserError(
-                "the episode passed messages, but the tokenizer has no chat template to render them. Take an instruct "
-                "model or its tokenizer (model.tokenizer), or pass token ids."
-            )
-        # A template may leave out parts of earlier answers, so their length proves nothing.
-        num_given = sum(len(message.content) for message in messages if message.role != "assistant")
-        self._check_length(-(-num_given // renderer.longest_token), place, "at least ")
-        if sum(len(message.content) for message in messages) < LONG_TEXT:
-            return self._history.context(renderer, messages, tools)
-        return await asyncio.to_thread(self._history.context, renderer, messages, tools)
-
-    def _ids(self, token_ids: Context, place: int) -> list[int]:
-        self._check_length(len(token_ids), place)
-        found = np.asarray(token_ids)
-        is_list = found.ndim == 1 and found.size and found.dtype.kind in "iu"
-        if not is_list or found.min() < 0 or found.max() > LARGEST_INT32:
-            raise UserError(
-                f"generate() was given a {type(token_ids).__name__} that is not a list of token ids. It takes the "
-                f"whole context, at least one token, with ids from 0 to {LARGEST_INT32}, or messages."
-            )
-        return cast(list[int], found.tolist())
-
-    def _check_length(self, num_tokens: int, place: int, bound: str = "") -> None:
-        """Raises UserError for a context that leaves no room for an answer. bound: words before the number."""
-        most = self._limits.max_tokens
-        if most is not None and num_tokens >= most:
-            raise UserError(
-                f"the context of turn {place} has {bound}{num_tokens} tokens, and an engine holds {most} of one "
-                "sequence. Raise rollout.max_tokens, or end the episode sooner."
-            )
-
-    def _reserve(self, number: int | None) -> int:
-        """Reserves the number of a turn and returns it."""
-        self._check_open()
-        place = max(self._turns, default=-1) + 1 if number is None else number
-        if place < 0 or place in self._turns:
-            raise UserError(f"turn {place} of {self.name} was requested before. Give each call a separate number.")
-        most = self._limits.max_turns
-        if most is not None and len(self._turns) >= most:
-            raise UserError(f"the episode asked for more than {most} turns (episode.max_turns)")
-        self._turns[place] = None
-        return place
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise RuntimeError(f"{self.name} has ended; its session gives no more turns")
-
     def _request(self, ids: list[int], params: SamplingParams, place: int) -> Request:
-        self._check_open()
-        self._check_length(len(ids), place)
-        if self._limits.max_tokens is not None:
-            left = self._limits.max_tokens - len(ids)
-            if left < params.max_new_tokens:
-                params = params.model_copy(update={"max_new_tokens": left})
+        self._code.check_open()
+        self._contexts.check_length(len(ids), place)
         prompt = self._sample.prompt
         return Request(
             uid=prompt.uid,
@@ -337,51 +245,6 @@ class EpisodeSession:
             session=self.num_begun - 1,
             turn=place,
             prompt_ids=ids,
-            params=params,
+            params=self._contexts.limit_params(params, len(ids)),
             may_continue=True,
         )
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Stops the episode's clock during a turn."""
-        if not self._num_asking and (when := self._deadline.when()) is not None:
-            self._left_s = when - asyncio.get_running_loop().time()
-            if not self._deadline.expired():
-                self._deadline.reschedule(None)
-        self._num_asking += 1
-        try:
-            yield
-        finally:
-            self._num_asking -= 1
-            self._count_time()
-
-    def _count_time(self) -> None:
-        if self._is_open and not self._num_asking and self._left_s < math.inf and not self._deadline.expired():
-            self._deadline.reschedule(asyncio.get_running_loop().time() + self._left_s)
-
-    @contextmanager
-    def _elsewhere(self) -> Iterator[None]:
-        self._num_elsewhere += 1
-        self._unregister()
-        try:
-            yield
-        finally:
-            self._num_elsewhere -= 1
-            if self._is_open and not self._num_elsewhere:
-                self._register()
-
-    def _register(self) -> None:
-        self._operation = self._around.waits.begin(self.name, "its own code", self._around.clock.now())
-
-    def _unregister(self) -> None:
-        if self._operation is not None:
-            self._around.waits.end(self._operation)
-            self._operation = None
-
-
-def _messages(context: Context) -> tuple[Message, ...] | None:
-    """Returns the messages of a context, or None if it contains token ids. UserError for anything else."""
-    if not len(context) or not isinstance(context[0], Message | Mapping):
-        return None
-    given = cast(Sequence[Message], context)
-    return tuple(as_message(each, f"message {place} of generate()") for place, each in enumerate(given, start=1))

@@ -153,7 +153,7 @@ class EngineControl:
             try:
                 await self.carry_out(change)
             except InterlaceError as error:
-                self._pool.membership.on_note(f"{change.verb} {change.engine}: {error}")
+                self._pool.membership.notes.add(f"{change.verb} {change.engine}: {error}")
 
     def _write_state(self) -> None:
         rows: list[Mapping[str, JSON]] = [

@@ -5,8 +5,8 @@ from typing import Any
 
 from interlace.core.types import Sample
 from interlace.forecast.costs.lengths import ResponseLengths
-from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.channel import Cursor
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.arbiter import Arbiter, Claim, Decision
@@ -166,7 +166,7 @@ def devices_before_the_granule() -> Mutation:
 
 def new_sequences_with_old_weights() -> Mutation:
     """Lets an engine with a pending update start new sequences."""
-    return [(EngineDriver, "starts_new", property(lambda self: True))]
+    return [(WeightSwap, "starts_new", property(lambda self: True))]
 
 
 def swaps_not_awaited() -> Mutation:
@@ -264,8 +264,9 @@ def sets_iterated() -> Mutation:
     """Resumes sequences in the order of a set."""
 
     def resume(self: EnginePool, gids: Sequence[int] | None = None) -> bool:
-        chosen = {name for name, job in self._suspended.items() if gids is None or job.request.owner.gid in gids}
-        self.on_partials([self._suspended.pop(name) for name in chosen])
+        suspended = self._budget.suspended
+        chosen = {name for name, job in suspended.items() if gids is None or job.request.owner.gid in gids}
+        self._dispatcher.dispatch([suspended.pop(name) for name in chosen])
         return bool(chosen)
 
     return [(EnginePool, "resume", resume)]

@@ -1,7 +1,7 @@
 """Native rollout engine: continuous batching for any transformers causal LM, in this process."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.decode_loop import DecodeLoop
 from interlace.engines.rollout.given_inputs import input_reader
+from interlace.engines.rollout.installed_versions import InstalledVersions
+from interlace.engines.rollout.kv_residence import KVResidence
 from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.prepare_model import ServingConfig, num_retained, serve
@@ -69,6 +71,8 @@ class NativeParts:
         )
         self._scheduler = Scheduler(self._table, self._store, self._prefixes, max_batch_tokens=config.max_batch_tokens)
         self._decode_loop = DecodeLoop(serving, self._table, self._scheduler, tokenizer, config, self.agreement)
+        self._kv = KVResidence(self._pool, self._store, self._table, self._scheduler, self._prefixes)
+        self._versions = InstalledVersions(self._weights, self._runner)
         self._limits = Limits(
             context=context, longest=self._store.longest, vocab_size=model.config.get_text_config().vocab_size,
             has_tokenizer=tokenizer is not None, reads=input_reader(model),
@@ -110,6 +114,37 @@ class NativeParts:
         return self._store.held(self._scheduler.running_rows()) / self._store.num_cells
 
 
+class EngineState(Enum):
+    """Readiness of an engine. It decodes only while it is SERVING."""
+
+    SERVING = "serving"
+    PAUSED = "paused"
+    OFFLOADED = "offloaded"
+    """The KV cache is off the device."""
+    PAUSED_OFFLOADED = "paused and offloaded"
+
+
+NEXT_STATES: Mapping[str, Mapping[EngineState, EngineState]] = {
+    "pause": {
+        EngineState.SERVING: EngineState.PAUSED,
+        EngineState.OFFLOADED: EngineState.PAUSED_OFFLOADED,
+    },
+    "resume": {
+        EngineState.PAUSED: EngineState.SERVING,
+        EngineState.PAUSED_OFFLOADED: EngineState.OFFLOADED,
+    },
+    "offload": {
+        EngineState.SERVING: EngineState.OFFLOADED,
+        EngineState.PAUSED: EngineState.PAUSED_OFFLOADED,
+    },
+    "onload": {
+        EngineState.OFFLOADED: EngineState.SERVING,
+        EngineState.PAUSED_OFFLOADED: EngineState.PAUSED,
+    },
+}
+"""State after each event, by the state before. A state without an entry stays."""
+
+
 class NativeEngine(NativeParts):
     """Engine that serves requests with one model and owns the model object: no other code may run or train the object.
 
@@ -142,15 +177,12 @@ class NativeEngine(NativeParts):
         self._live: dict[str, SequenceState] = {}
         self._streaming: set[str] = set()
         """Ids of the live requests that stream."""
-        self._arrivals = self._version = 0
-        self._paused = False
-        self._bindings: dict[int, object] = {}
-        """Runner bindings (weight addresses) of each older version in use."""
-        self._saved: dict[int, list[Tensor]] | None = None
+        self._num_submitted = 0
+        self._state = EngineState.SERVING
 
     @property
     def version(self) -> int:
-        return self._version
+        return self._versions.newest
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
@@ -161,7 +193,7 @@ class NativeEngine(NativeParts):
         """
         if self._live:
             raise UserError("generate() needs the engine to itself, and requests are live: drain or abort them first.")
-        if self._paused or self._saved is not None:
+        if self._state is not EngineState.SERVING:
             raise UserError("generate() would wait for ever: the engine is paused or offloaded.")
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
@@ -191,13 +223,13 @@ class NativeEngine(NativeParts):
         most = len(request.query_ids) or request.params.max_new_tokens
         limit = min(len(prompt) + most, self._limits.context + bool(request.query_ids))
         sequence = SequenceState(
-            request=request, arrival=self._arrivals, limit=limit, token_ids=prompt + list(request.generated_ids),
+            request=request, arrival=self._num_submitted, limit=limit, token_ids=prompt + list(request.generated_ids),
             logprobs=list(request.generated_logprobs), versions=list(request.generated_versions),
             raw_logprobs=list(request.generated_raw_logprobs),
         )  # fmt: skip
         if sequence.versions and sequence.versions[-1] in self._weights.versions:
             sequence.version = sequence.versions[-1]
-        self._arrivals += 1
+        self._num_submitted += 1
         self._live[request.id] = sequence
         if request.streams:
             self._streaming.add(request.id)
@@ -207,8 +239,8 @@ class NativeEngine(NativeParts):
         self.agreement.tick()
         finished: list[Completion] = []
         new_tokens, preemptions = 0, self._scheduler.num_preemptions
-        if self._live and not self._paused and self._saved is None:
-            new_tokens, ended = self._decode_loop.advance(self._serving, several=bool(self._weights.versions))
+        if self._live and self._state is EngineState.SERVING:
+            new_tokens, ended = self._decode_loop.advance(self._versions.install, several=bool(self._weights.versions))
             for one in ended:
                 finished.append(self._end(self._table.occupant(one.row), one.reason, one.failure))
         self._decode_loop.interrupted.value = 0
@@ -232,16 +264,20 @@ class NativeEngine(NativeParts):
     def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
         """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
         live = [self._live[name] for name in ids if name in self._live]
-        return tuple(self._completion(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
+        return tuple(_complete(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
 
     def release(self, owners: Sequence[SampleKey]) -> None:
-        self._prefixes.release(owners)
+        self._prefixes.retained.release(owners)
 
     def pause(self) -> None:
-        self._paused = True
+        self._change_state("pause")
 
     def resume(self) -> None:
-        self._paused = False
+        self._change_state("resume")
+
+    def _change_state(self, event: str) -> None:
+        """Changes the state by an event of NEXT_STATES."""
+        self._state = NEXT_STATES[event].get(self._state, self._state)
 
     def update_weights(
         self,
@@ -256,9 +292,9 @@ class NativeEngine(NativeParts):
         if adapters:
             begun = [sequence for sequence in self._live.values() if sequence.version is None and sequence.has_begun]
             is_kept = mode == "own" and begun
-            self._weights.merge(tensors, adapters, keeps=self._version if is_kept else None)
+            self._weights.merge(tensors, adapters, keeps=self._versions.newest if is_kept else None)
             for sequence in begun if is_kept else ():
-                sequence.version = self._version
+                sequence.version = self._versions.newest
         else:
             self._weights.update(tensors, frozen=frozen)
         self._apply_update(version, mode)
@@ -278,109 +314,63 @@ class NativeEngine(NativeParts):
 
     def _apply_update(self, version: int, mode: UpdateMode) -> None:
         """Updates caches and sequences after a change of the weights."""
-        self._runner.rebind()
-        self._bindings = {}
-        self._version = version
+        self._versions.rebind()
+        self._versions.newest = version
         if mode != "own":
             for sequence in self._live.values():
                 sequence.version = None
-            self._let_go_unused()
+            self._drop_unused_versions()
         self._prefixes.clear(keeps_old=mode == "keep")
         if mode == "recompute":
-            self._forget_computed()
+            self._kv.forget_computed()
 
-    @contextmanager
-    def _serving(self, version: int | None) -> Iterator[int]:
-        """Installs the weights of an older version for the sequences that began with it. None: the newest version."""
-        if version is None:
-            yield self._version
-            return
-        newest = self._runner.binding
-        self._weights.serve(version)
-        if version in self._bindings:
-            self._runner.binding = self._bindings[version]
-        else:
-            self._runner.rebind()
-            self._bindings[version] = self._runner.binding
-        try:
-            yield version
-        finally:
-            self._weights.serve(None)
-            self._runner.binding = newest
-
-    def _let_go_unused(self) -> None:
-        in_use = {sequence.version for sequence in self._live.values()}
-        for version in self._weights.versions - in_use:
-            self._weights.let_go(version)
-            self._bindings.pop(version, None)
+    def _drop_unused_versions(self) -> None:
+        self._versions.drop_unused(sequence.version for sequence in self._live.values())
 
     def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:
-        residence, saved = self._weights.residence, self._saved if KV in parts else None
+        residence, is_cache = self._weights.residence, KV in parts and self._kv.is_away
         is_weights = WEIGHTS in parts and residence.is_away(WEIGHTS)
         if is_weights:
             residence.onload()
-        if saved is not None:
-            self._pool.allocate()
-        if is_weights or saved is not None:
-            self._runner.rebind()
-            self._bindings = {}
-        if saved is None:
-            return
-        held = self._count_held_rows()
-        for row, content in saved.items():
-            if row in held:
-                self._pool.write(self._store.cells(row, held[row]), content)
-        self._saved = None
+        if is_cache:
+            self._kv.allocate()
+        if is_weights or is_cache:
+            self._versions.rebind()
+        if is_cache:
+            self._kv.restore()
+            self._change_state("onload")
 
     def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:
-        if KV in parts and self._saved is None:
-            if kv == "recompute":
-                self._prefixes.clear()
-                self._forget_computed()
-            self._prefixes.evict_idle()
-            self._saved = {
-                row: self._pool.read(self._store.cells(row, n)) for row, n in self._count_held_rows().items()
-            }
-            self._pool.release()
+        if KV in parts and not self._kv.is_away:
+            self._kv.offload(kv)
+            self._change_state("offload")
         if WEIGHTS in parts:
             self._weights.residence.offload()
 
-    def _count_held_rows(self) -> dict[int, int]:
-        """Returns the rows whose content survives a switch of the device, each with its number of computed tokens."""
-        running = {sequence.row: int(self._table.num_computed[sequence.row]) for sequence in self._scheduler.running}
-        return running | self._prefixes.kept_rows
-
-    def _forget_computed(self) -> None:
-        self._scheduler.forget_computed()
-        for sequence in self._scheduler.running:  # Cells computed from this point on have one version.
-            self._prefixes.announce(sequence)
-        if self._saved is not None:
-            self._saved = {}
-
     def _end(self, sequence: SequenceState, reason: FinishReason, failure: str = "") -> Completion:
         """Removes a sequence from the engine."""
-        if self._saved is not None:
-            self._saved.pop(sequence.row, None)
-        self._scheduler.remove(sequence, retain=self._saved is None)
+        self._kv.drop_row(sequence.row)
+        self._scheduler.remove(sequence, retain=not self._kv.is_away)
         del self._live[sequence.request.id]
         self._streaming.discard(sequence.request.id)
         if sequence.version is not None:
-            self._let_go_unused()
+            self._drop_unused_versions()
         drawn = DrawnTokens(sequence.token_ids[sequence.num_prompt :], sequence.logprobs, sequence.versions)
-        return self._completion(sequence, drawn, reason, failure)
+        return _complete(sequence, drawn, reason, failure)
 
-    @staticmethod
-    def _completion(sequence: SequenceState, drawn: DrawnTokens, reason: FinishReason, failure: str = "") -> Completion:
-        return Completion(
-            request=sequence.request,
-            token_ids=tuple(drawn.token_ids),
-            logprobs=tuple(drawn.logprobs),
-            versions=tuple(drawn.versions),
-            finish_reason=reason,
-            raw_logprobs=tuple(sequence.raw_logprobs),
-            num_cached_tokens=max(0, sequence.num_cached),
-            failure=failure,
-        )
+
+def _complete(sequence: SequenceState, drawn: DrawnTokens, reason: FinishReason, failure: str = "") -> Completion:
+    """Makes the completion of a sequence from its sampled tokens."""
+    return Completion(
+        request=sequence.request,
+        token_ids=tuple(drawn.token_ids),
+        logprobs=tuple(drawn.logprobs),
+        versions=tuple(drawn.versions),
+        finish_reason=reason,
+        raw_logprobs=tuple(sequence.raw_logprobs),
+        num_cached_tokens=max(0, sequence.num_cached),
+        failure=failure,
+    )
 
 
 def _load(

@@ -2,13 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from interlace.core.kv_eviction import ReturnTimes, first_to_go
-from interlace.core.types import SampleKey
 from interlace.engines.rollout.kv_store import Int64Array, KVStore
+from interlace.engines.rollout.retained_rows import Holder, MarkIndex, RetainedRows
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable, marks_of
 
 SHORTEST = 32
@@ -18,27 +16,6 @@ SHORTEST_OWN = 16
 """Shortest prefix, in tokens, that is kept for a sample's next turn."""
 
 Prompt = tuple[int, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Holder:
-    """A row with computed tokens, of a running sequence or of one that ended."""
-
-    row: int
-    marks: list[int]
-    """Checksums of the first 32, 64, ... tokens, by which other sequences find the row."""
-    left_behind: Int64Array | None = None
-    owner: SampleKey | None = None
-    """Sample whose next turn needs the tokens; None if they serve all sequences."""
-    since_s: float = 0.0
-    """Start of the wait, on the index's clock."""
-    is_current: bool = True
-    """False if older weights computed some of the tokens, which only the same sample may reuse."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Returns the number of tokens of an ended sequence."""
-        return 0 if self.left_behind is None else len(self.left_behind)
 
 
 class PrefixIndex:
@@ -62,20 +39,15 @@ class PrefixIndex:
         """spare_rows: rows of the store for the cells of ended sequences; without any, nothing is kept. now: clock in
         seconds.
         """
-        self._table, self._store, self._enabled, self._now = table, store, enabled, now
-        self._spare_rows = list(spare_rows)
+        self._table, self._store, self._enabled = table, store, enabled
         self._leaders: dict[Prompt, SequenceState] = {}
-        self._running: dict[SequenceState, _Holder | None] = {}
+        self._running: dict[SequenceState, Holder | None] = {}
         """Sequences whose cells are of the current version, with the holder of those that are long enough."""
-        self._marked: dict[int, dict[_Holder, None]] = {}
-        """Mark -> the holders that have it, newest last."""
-        self._idle: dict[_Holder, None] = {}
-        """Holders that serve all sequences, least recently used first."""
-        self._kept: dict[SampleKey, _Holder] = {}
-        """Holders that wait for the next turn of their sample."""
-        self._taken: _Holder | None = None
+        self._marks = MarkIndex()
+        self.retained = RetainedRows(store, self._marks, spare_rows=spare_rows, now=now)
+        """Rows of ended sequences."""
+        self._taken: Holder | None = None
         """Holder whose cells take() moved, until announce() or put_back(); its row is spare in that time."""
-        self._returns = ReturnTimes()
         self._keeps_old = False
         self.num_reused_tokens = 0
 
@@ -92,30 +64,27 @@ class PrefixIndex:
         A turn that continues from an earlier position of its sample takes nothing, because the later tokens may be
         needed.
         """
-        owner = sequence.request.owner
-        holder = self._kept.get(owner) if sequence.shares_prefixes else None
+        holder = self.retained.find_kept(sequence.request.owner) if sequence.shares_prefixes else None
         if holder is None or holder.left_behind is None:
             return 0
         shared = _num_shared(holder.left_behind, sequence.token_ids)
         if shared < min(holder.num_tokens, len(sequence.token_ids) - 1):
             return 0
         self._taken = holder
-        self._let_go(holder)
-        self._store.move(holder.row, sequence.row)
+        self.retained.take(holder, sequence.row)
         return shared
 
     def put_back(self, sequence: SequenceState) -> None:
         """Undoes take(), if it moved something, because there is no room for the turn yet."""
         holder, self._taken = self._taken, None
         if holder is not None:
-            self._store.move(sequence.row, holder.row)
-            self._hold(holder)
+            self.retained.put_back(holder, sequence.row)
 
     def fork(self, sequence: SequenceState, room: int) -> int:
         """Copies a computed prefix into the row of `sequence`, with room for more tokens. Returns its length, 0 if
         none.
         """
-        row, shared = self._longest(sequence) if sequence.shares_prefixes else (-1, 0)
+        row, shared = self._find_longest(sequence) if sequence.shares_prefixes else (-1, 0)
         if not shared or not self._store.fork(row, sequence.row, shared, room):
             return 0
         return shared
@@ -127,15 +96,14 @@ class PrefixIndex:
         """
         taken, self._taken = self._taken, None
         if taken is not None:
-            self._returns.observe(self._now() - taken.since_s)
-            self._spare_rows.append(taken.row)
+            self.retained.finish_take(taken)
         if not self._enabled or not sequence.shares_prefixes or (taken is not None and not taken.is_current):
             return
         self._leaders.setdefault(tuple(sequence.request.prompt_ids), sequence)
         holder = None
         if len(sequence.token_ids) > SHORTEST:
-            holder = _Holder(sequence.row, sequence.marks(SHORTEST))
-            self._mark(holder)
+            holder = Holder(sequence.row, sequence.marks(SHORTEST))
+            self._marks.add(holder)
         self._running[sequence] = holder
 
     def retire(self, sequence: SequenceState, *, retain: bool) -> None:
@@ -146,7 +114,7 @@ class PrefixIndex:
         is_current = sequence in self._running
         holder = self._running.pop(sequence, None)
         if holder is not None:
-            self._unmark(holder)
+            self._marks.remove(holder)
         may_continue = sequence.request.may_continue and sequence.shares_prefixes
         owner = sequence.request.owner if may_continue else None
         serves = is_current or (self._keeps_old and owner is not None)
@@ -154,52 +122,8 @@ class PrefixIndex:
         if not (retain and self._enabled and serves) or computed < (SHORTEST if owner is None else SHORTEST_OWN):
             return
         token_ids = self._table.token_ids[sequence.row, :computed].copy()
-        self._keep(sequence.row, token_ids, owner, is_current=is_current)
-
-    def _keep(self, row: int, token_ids: Int64Array, owner: SampleKey | None, *, is_current: bool) -> None:
-        """Moves the cells of a row to a spare row, if there is one, for later lookup.
-
-        owner: sample whose next turn needs the cells; None for all. is_current: True if all of them are of the current
-        version.
-        """
-        if owner is not None:
-            self.release([owner])  # The tokens kept before came from a concurrent turn.
-        if not self._spare_rows and not self.evict():
-            return
         marks = marks_of(token_ids, SHORTEST) if is_current else []
-        spare = _Holder(self._spare_rows.pop(), marks, token_ids, owner, self._now(), is_current)
-        self._store.move(row, spare.row)
-        self._hold(spare)
-
-    def release(self, owners: Sequence[SampleKey]) -> None:
-        """Records that samples have ended: tokens kept for them serve all sequences, or are dropped if no other may use
-        them.
-        """
-        for owner in owners:
-            holder = self._kept.pop(owner, None)
-            if holder is None:
-                continue
-            holder.owner = None
-            self._idle[holder] = None
-            if not holder.marks:
-                self._drop(holder)
-
-    def evict(self) -> bool:
-        """Frees cells: first those that wait for no sample, least recently used first, then those with the least
-        expected use.
-
-        Returns False if there are none.
-        """
-        holder = next(iter(self._idle), None) or self._first_kept()
-        if holder is None:
-            return False
-        self._drop(holder)
-        return True
-
-    def evict_idle(self) -> None:
-        """Frees the cells that wait for no sample."""
-        for holder in [*self._idle]:
-            self._drop(holder)
+        self.retained.retain(sequence.row, token_ids, marks, owner, is_current=is_current)
 
     def clear(self, *, keeps_old: bool = False) -> None:
         """Excludes all held cells from later forks, because the weights changed or the pool is released.
@@ -207,67 +131,12 @@ class PrefixIndex:
         keeps_old: tokens that wait for a sample's next turn stay, for this sample alone.
         """
         self._keeps_old = keeps_old
-        while self._idle or (self._kept and not keeps_old):
-            self.evict()
-        for holder in self._kept.values():
-            self._unmark(holder)
-            holder.marks, holder.is_current = [], False
+        self.retained.clear(keeps_old=keeps_old)
         self._leaders.clear()
         self._running.clear()
-        self._marked.clear()
+        self._marks.clear()
 
-    @property
-    def num_held(self) -> int:
-        """Counts the cells of ended sequences."""
-        holders = [*self._idle, *self._kept.values()]
-        return self._store.held(np.asarray([holder.row for holder in holders], np.int64)) if holders else 0
-
-    @property
-    def kept_rows(self) -> dict[int, int]:
-        """Returns the rows that wait for a sample's next turn, each with its number of tokens."""
-        return {holder.row: holder.num_tokens for holder in self._kept.values()}
-
-    def _first_kept(self) -> _Holder | None:
-        holders = [*self._kept.values()]
-        if not holders:
-            return None
-        now_s = self._now()
-        waits = [(now_s - holder.since_s, holder.num_tokens) for holder in holders]
-        return holders[first_to_go(waits, patience_s=self._returns.patience_s)]
-
-    def _hold(self, holder: _Holder) -> None:
-        self._mark(holder)
-        if holder.owner is None:
-            self._idle[holder] = None
-        else:
-            self._kept[holder.owner] = holder
-
-    def _drop(self, holder: _Holder) -> None:
-        """Frees the cells of an ended sequence."""
-        self._let_go(holder)
-        self._store.free(holder.row)
-        self._spare_rows.append(holder.row)
-
-    def _let_go(self, holder: _Holder) -> None:
-        self._idle.pop(holder, None)
-        if holder.owner is not None:
-            del self._kept[holder.owner]
-        self._unmark(holder)
-
-    def _mark(self, holder: _Holder) -> None:
-        for mark in holder.marks:
-            self._marked.setdefault(mark, {})[holder] = None
-
-    def _unmark(self, holder: _Holder) -> None:
-        for mark in holder.marks:
-            alike = self._marked.get(mark)
-            if alike is None:  # clear() removed all marks.
-                return
-            del alike[holder]
-            if not alike:
-                del self._marked[mark]
-
-    def _longest(self, sequence: SequenceState) -> tuple[int, int]:
+    def _find_longest(self, sequence: SequenceState) -> tuple[int, int]:
         """Finds the row with the longest common prefix, and its length; at most all but the sequence's last token."""
         best, row, token_ids = 0, -1, sequence.token_ids
         leader = self._leaders.get(tuple(sequence.request.prompt_ids))
@@ -275,28 +144,24 @@ class PrefixIndex:
             row = leader.row
             best = min(sequence.num_prompt, len(token_ids) - 1, int(self._table.num_computed[row]))
         chosen = None
-        for holder in self._candidates(sequence):
+        for holder in self._list_candidates(sequence):
             held = holder.left_behind
             if held is None:
                 held = self._table.token_ids[holder.row, : self._table.num_computed[holder.row]]
             shared = _num_shared(held, token_ids)
             if shared > best:
                 best, row, chosen = shared, holder.row, holder
-        if chosen in self._idle:
-            self._idle[chosen] = self._idle.pop(chosen)
+        self.retained.touch(chosen)
         return row, best
 
-    def _candidates(self, sequence: SequenceState) -> list[_Holder]:
+    def _list_candidates(self, sequence: SequenceState) -> list[Holder]:
         """Lists the row kept for the same sample, and the newest row that shares the most whole marks with the
         sequence.
         """
-        own = self._kept.get(sequence.request.owner)
-        found = [own] if own is not None else []
-        if len(sequence.token_ids) > SHORTEST and self._marked:
-            for mark in reversed(sequence.marks(SHORTEST)):
-                if alike := self._marked.get(mark):
-                    return [*found, next(reversed(alike))]
-        return found
+        kept = self.retained.find_kept(sequence.request.owner)
+        is_long = len(sequence.token_ids) > SHORTEST and self._marks
+        alike = self._marks.find(sequence.marks(SHORTEST)) if is_long else None
+        return [holder for holder in (kept, alike) if holder is not None]
 
 
 def _num_shared(held: Int64Array, token_ids: Sequence[int]) -> int:

@@ -134,7 +134,7 @@ class Scheduler:
             if self._store.reserve(sequence.row, room) or self._store.reserve(sequence.row, total + 1):
                 break
             # If freeing all reusable cells is not enough, keep them.
-            if self._store.num_free + self._prefixes.num_held <= total or not self._prefixes.evict():
+            if self._store.num_free + self._prefixes.retained.num_held <= total or not self._prefixes.retained.evict():
                 self._prefixes.put_back(sequence)
                 table.leave(sequence)
                 return False
@@ -169,7 +169,7 @@ class Scheduler:
         needs none.
         """
         while sequence.row >= 0 and not self._store.reserve(sequence.row, tokens):
-            if not self._prefixes.evict():
+            if not self._prefixes.retained.evict():
                 return False
         return True
 

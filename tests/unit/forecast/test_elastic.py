@@ -67,7 +67,7 @@ def test_an_engine_that_left_is_not_taken_for_one_that_swapped(monkeypatch: pyte
     monkeypatch.setattr(virtual, "change_engines", change)
     run("rlinf-disaggregated", *[EngineChange(at_s=20.0, engine=engine, joins=False) for engine in (0, 1)])
     [pool] = pools
-    assert pool.num_unswapped == sum(driver.pending_version is not None for driver in pool.drivers) == 2
+    assert pool.weights.pending.num == sum(driver.weights.pending_version is not None for driver in pool.drivers) == 2
 
 
 def test_the_last_engine_does_not_leave_and_unknown_ones_are_named() -> None:

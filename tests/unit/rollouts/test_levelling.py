@@ -7,7 +7,7 @@ import pytest
 from interlace.core.types import Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig
 from interlace.models.tiny import build_tiny
-from interlace.rollouts.levelling import Levelling
+from interlace.rollouts.dispatcher import Dispatcher
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
@@ -64,6 +64,6 @@ def test_a_long_tail_under_drain_takes_less_time(monkeypatch: pytest.MonkeyPatch
 
     levelled = run()
     assert not mixed(levelled), "a sequence ends under the version it began with"
-    monkeypatch.setattr(Levelling, "fill", lambda *_: None)
+    monkeypatch.setattr(Dispatcher, "fill", lambda *_: None)
 
     assert levelled.seconds < 0.97 * (alone := run().seconds), (levelled.seconds, alone)

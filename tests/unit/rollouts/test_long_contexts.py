@@ -11,7 +11,8 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.types import JSON, Completion, FinishReason, Prompt, Request, Response, Sample, SampleKey
 from interlace.rollouts.base import Context, TurnOptions
-from interlace.rollouts.session import LONG_TEXT, EpisodeSession, SessionLimits
+from interlace.rollouts.context_encoder import LONG_TEXT
+from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule

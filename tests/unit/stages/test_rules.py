@@ -82,7 +82,7 @@ def due_partials_go_on() -> None:
             return
         due = [
             name
-            for name, job in pool._suspended.items()
+            for name, job in pool._budget.suspended.items()
             if (ticket := admission.ticket(job.request.owner.gid)) and ticket.deadline <= urgent
         ]
         assert not due, "a sequence that is due is suspended"

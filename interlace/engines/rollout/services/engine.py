@@ -66,7 +66,7 @@ class LinkedServer:
 
     def interrupt(self) -> None:
         """Ends the current wait of step(), or the next one."""
-        self._link.interrupt()
+        self._link.inbox.interrupt()
 
     def release(self, owners: Sequence[SampleKey]) -> None:
         """Does nothing: a server's prefix cache has its own order of eviction."""
@@ -139,7 +139,7 @@ class ServiceEngine(LinkedServer):
         if not self._paused and not self._is_away:
             self._send()
             if not finished and not refused and len(self._live) and not self._link.lost:
-                self._link.wait()
+                self._link.inbox.wait()
             new_tokens, ended, newly_refused = self._take()
             finished += ended
             refused += newly_refused
@@ -157,7 +157,7 @@ class ServiceEngine(LinkedServer):
         wanted = self._live.named(ids)
         for name in wanted:
             self._unsent.pop(name, None)
-        sent = [name for name in wanted if self._link.is_running(name)]
+        sent = [name for name in wanted if self._link.inbox.is_running(name)]
         if sent and not self._link.lost:
             self._link.abort(sent, patience_s=ABORT_S)
         _, ended, refused = self._take()
@@ -167,7 +167,7 @@ class ServiceEngine(LinkedServer):
         self._finished += [one for one in ended if one.request.id not in chosen]
         for name in wanted:
             if name in self._live:
-                self._link.forget(name)
+                self._link.inbox.forget(name)
                 found.append(self._live.end(name, FinishReason.ABORTED))
         return tuple(found)
 
@@ -274,7 +274,7 @@ class ServiceEngine(LinkedServer):
     def _take(self) -> tuple[int, list[Completion], list[tuple[Request, str]]]:
         """Processes the deltas that have arrived. Returns the number of new tokens, ended and refused requests."""
         count, ended, refused = 0, list[Completion](), list[tuple[Request, str]]()
-        for name, delta in self._link.arrivals():
+        for name, delta in self._link.inbox.take():
             if name not in self._live:
                 continue
             if delta.refusal:

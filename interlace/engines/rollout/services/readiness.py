@@ -1,0 +1,72 @@
+"""Checks of a server before it serves: it answers, returns log-probs, and has the expected weights."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
+from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceError
+from interlace.weights.ref import WeightProbe
+
+LOOK_EVERY_S = 0.25
+"""Seconds between two health checks of a starting server."""
+WARM_UP = SamplingParams(max_new_tokens=2)
+
+
+async def wait_until_healthy(
+    client: EngineClient, fault: Callable[[], InterlaceError | None], *, start_s: float, patience_s: float
+) -> None:
+    """Waits until a starting server answers.
+
+    fault: returns the reason why the server's process ended, or None; it is raised. start_s: seconds after which
+    ServiceError is raised. patience_s: time limit of one health check, in seconds.
+    """
+    deadline = time.monotonic() + start_s
+    while True:
+        if (found := fault()) is not None:
+            raise found
+        try:
+            async with asyncio.timeout(patience_s):
+                await client.health()
+            return
+        except (ServiceError, TimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise ServiceError(f"{client.name} is not ready: {describe_error(error)}") from error
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def warm_up(client: EngineClient, number: int) -> None:
+    """Sends a small request. number: makes the request's id unique. Raises UserError if the answer has no log-probs."""
+    request = Request(uid="warm-up", owner=SampleKey(NO_GROUP, number), prompt_ids=[1], params=WARM_UP)
+    deltas: list[Delta] = []
+    await client.generate([request], lambda _, delta: deltas.append(delta))
+    if refused := [delta.refusal for delta in deltas if delta.refusal]:
+        raise UserError(f"{client.name} refused a warm-up request: {refused[0]}")
+    logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
+    token_ids = [token for delta in deltas for token in delta.token_ids]
+    if not token_ids or len(logprobs) != len(token_ids):
+        raise UserError(
+            f"{client.name} answered a warm-up request with {len(token_ids)} token ids and {len(logprobs)} "
+            "log-probs, and training needs both. Take a server with a token route, and set rollout.dialect to it."
+        )
+
+
+async def check_probe(client: EngineClient, probe: WeightProbe, version: int, *, max_gap: float) -> None:
+    """Compares the server's log-probs of a fixed text with the trainer's.
+
+    max_gap: largest mean difference, in nats. Raises ServiceError if the server exceeds it.
+    """
+    [found] = await client.score([probe.token_ids])
+    gaps = [abs(one - other) for one, other in zip(found, probe.logprobs, strict=True)]
+    gap = sum(gaps) / max(1, len(gaps))
+    if not gap <= max_gap:  # True for NaN too.
+        raise ServiceError(
+            f"its log-probs of a fixed text differ by {gap:.3g} nats on average from the trainer's under version "
+            f"{version}, and rollout.probe_gap is {max_gap:g}: it serves other weights"
+        )
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns the text of an error, or its type if it has none."""
+    return str(error) or type(error).__name__

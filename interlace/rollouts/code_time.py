@@ -1,0 +1,97 @@
+"""Time of an episode's own code, between its turns and named waits."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from interlace.runtime.clock import Clock
+from interlace.runtime.waits import WaitRegistry
+
+T = TypeVar("T")
+
+
+class CodeTime:
+    """Tracks when an episode's own code runs, and limits the sum of these times.
+
+    While the code runs, or awaits something outside the run, an operation is registered, so that no stall is declared
+    and the wait-for graph names the episode. The time of turns does not count for the limit.
+    """
+
+    def __init__(self, name: str, clock: Clock, waits: WaitRegistry, *, timeout_s: float) -> None:
+        """name: name of the episode in the wait-for graph. timeout_s: limit of the code's time, in seconds."""
+        self._name, self._clock, self._waits = name, clock, waits
+        self._timeout_s = self._left_s = timeout_s
+        self._deadline = asyncio.timeout(None)
+        self._num_elsewhere = self._num_turns = 0
+        """Numbers of turns and named waits in progress, and of turns in progress."""
+        self._operation: int | None = None
+        self._is_open = False
+
+    def begin(self) -> None:
+        """Records that the episode's code starts."""
+        self._is_open = True
+        self._register()
+
+    def end(self) -> None:
+        """Records that the episode's code has ended."""
+        self._is_open = False
+        self._unregister()
+
+    def check_open(self) -> None:
+        """Raises RuntimeError if the code has not started or has ended."""
+        if not self._is_open:
+            raise RuntimeError(f"{self._name} has ended; its session gives no more turns")
+
+    async def limit(self, run: Awaitable[T]) -> T:
+        """Awaits the episode within its time limit. TimeoutError if its code and tools take longer."""
+        self._deadline = asyncio.timeout(None)
+        try:
+            async with self._deadline:
+                self._continue()
+                return await run
+        except TimeoutError:
+            if not self._deadline.expired():
+                raise
+            limit = f"{self._timeout_s:g} s (episode.timeout_s), without the time of its turns"
+            raise TimeoutError(f"the episode was not done within {limit}") from None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Stops the episode's time during a turn."""
+        with self.elsewhere():
+            if not self._num_turns and (when := self._deadline.when()) is not None:
+                self._left_s = when - asyncio.get_running_loop().time()
+                if not self._deadline.expired():
+                    self._deadline.reschedule(None)
+            self._num_turns += 1
+            try:
+                yield
+            finally:
+                self._num_turns -= 1
+                self._continue()
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Ends the operation during a wait that is registered under another name."""
+        self._num_elsewhere += 1
+        self._unregister()
+        try:
+            yield
+        finally:
+            self._num_elsewhere -= 1
+            if self._is_open and not self._num_elsewhere:
+                self._register()
+
+    def _continue(self) -> None:
+        if self._is_open and not self._num_turns and self._left_s < math.inf and not self._deadline.expired():
+            self._deadline.reschedule(asyncio.get_running_loop().time() + self._left_s)
+
+    def _register(self) -> None:
+        self._operation = self._waits.begin(self._name, "its own code", self._clock.now())
+
+    def _unregister(self) -> None:
+        if self._operation is not None:
+            self._waits.end(self._operation)
+            self._operation = None

@@ -1,0 +1,110 @@
+"""Conversion of a turn's context to the token ids of its request."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, ToolSpec, as_message
+from interlace.core.sampling import LARGEST_INT32
+from interlace.core.types import JSON, SamplingParams
+from interlace.rollouts.base import Context, Turn
+from interlace.rollouts.history import History
+from interlace.rollouts.rendering.base import Renderer
+
+LONG_TEXT = 1 << 14
+"""Characters of a conversation from which it is tokenized on a thread."""
+
+
+class ContextEncoder:
+    """Encodes the contexts of one session, and checks that an engine has room for them.
+
+    Messages that continue an earlier turn reuse its tokens, see History.
+    """
+
+    def __init__(self, renderer: Renderer | None, *, max_tokens: int | None) -> None:
+        """renderer: None if episodes work on token ids only. max_tokens: tokens of the longest sequence."""
+        self._renderer, self._max_tokens = renderer, max_tokens
+        self._history = History()
+
+    async def vary_renderer(self, variables: Mapping[str, JSON]) -> Renderer | None:
+        """Returns the renderer for a template's variables; it is made on a thread."""
+        if not variables or self._renderer is None:
+            return self._renderer
+        return await asyncio.to_thread(self._renderer.variant, variables)
+
+    async def encode(
+        self,
+        context: Context,
+        messages: tuple[Message, ...] | None,
+        tools: tuple[ToolSpec, ...],
+        number: int,
+        renderer: Renderer | None,
+    ) -> list[int]:
+        """Returns the token ids of a context. Raises UserError for a context that is not valid for a turn.
+
+        messages: the context's messages, or None if it contains token ids. number: number of the turn, for messages.
+        """
+        if messages is None:
+            return self._check_ids(context, number)
+        return await self._render(renderer or self._renderer, messages, tools, number)
+
+    async def _render(
+        self, renderer: Renderer | None, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], number: int
+    ) -> list[int]:
+        """Writes messages as tokens. A long text is written on a thread: the event loop serves others meanwhile."""
+        if renderer is None:
+            raise UserError(
+                "the episode passed messages, but the tokenizer has no chat template to render them. Take an instruct "
+                "model or its tokenizer (model.tokenizer), or pass token ids."
+            )
+        # A template may leave out parts of earlier answers, so their length proves nothing.
+        num_given = sum(len(message.content) for message in messages if message.role != "assistant")
+        self.check_length(-(-num_given // renderer.longest_token), number, "at least ")
+        if sum(len(message.content) for message in messages) < LONG_TEXT:
+            return self._history.context(renderer, messages, tools)
+        return await asyncio.to_thread(self._history.context, renderer, messages, tools)
+
+    def _check_ids(self, token_ids: Context, number: int) -> list[int]:
+        self.check_length(len(token_ids), number)
+        found = np.asarray(token_ids)
+        is_list = found.ndim == 1 and found.size and found.dtype.kind in "iu"
+        if not is_list or found.min() < 0 or found.max() > LARGEST_INT32:
+            raise UserError(
+                f"generate() was given a {type(token_ids).__name__} that is not a list of token ids. It takes the "
+                f"whole context, at least one token, with ids from 0 to {LARGEST_INT32}, or messages."
+            )
+        return cast(list[int], found.tolist())
+
+    def check_length(self, num_tokens: int, number: int, bound: str = "") -> None:
+        """Raises UserError for a context that leaves no room for an answer. bound: words before the number."""
+        most = self._max_tokens
+        if most is not None and num_tokens >= most:
+            raise UserError(
+                f"the context of turn {number} has {bound}{num_tokens} tokens, and an engine holds {most} of one "
+                "sequence. Raise rollout.max_tokens, or end the episode sooner."
+            )
+
+    def limit_params(self, params: SamplingParams, num_tokens: int) -> SamplingParams:
+        """Lowers the limit of new tokens to the room that a context of `num_tokens` tokens leaves."""
+        if self._max_tokens is None or params.max_new_tokens <= self._max_tokens - num_tokens:
+            return params
+        return params.model_copy(update={"max_new_tokens": self._max_tokens - num_tokens})
+
+    def add_turn(
+        self, turn: Turn, messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer | None
+    ) -> None:
+        """Stores the tokens of a turn after messages, for later turns."""
+        if renderer:
+            tokens = [*turn.prompt_ids.tolist(), *turn.token_ids.tolist()]
+            self._history.add_turn(renderer, messages, tools, turn.message, tokens)
+
+
+def read_messages(context: Context) -> tuple[Message, ...] | None:
+    """Returns the messages of a context, or None if it contains token ids. UserError for anything else."""
+    if not len(context) or not isinstance(context[0], Message | Mapping):
+        return None
+    given = cast(Sequence[Message], context)
+    return tuple(as_message(each, f"message {place} of generate()") for place, each in enumerate(given, start=1))

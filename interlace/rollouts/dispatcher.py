@@ -1,0 +1,137 @@
+"""Dispatch of jobs to rollout engines: which engine runs each job, and where jobs go that an engine gives up."""
+
+from collections.abc import Callable, Sequence
+
+from interlace.core.types import Response, SampleKey
+from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.engine_job import Job
+from interlace.rollouts.gathering import Gathering
+from interlace.rollouts.homes import Homes
+from interlace.rollouts.levelling import give_queued_jobs
+from interlace.rollouts.role_groups import RolloutGroup
+from interlace.rollouts.served_weights import ServedWeights
+from interlace.rollouts.tool_waits import ToolWaits
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.decode_curve import DecodeCurve
+from interlace.schedule.dispatch import create_dispatch
+from interlace.schedule.routing import route
+from interlace.schedule.schedule import Schedule
+from interlace.schedule.tail import Migrate
+
+
+class Dispatcher:
+    """Assigns jobs to engines by the dispatch policy, and to fewer engines at the tail of a step.
+
+    Consumes: jobs (`dispatch`), and the reports of the drivers: responses, and jobs that an engine gives up.
+    Produces: jobs of drivers, and responses for the pool (`on_response`).
+    Waits for: nothing. If all engines are away, jobs stay here.
+    Released by: an engine that joins (`dispatch_parked`).
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        engines: Sequence[RolloutGroup],
+        drivers: list[EngineDriver],
+        weights: ServedWeights,
+        schedule: Schedule,
+        *,
+        samples_per_step: int,
+        on_response: Callable[[Job, Response, EngineDriver], None],
+    ) -> None:
+        """engines: engines at the start. drivers: engines of the pool, which may change later.
+
+        samples_per_step: samples of a step, of which the tail policy moves a share. on_response: called with each
+        response and its engine.
+        """
+        self._drivers, self._weights, self._timeline = drivers, weights, cluster.timeline
+        self._on_response = on_response
+        self._policy, self._prefill_cost = create_dispatch(schedule.dispatch), schedule.prefill_cost
+        self.ranks_by_length = self._policy.longest_first
+        """True if long responses start first."""
+        self.curve = DecodeCurve() if self._policy.adapts else None
+        self._gathering = None
+        if isinstance(schedule.tail, Migrate):
+            drains = schedule.on_update == "drain"
+            self._gathering = Gathering(
+                schedule.tail, cluster, engines, drivers, samples_per_step=samples_per_step, drains=drains
+            )
+        self._kept: list[EngineDriver] = drivers
+        """Engines that get requests of samples. Fewer than all while the tail of a step is gathered."""
+        self._driver_of: dict[str, EngineDriver] = {}
+        self._parked: list[Job] = []
+        """Jobs that no engine can take now."""
+        self.homes = Homes(keeps_old=schedule.on_update == "keep")
+        self.tool_waits = ToolWaits(cluster.timeline, drivers)
+
+    def use_all_engines(self) -> None:
+        """Ends the gathering of a tail: all engines get requests of samples again."""
+        self._kept = self._drivers
+
+    def gather(self, num_left: int) -> None:
+        """Moves sequences to fewer engines, if the tail policy does so and few enough are left.
+
+        num_left: number of unfinished samples.
+        """
+        if self._gathering:
+            self._kept = self._gathering.look(self._kept, num_left, drains=self._weights.pending.num > 0)
+
+    def dispatch(self, jobs: Sequence[Job], *, to_all: bool = False) -> None:
+        """Gives each job to an engine. to_all: to any engine, even while a tail is gathered on fewer."""
+        self._dispatch(jobs, self._drivers if to_all else self._kept)
+
+    def _dispatch(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
+        if not jobs:
+            return
+        here = [driver for driver in drivers if not driver.is_away] or [
+            driver for driver in self._drivers if not driver.is_away
+        ]
+        if not here:
+            self._parked += jobs
+            return
+        ready = [driver for driver in here if driver.weights.starts_new] or here
+        if self.curve and (costs := self.curve.costs()):
+            self._policy.learn(costs)
+        expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
+        kept = self.homes.kept(jobs, ready) if self.homes else [None] * len(jobs)
+        chosen = route(self._policy, expected, kept, loads, prefill_cost=self._prefill_cost)
+        for job, engine in zip(jobs, chosen, strict=True):
+            if self.homes:
+                self.homes.goes_to(job, ready[engine])
+            self._driver_of[job.request.id] = ready[engine]
+            ready[engine].submit(job)
+        self.tool_waits.look()
+
+    def dispatch_parked(self) -> None:
+        """Gives the jobs that no engine could take to the engines that are present now."""
+        parked, self._parked = self._parked, []
+        self.dispatch(parked)
+
+    def end_sample(self, owner: SampleKey) -> None:
+        """Releases the context that an engine holds for a sample, and ends its waits for tools."""
+        if self.homes:
+            self.homes.end(owner)
+        if self.tool_waits:
+            self.tool_waits.end(owner)
+
+    def withdraw(self, request_id: str) -> None:
+        """Ends a job without a delivery. Does nothing if no engine has it and it is not parked."""
+        if request_id in self._driver_of:
+            self._driver_of.pop(request_id).cancel(request_id)
+        for job in [each for each in self._parked if each.request.id == request_id]:
+            self._parked.remove(job)
+            self._timeline.drop_tokens(len(job.request.generated_ids))
+
+    def fill(self, driver: EngineDriver) -> None:
+        """Gives an engine requests that are queued for engines with pending weights."""
+        give_queued_jobs(self._drivers, driver, self.on_partials)
+
+    def on_response(self, job: Job, response: Response) -> None:
+        """Passes the response of a job that ended to the pool."""
+        driver = self._driver_of.pop(response.completion.request.id)
+        self._weights.count_versions(driver)
+        self._on_response(job, response, driver)
+
+    def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
+        """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""
+        self._dispatch(jobs, onto or self._kept)

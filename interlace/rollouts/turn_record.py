@@ -1,0 +1,71 @@
+"""Record of one session: its turns, their rewards, and its calls of tools."""
+
+import math
+from collections.abc import Sequence
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, ToolSpec
+from interlace.rollouts.base import ToolUse, Turn
+from interlace.rollouts.seen_tools import SeenTools
+
+
+class TurnRecord:
+    """Numbers and stores the turns of one session, with rewards and calls of tools."""
+
+    def __init__(self, name: str, *, max_turns: int | None) -> None:
+        """name: name of the episode, for messages. max_turns: largest number of turns; None for no limit."""
+        self._name, self._max_turns = name, max_turns
+        self._turns: dict[int, Turn | None] = {}
+        """Turns by number; None for a turn in progress."""
+        self.rewards: dict[int, float] = {}
+        """Rewards by the number of the turn, without turns that have none."""
+        self._reported: list[ToolUse] = []
+        self._seen = SeenTools()
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Finished turns, by number."""
+        return [turn for _, turn in sorted(self._turns.items()) if turn]
+
+    @property
+    def tool_uses(self) -> Sequence[ToolUse]:
+        """Calls of tools in the order of their ends: the reported calls, or else the calls seen in messages."""
+        return self._reported or self._seen.uses
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next turn, if the episode does not choose one."""
+        return max(self._turns, default=-1) + 1
+
+    def reserve(self, number: int | None) -> int:
+        """Reserves the number of a turn, or the next one if None. Returns it. UserError if the turn is not allowed."""
+        place = self.next_number if number is None else number
+        if place < 0 or place in self._turns:
+            raise UserError(f"turn {place} of {self._name} was requested before. Give each call a separate number.")
+        if self._max_turns is not None and len(self._turns) >= self._max_turns:
+            raise UserError(f"the episode asked for more than {self._max_turns} turns (episode.max_turns)")
+        self._turns[place] = None
+        return place
+
+    def free(self, number: int) -> None:
+        """Returns the number of a turn that was not begun."""
+        del self._turns[number]
+
+    def request(self, messages: Sequence[Message] | None, now_s: float) -> None:
+        """Records the request of a turn. messages: its context; None if the context is token ids."""
+        self._seen.asked(messages, now_s)
+
+    def add(self, turn: Turn, tools: Sequence[ToolSpec], now_s: float) -> None:
+        """Stores a finished turn. tools: tools in its prompt."""
+        self._turns[turn.number] = turn
+        self._seen.drawn(turn.number, turn.message, tools, now_s)
+
+    def reward(self, number: int, value: float) -> None:
+        """Adds a reward to a turn. UserError unless it is a finite number."""
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise UserError(f"the reward of turn {number} is {value!r}, not a finite number")
+        self.rewards[number] = self.rewards.get(number, 0.0) + float(value)
+
+    def add_tool_use(self, name: str, *, seconds: float, failed: bool) -> None:
+        """Stores a call of a tool that the episode reports."""
+        self._reported.append(ToolUse(name=name, seconds=seconds, failed=failed, turn=max(self._turns, default=0)))

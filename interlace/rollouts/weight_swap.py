@@ -1,0 +1,91 @@
+"""Weights of one rollout engine: the version that it serves, the pending version, and the moment of the swap."""
+
+from interlace.rollouts.engine_job import Job
+from interlace.rollouts.engine_jobs import EngineJobs
+from interlace.rollouts.generation_meter import GenerationMeter
+from interlace.rollouts.role_groups import RolloutGroup
+from interlace.schedule.schedule import Schedule
+from interlace.weights.ref import UpdateMode, WeightRef
+
+UNKNOWN = -1
+"""Version of an engine that has received no weights yet, or has lost them."""
+
+
+class WeightSwap:
+    """Holds the pending weights of one engine, and installs them at the moment that `on_update` defines.
+
+    Under `drain` all sequences of the old version finish first. Under the other modes the swap happens between two
+    calls of the engine.
+    """
+
+    def __init__(self, group: RolloutGroup, schedule: Schedule, jobs: EngineJobs, meter: GenerationMeter) -> None:
+        self._group, self._jobs, self._meter = group, jobs, meter
+        self._on_update = schedule.on_update
+        self._pending: WeightRef | None = None
+        self.version = UNKNOWN
+        """Version of the weights that the engine serves."""
+
+    @property
+    def pending_version(self) -> int | None:
+        """Version of the weights that the engine will swap to, or None."""
+        return self._pending.version if self._pending else None
+
+    @property
+    def has_pending(self) -> bool:
+        """True while the engine has received weights that it does not serve yet."""
+        return self._pending is not None
+
+    @property
+    def starts_new(self) -> bool:
+        """False while an update is pending: a new sequence would have an older version than its deadline assumes."""
+        return self._pending is None
+
+    @property
+    def aborts_sequences(self) -> bool:
+        """True if the swap ends the running sequences, which are then resubmitted."""
+        return self._on_update == "abort_resume"
+
+    def receive(self, ref: WeightRef) -> None:
+        """Stores new weights until the swap. A newer version replaces a pending one."""
+        self._pending = ref
+
+    def may_begin(self, job: Job) -> bool:
+        """Returns whether a job may begin. While an update is pending, only jobs begun under these or older weights."""
+        versions = job.request.generated_versions
+        return self.starts_new or (len(versions) > 0 and versions[-1] <= self.version)
+
+    def has_ready_job(self) -> bool:
+        """Returns whether a job is queued that may begin."""
+        following = self._jobs.first()
+        return following is not None and self.may_begin(following)
+
+    def take_due(self, num_awaited: int) -> WeightRef | None:
+        """Removes and returns the pending weights if they may be installed now, else returns None.
+
+        num_awaited: number of engines whose sequences will move here and finish under this engine's current weights.
+        """
+        ref = self._pending
+        if ref is None or (self._on_update == "drain" and not ref.adapters and self._must_drain(num_awaited)):
+            return None
+        self._pending = None
+        return ref
+
+    def _must_drain(self, num_awaited: int) -> bool:
+        return bool(self._jobs.running) or num_awaited > 0 or self.has_ready_job()
+
+    async def install(self, ref: WeightRef) -> None:
+        """Swaps the engine's weights."""
+        self._group.version = ref.version
+        # Under drain and abort_resume no sequence runs now, and the caches kept for later turns are of older weights.
+        # An engine can serve several adapters, so under drain each sequence finishes with its adapter without a wait.
+        mode: UpdateMode = "keep" if self._on_update == "keep" else "recompute"
+        if self._on_update == "drain" and ref.adapters:
+            mode = "own"
+        await self._group.with_cause("publication").update_weights(ref, mode)
+        if self._on_update == "recompute":
+            self._meter.recompute()
+        self.version = ref.version
+
+    def forget(self) -> None:
+        """Records that the engine lost its weights. Pending weights stay."""
+        self.version = UNKNOWN
