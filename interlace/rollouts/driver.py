@@ -72,7 +72,7 @@ class EngineDriver:
         self._num_awaited = 0
         """Number of engines whose running jobs will move here and continue under this engine's current weights."""
         self._drops_cache = schedule.kv_on_switch == "recompute"
-        group.driven_by(self)
+        group.state.set_driver(self)
 
     @property
     def starts_new(self) -> bool:

@@ -20,10 +20,12 @@ from interlace.core.errors import (
 from interlace.core.recovery import RestartBudget
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
-from interlace.runtime.group import DeviceUse, Rank, WorkerGroup
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.group_state import DeviceUse
 from interlace.runtime.process.children import Place
 from interlace.runtime.process.exchange import Exchange
 from interlace.runtime.process.mail import Directory, mailbox_of
+from interlace.runtime.rank_set import Rank
 from interlace.runtime.revival import Revival, RevivalRule
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import TypedGroup
@@ -180,21 +182,25 @@ class Cluster(ABC):
             spec.worker_class,
             ranks,
             self,
-            use=DeviceUse(devices=spec.devices, used=spec.used_devices, working_bytes=spec.working_bytes),
+            use=DeviceUse(
+                devices=spec.devices,
+                used=spec.used_devices,
+                working_bytes=spec.working_bytes,
+                stage=spec.stage,
+                preemptible=spec.preemptible,
+            ),
             copies=spec.copies,
-            stage=spec.stage,
-            preemptible=spec.preemptible,
         )
         if spec.revival and self._processes_of(spec.name):
-            group.revival = Revival(
+            group.rank_set.revival = Revival(
                 make_ranks=partial(self._start_again, spec, spec.revival.budget),
                 find_death=partial(self._find_death, spec),
                 repeats_calls=spec.revival.repeats_calls,
             )
         self._groups.append(group)
-        await group.measure_memory()
+        await group.state.measure_memory()
         if spec.devices:
-            self.lock.check_fit(group)
+            self.lock.check_fit(group.state)
             if spec.devices[0].pool == "cuda":  # a CPU device uses the host's memory
                 # Made on its devices but loaded only when called: others may need the memory.
                 await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
@@ -243,7 +249,7 @@ class Cluster(ABC):
         """Ends one group whose work is done."""
         mine = cast(WorkerGroup[Worker], group)  # callers see this group as a TypedGroup
         self._groups.remove(mine)
-        self.lock.forget(mine)
+        self.lock.forget(mine.state)
         for process in self._processes_of(mine.name):
             self.processes.remove(process)
         with self.waits.operation(who=mine.name, what="close"):

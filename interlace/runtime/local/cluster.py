@@ -14,11 +14,11 @@ from typing import Any
 from interlace.core.errors import RemoteError, UserError
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Rank, RankResult, turn_of
 from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank
 from interlace.runtime.process.mail import FolderDirectory, close_mailboxes
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
+from interlace.runtime.rank_set import Rank, RankResult, turn_of
 from interlace.runtime.result_order import ResultOrder
 from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device

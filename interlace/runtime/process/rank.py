@@ -10,9 +10,9 @@ from typing import Any
 from interlace.core.errors import InterlaceError, WorkerDiedError
 from interlace.runtime.clock import Clock
 from interlace.runtime.clock_offset import ClockOffset
-from interlace.runtime.group import RankResult
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
 from interlace.runtime.process.shared import SharedArrays
+from interlace.runtime.rank_set import RankResult
 from interlace.runtime.worker import WorkerContext
 
 GRACE_S = 5.0

@@ -16,10 +16,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from interlace.core.errors import WorkerDiedError
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Rank
 from interlace.runtime.machine import DeviceSlot
 from interlace.runtime.process.children import Place
 from interlace.runtime.process.shared import SharedArrays, shared_folder
+from interlace.runtime.rank_set import Rank
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.children import place_child
 from interlace.runtime.ray.mail import StoreDirectory
