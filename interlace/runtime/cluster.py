@@ -22,9 +22,9 @@ from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.group_state import DeviceUse
-from interlace.runtime.process.children import Place
 from interlace.runtime.process.exchange import Exchange
 from interlace.runtime.process.mail import Directory, mailbox_of
+from interlace.runtime.process.starts import Place
 from interlace.runtime.rank_set import Rank
 from interlace.runtime.revival import Revival, RevivalRule
 from interlace.runtime.timeline import Span, Timeline

@@ -18,7 +18,8 @@ from interlace.robots.envs.load import EnvConfig, check_memory
 from interlace.robots.envs.process import NO_JOB, SlotAnswer, SlotChunk, SlotJob, serve_envs
 from interlace.robots.envs.spec import EnvSpec, SimulatorError
 from interlace.runtime.process.child import framed, take_frames
-from interlace.runtime.process.children import TRIES, Child, Children
+from interlace.runtime.process.children import TRIES, Children
+from interlace.runtime.process.links import Child
 
 
 @dataclass(kw_only=True, slots=True)
@@ -106,7 +107,7 @@ class EnvPool(Children):
         if self._refusal:
             self.spec.set_exception(self._refusal)
         self._thread.start()
-        self._wake()
+        self._links.wake()
 
     @property
     def num_processes(self) -> int:
@@ -117,7 +118,7 @@ class EnvPool(Children):
         """Runs jobs and waits for all. Raises InterlaceError if no process can be started."""
         wave = [_Job(work=job, outcome=Future()) for job in jobs]
         self._submitted.extend(wave)
-        self._wake()
+        self._links.wake()
         futures = [asyncio.wrap_future(each.outcome) for each in wave if each.outcome]
         found = await asyncio.gather(*futures, return_exceptions=True)
         answers = []
@@ -134,7 +135,7 @@ class EnvPool(Children):
         """Runs a job after the earlier jobs of its slot; SlotAnswer describes the result."""
         outcome: Future[object] = Future()
         self._submitted.append(_Job(work=work, outcome=outcome))
-        self._wake()
+        self._links.wake()
         return outcome
 
     def forget(self, slot: int) -> None:
@@ -172,7 +173,7 @@ class EnvPool(Children):
         elif home.child.is_ready and home.waiting:
             # All frames are sent together, so that a process that steps many environments at once receives all of them.
             content = b"".join([self._frame(home, home.waiting.popleft()) for _ in range(len(home.waiting))])
-            self._send(home.child, content)
+            self._links.send(home.child, content)
 
     def _frame(self, home: _Home, job: _Job) -> bytes:
         """Returns a job as bytes to send; empty if it is settled without being sent."""

@@ -17,8 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from interlace.core.errors import WorkerDiedError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.machine import DeviceSlot
-from interlace.runtime.process.children import Place
 from interlace.runtime.process.shared import SharedArrays, shared_folder
+from interlace.runtime.process.starts import Place
 from interlace.runtime.rank_set import Rank
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.children import place_child
