@@ -121,5 +121,5 @@ class Saver:
         num_bytes: int = sum([await group.checkpoint_bytes() for group in self._trained.values()])
         # In a thread, because the write waits for the disk.
         written = asyncio.to_thread(self._checkpoints.save, state.done_steps, write, num_bytes=num_bytes)
-        await self._cluster.outside("checkpoint", "write", written)
+        await self._cluster.outside.run("checkpoint", "write", written)
         done.set_result(None)

@@ -117,7 +117,7 @@ class LocalCluster(Cluster):
         self._after_workers.push_async_callback(spawned.close)
         await spawned.start(spec.factory, self._folder.path if self._folder else None)
         if not spec.may_die:
-            self.processes.append(spawned)
+            self.processes.add(spawned)
         return spawned
 
     def _mail_directory(self) -> FolderDirectory:
@@ -143,7 +143,7 @@ class LocalCluster(Cluster):
 
     def _patience_s(self) -> float:
         """Returns how long the end waits for a thread, which cannot be killed: as for a hang, or less in a hurry."""
-        return HURRIED_S if self.hurries else self.watchdog.hang_after_s
+        return HURRIED_S if self.tasks.hurries else self.watchdog.hang_after_s
 
 
 def _is_cancelled() -> bool:

@@ -82,7 +82,7 @@ class SimCluster(Cluster):
         self._loop.on_stall = self._stalled
 
     def _stalled(self) -> bool:
-        if self._failed.done():
+        if self.tasks.have_failed:
             return False  # the tasks of a failed run do not end
         try:
             return self.watchdog.resolve_or_raise()
