@@ -72,11 +72,16 @@ class Cluster(ABC):
     place_child: Place | None = None
     """Function that starts job processes next to the workers. If None, they start on this machine."""
 
-    def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
-        """Makes a cluster on a running event loop. hang_after_s: seconds without progress after which the run fails."""
+    def __init__(
+        self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float, clock: Clock | None = None
+    ) -> None:
+        """Makes a cluster on a running event loop. hang_after_s: seconds without progress after which the run fails.
+
+        clock: if None, the clock of the event loop.
+        """
         self.devices = tuple(devices)
         self._schedule = schedule
-        self.clock = self._make_clock()
+        self.clock: Clock = clock or LoopClock(asyncio.get_running_loop())
         self.waits = WaitRegistry(self.clock)
         self.timeline = Timeline(clock=self.clock)
         self.lock = DeviceLock(devices, self.waits, switch=schedule.switch)
@@ -94,9 +99,6 @@ class Cluster(ABC):
         """Receiver of notes about processes, which are shown to users."""
         self.processes = WorkerProcesses()
         """Processes of the workers that have a separate process, except workers that may die."""
-
-    def _make_clock(self) -> Clock:
-        return LoopClock(asyncio.get_running_loop())
 
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
         """Returns the devices of each instance of a role. Raises UserError if the placement names a missing device."""
