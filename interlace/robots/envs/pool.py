@@ -45,6 +45,13 @@ class EnvCounts:
         """Episodes whose simulator failed, for any reason."""
         return self.num_broken + self.num_died + self.num_hung
 
+    def add(self, work: SlotJob, value: object) -> None:
+        """Counts a job that has succeeded. value: its result."""
+        if work.kind == "reset":
+            self.num_resets += 1
+        elif isinstance(value, SlotChunk):
+            self.num_actions += int(value.valid.sum())
+
     def plus(self, other: "EnvCounts") -> "EnvCounts":
         """Returns the sum of both counts."""
         return EnvCounts(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
@@ -86,6 +93,18 @@ class _Home:
     """Slot -> jobs that restore its episode."""
     lost: dict[int, Exception] = field(default_factory=dict)
     """Slot -> reason why its episode could not be restored."""
+
+    def restart_limit(self, timeout_s: float) -> None:
+        """Begins the time limit of the job that runs now, if one does."""
+        if self.sent:
+            self.sent[0].deadline_s = time.monotonic() + timeout_s
+
+    def remember(self, work: SlotJob, value: object) -> None:
+        """Adds a job that has succeeded to the jobs that restore the episode of its slot."""
+        if work.kind == "reset":
+            self.history[work.slot] = [work]
+        elif isinstance(value, SlotChunk):
+            self.history.get(work.slot, []).append(work)
 
 
 class EnvPool(Children):
@@ -186,12 +205,8 @@ class EnvPool(Children):
         job.number, self._next = self._next, (self._next + 1) % NO_JOB
         home.sent.append(job)
         if len(home.sent) == 1:
-            self._begin(home)
+            home.restart_limit(self._config.timeout_s)
         return framed(job.number, replace(job.work, slot=job.work.slot // len(self._homes)))
-
-    def _begin(self, home: _Home) -> None:
-        if home.sent:
-            home.sent[0].deadline_s = time.monotonic() + self._config.timeout_s
 
     def _heard(self, child: Child) -> None:
         home = self._by_child[child]
@@ -202,7 +217,7 @@ class EnvPool(Children):
             job = home.sent.popleft()
             if number != job.number:
                 raise ValueError(f"answer {number} to job {job.number}")
-            self._begin(home)
+            home.restart_limit(self._config.timeout_s)
             self._answered(home, job, content)
 
     def _introduced(self, child: Child, content: EnvSpec | UserError) -> None:
@@ -226,16 +241,9 @@ class EnvPool(Children):
             self.counts.num_broken += 1
             home.history.pop(slot, None)
         elif answer.error is None:
-            self._remember(home, job.work, answer.value)
+            self.counts.add(job.work, answer.value)
+            home.remember(job.work, answer.value)
         _settle(job, answer.error or answer.value)
-
-    def _remember(self, home: _Home, work: SlotJob, value: object) -> None:
-        if work.kind == "reset":
-            self.counts.num_resets += 1
-            home.history[work.slot] = [work]
-        elif isinstance(value, SlotChunk):
-            self.counts.num_actions += int(value.valid.sum())
-            home.history.get(work.slot, []).append(work)
 
     def _keep_limit(self, home: _Home) -> None:
         if home.child and home.sent and home.sent[0].deadline_s <= time.monotonic():
