@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from interlace.agents.server import app as module
+from interlace.agents.server import sessions
 from interlace.agents.server.app import SessionServer, serving
 from interlace.agents.server.body import Body
 from interlace.agents.server.conversation import Conversation
@@ -334,7 +334,7 @@ def test_health_needs_no_key_and_metrics_count() -> None:
 
 
 def test_keys_of_long_ended_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT_SESSIONS", 1)
+    monkeypatch.setattr(sessions, "KEPT_SESSIONS", 1)
 
     class Guests:
         @asynccontextmanager
