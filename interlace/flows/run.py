@@ -136,13 +136,7 @@ class PolicyRun:
             on_scored=self.redraws.scored,
             is_needed=algorithm.needs.reward,
         )
-        num_top = algorithm.needs.teacher_top
-        scoring = ReferenceGroup.top_logprobs if num_top else ReferenceGroup.logprobs
-        self.reference = (
-            ReferenceRole(stages, [groups.actor], ActorGroup.base_logprobs)
-            if shares_base(groups)
-            else ReferenceRole(stages, groups.reference, scoring, num_top=num_top)
-        )
+        self.reference = self._make_reference(stages, groups)
         whole = algorithm.needs.batch_statistics
         self.critic = CriticRole(stages, groups.critic, algorithm.needs, whole_batch=whole)
         proximal = groups.actor if algorithm.needs.proximal_logprobs else None
@@ -157,6 +151,13 @@ class PolicyRun:
         )
         self.publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
+
+    def _make_reference(self, stages: StageFactory, groups: RoleGroups) -> ReferenceRole:
+        if shares_base(groups):
+            return ReferenceRole(stages, [groups.actor], ActorGroup.base_logprobs)
+        num_top = self._algorithm.needs.teacher_top
+        scoring = ReferenceGroup.top_logprobs if num_top else ReferenceGroup.logprobs
+        return ReferenceRole(stages, groups.reference, scoring, num_top=num_top)
 
     def _greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
         if not isinstance(episode, SingleTurn) or reward is None:  # the check of the recipe refuses this earlier

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -307,7 +306,7 @@ class _Exchange:
         self._envs = EnvLeases(session, partial(processes.tell, job))
         self._turns: dict[int, asyncio.Task[None]] = {}
         self._done: dict[int, Turn] = {}
-        self._waits: dict[int, AsyncExitStack] = {}
+        self._waits: dict[int, contextlib.AsyncExitStack] = {}
 
     async def __aenter__(self) -> "_Exchange":
         return self
@@ -385,7 +384,7 @@ class _Exchange:
         if note.what is None:
             await self._waits.pop(note.number).aclose()
             return
-        self._waits[note.number] = stack = AsyncExitStack()
+        self._waits[note.number] = stack = contextlib.AsyncExitStack()
         await stack.enter_async_context(self._session.waiting(note.what))
 
     def outcome(self, end: EpisodeEnd) -> Outcome:
