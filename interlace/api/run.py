@@ -11,20 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop
+from interlace.api.stored_run import StoredRun
 from interlace.cli.eval import evaluate_spec
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
-from interlace.observe.best import read_best
-from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import curve_svg, table_html
-from interlace.observe.run_data import RunData
-from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import SETTINGS_FILE
-from interlace.run.best import NEWEST, choose_checkpoint
+from interlace.run.best import NEWEST
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
-from interlace.run.recipe.load import load_recipe
 from interlace.run.session import TrainReport
 
 if TYPE_CHECKING:
@@ -59,42 +55,37 @@ class TrainedRun:
     @cached_property
     def recipe(self) -> Recipe:
         """The settings of the run."""
-        return load_recipe(str(self._files.config))
+        return self._stored.recipe
 
     @property
     def checkpoint(self) -> Path | None:
         """Returns the chosen checkpoint, a folder that transformers loads; None if there is none."""
-        latest = self._checkpoints.latest()
-        if self.chosen == NEWEST or latest is None:
-            return latest
-        return choose_checkpoint(self._files, self.recipe.best, self.chosen)
+        return self._stored.find_checkpoint()
 
     @property
     def best_checkpoint(self) -> Path | None:
         """Returns the best checkpoint by the run's `best`; None if the run has none."""
-        steps = self._checkpoints.steps()
-        best = read_best(self.recipe.best, self._files, steps).step if self.recipe.best and steps else None
-        return None if best is None else self._checkpoints.path(best)
+        return self._stored.find_best_checkpoint()
 
     @property
     def metrics(self) -> Table:
         """Returns the metrics, one row for each step, with `step` first."""
-        return _table(self._data.rows)
+        return _table(self._stored.data.rows)
 
     @property
     def rewards(self) -> Sequence[float]:
         """Returns the mean reward of each step."""
-        return self._data.values("reward/mean")
+        return self._stored.data.values("reward/mean")
 
     @property
     def samples(self) -> Table:
         """Returns the samples that ended: step, prompt, response, reward, event and others."""
-        return _table([asdict(transcript) for transcript in self._data.transcripts])
+        return _table([asdict(transcript) for transcript in self._stored.data.transcripts])
 
     @property
     def evaluations(self) -> Table:
         """Returns the held-out accuracies, one row for each evaluation; step 0 is before training."""
-        return _table(self._data.evaluations)
+        return _table(self._stored.data.evaluations)
 
     @cached_property
     def model(self) -> "PreTrainedModel":
@@ -102,7 +93,7 @@ class TrainedRun:
         from transformers import AutoModelForCausalLM
 
         with TRANSFORMERS_LOCK:
-            found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self._trained)
+            found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self._stored.require_checkpoint())
         return found.eval()
 
     @cached_property
@@ -110,7 +101,7 @@ class TrainedRun:
         """The tokenizer of the trained model."""
         from interlace.models.loading import load_tokenizer
 
-        return load_tokenizer(self.recipe.model.stored_in(self._trained))
+        return load_tokenizer(self.recipe.model.stored_in(self._stored.require_checkpoint()))
 
     @for_python
     def generate(
@@ -149,7 +140,7 @@ class TrainedRun:
         from interlace.observe.report.page import write_report
 
         path = self.folder / "report.html" if out is None else Path(out)
-        write_report([self._files], path)
+        write_report([self._stored.files], path)
         return path
 
     @for_python
@@ -158,7 +149,9 @@ class TrainedRun:
         target = Path(folder)
         if target.exists() and any(target.iterdir() if target.is_dir() else [target]) and not overwrite:
             raise UserError(f"{target} exists already. Replace its files (--overwrite), or choose another folder.")
-        shutil.copytree(self._trained, target, ignore=shutil.ignore_patterns(*_STATE), dirs_exist_ok=True)
+        shutil.copytree(
+            self._stored.require_checkpoint(), target, ignore=shutil.ignore_patterns(*_STATE), dirs_exist_ok=True
+        )
         return target
 
     @for_python
@@ -196,51 +189,22 @@ class TrainedRun:
             to=str(to), merge=merge, dtype=dtype, checkpoint=self.chosen, overwrite=overwrite, private=private,
             token=token,
         )  # fmt: skip
-        return export_run(self._files, self.recipe, options)
+        return export_run(self._stored.files, self.recipe, options)
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} {self.name!r} in {self.folder}"]
-        lines += [f"  {name}: {value}" for name, value in self._summary().items()]
+        lines += [f"  {name}: {value}" for name, value in self._stored.summarize().items()]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Returns the run as a notebook shows it."""
-        curves = [(name, self._data.curve(name)) for name in CURVES] if self._files.has_trained else []
+        curves = [(name, self._stored.data.curve(name)) for name in CURVES] if self._stored.files.has_trained else []
         drawn = "".join(curve_svg(name, points) for name, points in curves if len(points) > 1)
-        return table_html([{"run": self.name, **self._summary()}]) + drawn
-
-    def _summary(self) -> dict[str, object]:
-        if not self._files.has_trained:
-            return {"steps": "none yet"}
-        rewards = self.rewards
-        found: dict[str, object] = {"steps": f"{len(self._data.rows)} of {self.recipe.steps}"}
-        if rewards:
-            found["reward"] = f"{rewards[0]:.3g} -> {rewards[-1]:.3g}"
-        accuracies = self._data.values("eval/accuracy_greedy")
-        if accuracies:
-            found["held-out accuracy"] = " -> ".join(f"{each:.3f}" for each in (accuracies[0], accuracies[-1]))
-        return {**found, "checkpoint": self.checkpoint.name if self.checkpoint else "none"}
-
-    @property
-    def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self._files.checkpoints, keep=1)
-
-    @property
-    def _files(self) -> RunFolder:
-        return RunFolder(path=self.folder)
+        return table_html([{"run": self.name, **self._stored.summarize()}]) + drawn
 
     @cached_property
-    def _data(self) -> RunData:
-        return RunData.read(self._files)
-
-    @property
-    def _trained(self) -> Path:
-        path = self.checkpoint
-        if path is None:
-            raise UserError(
-                f"run {self.name!r} has no checkpoint yet; it writes one at its end, or every checkpoint_every steps."
-            )
-        return path
+    def _stored(self) -> StoredRun:
+        return StoredRun(self.folder, self.chosen)
 
 
 def _table(rows: Sequence[Mapping[str, object]]) -> Table:

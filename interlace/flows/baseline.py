@@ -74,7 +74,7 @@ class GreedyBaseline:
         results = await self._reward.with_cause("baseline").score([greedy])
         if self._admission.ticket(gid) is None:
             return
-        keys = [SampleKey(gid, index) for index in range(self._admission.size_of(gid))]
+        keys = [SampleKey(gid, index) for index in range(self._admission.rows.find_size(gid))]
         if results[0].failure is not None:
             for key in keys:
                 if key in self._admission.channel:

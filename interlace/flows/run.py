@@ -2,28 +2,27 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
-from interlace.algorithms.base import Algorithm, check_advantages, check_shapes
+from interlace.algorithms.base import Algorithm, check_advantages
 from interlace.core.causes import SampleFailure
-from interlace.core.errors import InterlaceError
 from interlace.core.types import (
     Prompt,
     PromptSource,
-    Request,
-    Response,
     Sample,
     SampleGroup,
     SampleKey,
-    SamplingParams,
     TerminalEvent,
 )
 from interlace.flows.baseline import GreedyBaseline
+from interlace.flows.batch_statistics import add_batch_statistics
+from interlace.flows.failed_samples import FailedSamples
+from interlace.flows.outside import OutsideGeneration
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
 from interlace.flows.step_metrics import StepMeter, failure_rates
 from interlace.flows.steps import Ended, LoopSettings, StepObserver, StepResult
 from interlace.observe.goodput import Ledger
-from interlace.observe.step_line import brief
 from interlace.robots.replay.learning import ReplayRole
 from interlace.rollouts.base import Episode
 from interlace.rollouts.episodes.single_turn import SingleTurn
@@ -111,7 +110,8 @@ class PolicyRun:
         self._observer: StepObserver | None = None
         self._sizes = stages.sizes
         self._ended: list[Ended] = []
-        self._failures: dict[SampleKey, SampleFailure] = {}
+        self._failed = FailedSamples(cluster, stages.sizes.samples_per_step)
+        self._min_samples = 2 if algorithm.is_group_relative else 1
         may_open = lambda: not self.admission.closed  # noqa: E731
         self._channel: Channel[SampleKey, Sample] = Channel(
             "samples", Sample, cluster.waits, marks=MARKS, may_open=may_open, on_end=self._on_end
@@ -124,7 +124,8 @@ class PolicyRun:
         self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings, self.admission, episode, self._on_failed)
         self.redraws = Redraws(settings.recovery, cluster, self.admission, generate=self.rollout.stage.generate)
-        self._player = Player(cluster, self.rollout.pool, episode, settings.limits)
+        player = Player(cluster, self.rollout.pool, episode, settings.limits)
+        self.outside = OutsideGeneration(self.rollout.pool, player, self._meter)
         self._baseline = self._greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
         self.reward = RewardRole(
             stages,
@@ -135,14 +136,7 @@ class PolicyRun:
             on_scored=self.redraws.scored,
             is_needed=algorithm.needs.reward,
         )
-        self._num_not_scored, self._first_failure = 0, ""
-        num_top = algorithm.needs.teacher_top
-        scoring = ReferenceGroup.top_logprobs if num_top else ReferenceGroup.logprobs
-        self.reference = (
-            ReferenceRole(stages, [groups.actor], ActorGroup.base_logprobs)
-            if shares_base(groups)
-            else ReferenceRole(stages, groups.reference, scoring, num_top=num_top)
-        )
+        self.reference = self._make_reference(stages, groups)
         whole = algorithm.needs.batch_statistics
         self.critic = CriticRole(stages, groups.critic, algorithm.needs, whole_batch=whole)
         proximal = groups.actor if algorithm.needs.proximal_logprobs else None
@@ -152,9 +146,18 @@ class PolicyRun:
             else SkippedStage()
         )
         self.replay = ReplayRole(groups.actor, algorithm.needs, lambda: self.version)
-        self._batches = stages.batches(self.admission, self.rollout.pool, finish=self._with_batch_statistics)
+        self._batches = stages.batches(
+            self.admission, self.rollout.pool, finish=partial(add_batch_statistics, algorithm)
+        )
         self.publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
+
+    def _make_reference(self, stages: StageFactory, groups: RoleGroups) -> ReferenceRole:
+        if shares_base(groups):
+            return ReferenceRole(stages, [groups.actor], ActorGroup.base_logprobs)
+        num_top = self._algorithm.needs.teacher_top
+        scoring = ReferenceGroup.top_logprobs if num_top else ReferenceGroup.logprobs
+        return ReferenceRole(stages, groups.reference, scoring, num_top=num_top)
 
     def _greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
         if not isinstance(episode, SingleTurn) or reward is None:  # the check of the recipe refuses this earlier
@@ -168,7 +171,7 @@ class PolicyRun:
             reward,
             self.admission,
             self._settings.sampling,
-            on_failed=self._note_failure,
+            on_failed=self._failed.note,
         )
 
     @property
@@ -190,16 +193,6 @@ class PolicyRun:
     async def install_weights(self) -> None:
         """Sends the actor's weights to all engines without a new version, if a run ends between two publications."""
         await self.publisher.install()
-
-    async def complete(self, requests: Sequence[Request]) -> list[Response]:
-        """Serves requests outside the flow, for an evaluation."""
-        self._meter.evaluating()
-        return await self.rollout.pool.complete(requests, who="evaluation")
-
-    async def play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams) -> list[Sample]:
-        """Runs episodes outside the flow, one for each prompt and index; see Player."""
-        self._meter.evaluating()
-        return await self._player.play(asked, params)
 
     def unconsumed_prompts(self) -> list[Prompt]:
         """Returns the prompts that were drawn and not trained on, in order, for a checkpoint."""
@@ -306,49 +299,14 @@ class PolicyRun:
     @property
     def scoring(self) -> str:
         """Summary of scoring in this process so far, as text for users."""
-        scored, failed = self.reward.num_scored, self._num_not_scored
-        first = f", the first of them by {brief(self._first_failure)}" if failed else ""
-        return f"{scored} samples scored, {failed} failed{first}"
-
-    def _note_failure(self, key: SampleKey, failure: SampleFailure) -> bool:
-        self._failures[key] = failure
-        return False
+        return self._failed.describe(self.reward.num_scored)
 
     def _on_failed(self, key: SampleKey, failure: SampleFailure) -> bool:
-        """Draws the sample again and returns True, or records its failure.
-
-        If all samples of the first step fail, ends the run instead of replacing them forever.
-        """
+        """Draws the sample again and returns True, or records its failure."""
         if self.redraws.take(key, failure):
             return True
-        self._note_failure(key, failure)
-        self._num_not_scored += 1
-        self._first_failure = self._first_failure or failure.reason
-        if not self.reward.num_scored and self._num_not_scored == self._sizes.samples_per_step:
-            self._cluster.fail(
-                InterlaceError(
-                    f"the first {self._num_not_scored} samples, a whole step, all failed, so there is nothing to train "
-                    f"on. The first failed by {brief(self._first_failure)}."
-                )
-            )
+        self._failed.count(key, failure, num_scored=self.reward.num_scored)
         return False
-
-    def _with_batch_statistics(self, groups: list[SampleGroup]) -> list[SampleGroup]:
-        if not self._algorithm.needs.batch_statistics or not groups:  # all of a step's groups may have been dropped
-            return groups
-        ordered = sorted(groups, key=lambda group: group.gid)
-        samples = [sample for group in ordered for sample in group.samples]
-        whole = self._algorithm.batch_advantages(samples)
-        check_shapes("batch_advantages", "advantages", whole, samples)
-        found = iter(whole)
-        return [
-            replace(group, samples=tuple(replace(sample, advantages=next(found)) for sample in group.samples))
-            for group in ordered
-        ]
-
-    @property
-    def _min_samples(self) -> int:
-        return 2 if self._algorithm.is_group_relative else 1
 
     def ledger(self) -> Ledger:
         """Returns the ledger of device-seconds since the start of the run."""
@@ -375,6 +333,6 @@ class PolicyRun:
             raise ValueError(f"sample {sample.key} left the channel without a terminal event")
         if sample.finish_reason is None:
             self.rollout.stage.cancel(sample.key)
-        failure = self._failures.pop(sample.key, None)
+        failure = self._failed.take(sample.key)
         reason, cause = (failure.reason, failure.cause) if failure else ("", None)
         self._ended.append(Ended(sample=sample, event=event, reason=reason, cause=cause))

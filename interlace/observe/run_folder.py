@@ -19,17 +19,13 @@ process.json       lock of the process that trains the run (see run_lock.py)
 import re
 import shutil
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import to_yaml
-from interlace.observe import jsonl
-from interlace.observe.atomic_file import sync_file, sync_folder, write_atomic
 from interlace.observe.secrets import mask_secrets, write_secrets
-from interlace.observe.transcripts import step_file
 
 PRIVATE = 0o700
 """Mode of a run's folder: only the owner may read samples, settings and weights."""
@@ -103,10 +99,6 @@ class RunFolder:
         return self.path / "evaluations.jsonl"
 
     @property
-    def _logs(self) -> tuple[Path, Path]:
-        return self.metrics, self.evaluations
-
-    @property
     def timeline(self) -> Path:
         return self.path / "timeline.json"
 
@@ -149,39 +141,6 @@ class RunFolder:
                 f"cannot write {self.config}: {error.strerror}. A run needs a folder of its own."
             ) from error
 
-    def keep_log(self, step: int, checkpoint: Path, *, synced: int) -> None:
-        """Copies the log up to a step into its checkpoint, and waits until the copy and the samples are on disk.
-
-        A resumed run restores lost lines of its files from the copy. synced: the last step whose samples are already on
-        disk.
-        """
-        for path in self._logs:
-            if path.exists():
-                (checkpoint / path.name).write_bytes(b"".join(jsonl.lines_until(path, step).values()))
-                sync_file(path)
-        for path in (step_file(self.samples, number) for number in range(synced + 1, step + 1)):
-            if path.exists():
-                sync_file(path)
-        for folder in (self.samples, self.path):
-            sync_folder(folder)
-
-    def return_to(self, step: int, checkpoint: Path | None) -> list[str]:
-        """Truncates metrics, evaluations and samples to a step; a resumed run writes the later steps again.
-
-        checkpoint: of the step; None before the first. Returns a sentence for each loss of data after the checkpoint
-        was written. Lost lines of metrics and evaluations are restored from the checkpoint's copy; samples stay lost.
-        """
-        told = [sentence for path in self._logs if (sentence := _complete(path, step, checkpoint))]
-        found = {int(path.stem.removeprefix("step_")): path for path in self.samples.glob("step_*.jsonl")}
-        for number in [number for number in found if number > step]:
-            found.pop(number).unlink()
-        lost = [number for number in range(1, step + 1) if number not in found or jsonl.is_torn(found[number])]
-        return (
-            [*told, f"{self.samples} has lost samples of {_steps(lost)}, which no step trains on again"]
-            if lost
-            else told
-        )
-
     def set_timeline_aside(self) -> None:
         """Renames an existing timeline to a numbered file: a resumed run has a new clock and timeline."""
         if self.timeline.exists():
@@ -218,28 +177,6 @@ class RunFolder:
                 f"cannot replace the run {self.path}: {error.strerror or error}. Delete it yourself, or give this one "
                 "another name (--name)."
             ) from error
-
-
-def _complete(path: Path, step: int, checkpoint: Path | None) -> str | None:
-    """Truncates a file of lines to a step; returns a sentence if lines were lost or changed."""
-    kept = jsonl.lines_until(path, step)
-    copy = jsonl.lines_until(checkpoint / path.name, step) if checkpoint else {}
-    lines = kept | copy
-    if lines or path.exists():
-        write_atomic(path, b"".join(lines[number] for number in sorted(lines)).decode("utf-8"))
-    lost = [int(number) for number in sorted(copy) if kept.get(number) != copy[number]]
-    return f"{path} had lost {_steps(lost)}: written anew from {checkpoint}" if lost else None
-
-
-def _steps(numbers: Sequence[int]) -> str:
-    """Formats steps as ranges, in words."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][-1] == number - 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    return ("step " if len(numbers) == 1 else "steps ") + ", ".join("-".join(map(str, each)) for each in ranges)
 
 
 def default_name(root: Path, recipe: str) -> str:

@@ -16,7 +16,8 @@ from interlace.rewards.base import RewardConfig, preload_modules, timed_out
 from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
 from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import framed
-from interlace.runtime.process.children import TRIES, Child, Children
+from interlace.runtime.process.children import TRIES, Children
+from interlace.runtime.process.links import Child
 
 GRACE_S = 1.0
 """Beyond the limit, for a process that keeps it by itself, as one that awaits does."""
@@ -65,7 +66,7 @@ class ScoringPool(Children):
         self._next += 1
         self._submitted.append(job)
         self._refuse_after_error()
-        self._wake()
+        self._links.wake()
         return job.outcome
 
     def _fail_all(self, error: BaseException | None) -> None:
@@ -118,7 +119,7 @@ class ScoringPool(Children):
     def _give(self, child: Child, job: _Job) -> None:
         job.started, job.deadline_s = False, time.monotonic() + self._limit_s
         self._jobs[child][job.number] = job
-        self._send(child, job.request)
+        self._links.send(child, job.request)
 
     @property
     def _limit_s(self) -> float:

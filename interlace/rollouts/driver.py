@@ -92,7 +92,7 @@ class EngineDriver:
         self._phase = Phase.IDLE
         self.standing = standing
         """Relation to the pool. The transitions are leave(), join() and lose_weights()."""
-        group.driven_by(self._hold)
+        group.state.set_driver(self._hold)
 
     @property
     def version(self) -> int:

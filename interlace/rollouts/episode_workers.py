@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -43,7 +42,9 @@ from interlace.rollouts.episode_process import (
 )
 from interlace.rollouts.session import EpisodeSession
 from interlace.runtime.process.child import framed, take_frames
-from interlace.runtime.process.children import Child, Children, Place
+from interlace.runtime.process.children import Children
+from interlace.runtime.process.links import Child
+from interlace.runtime.process.starts import Place
 
 RETRY_S = 0.1
 """Delay, in seconds, after a process could not be started."""
@@ -90,18 +91,18 @@ class _Processes(Children):
         self._is_eager = True
         """True if processes start before the first episode. False after a process could not be started."""
         self._thread.start()
-        self._wake()
+        self._links.wake()
 
     def begin(self, job: _Job) -> None:
         """Starts an episode as soon as a process has room."""
         self._asked.append((job, None))
         self._refuse_after_error()
-        self._wake()
+        self._links.wake()
 
     def tell(self, job: _Job, message: ToEpisode) -> None:
         """Sends a message to an episode. The message is dropped if the process has ended."""
         self._asked.append((job, message))
-        self._wake()
+        self._links.wake()
 
     @property
     def num_ready(self) -> int:
@@ -122,7 +123,7 @@ class _Processes(Children):
             elif isinstance(message, EpisodeCancel):
                 self._cancel(job, message)
             elif job.child is not None:
-                self._send(job.child, framed(job.number, message))
+                self._links.send(job.child, framed(job.number, message))
         self._keep_limits()
         self._hand_out()
 
@@ -132,7 +133,7 @@ class _Processes(Children):
                 queue.remove(job)
         if job.child is not None:
             job.leave_by_s = time.monotonic() + LEAVE_S
-            self._send(job.child, framed(job.number, message))
+            self._links.send(job.child, framed(job.number, message))
 
     def _keep_limits(self) -> None:
         now_s = time.monotonic()
@@ -170,7 +171,7 @@ class _Processes(Children):
     def _give(self, child: Child, job: _Job) -> None:
         job.child = child
         self._jobs[child][job.number] = job
-        self._send(child, job.start)
+        self._links.send(child, job.start)
 
     def _heard(self, child: Child) -> None:
         for number, message in take_frames(child.received):
@@ -305,7 +306,7 @@ class _Exchange:
         self._envs = EnvLeases(session, partial(processes.tell, job))
         self._turns: dict[int, asyncio.Task[None]] = {}
         self._done: dict[int, Turn] = {}
-        self._waits: dict[int, AsyncExitStack] = {}
+        self._waits: dict[int, contextlib.AsyncExitStack] = {}
 
     async def __aenter__(self) -> "_Exchange":
         return self
@@ -383,7 +384,7 @@ class _Exchange:
         if note.what is None:
             await self._waits.pop(note.number).aclose()
             return
-        self._waits[note.number] = stack = AsyncExitStack()
+        self._waits[note.number] = stack = contextlib.AsyncExitStack()
         await stack.enter_async_context(self._session.waiting(note.what))
 
     def outcome(self, end: EpisodeEnd) -> Outcome:

@@ -112,7 +112,7 @@ class Evaluator:
             )
             for prompt, index in asked
         ]
-        responses = await self._run.complete(requests)
+        responses = await self._run.outside.complete(requests)
         samples = [
             answered(SampleKey(-1, index), prompt, response)
             for (prompt, index), response in zip(asked, responses, strict=True)
@@ -136,7 +136,7 @@ class Evaluator:
             )
             for prompt, index in asked
         ]
-        found = await self._run.play(named, params)
+        found = await self._run.outside.play(named, params)
         samples = [replace(sample, prompt=prompt) for sample, (prompt, _) in zip(found, asked, strict=True)]
         left = [sample for sample in samples if sample.outcome is None]
         scored = iter(await self._reward.with_cause("evaluation").score(left) if self._reward and left else ())

@@ -13,6 +13,7 @@ from interlace.observe.manifest import read_identity
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import RunIdentity, check_changed_settings, create_run_id, read_run_id
+from interlace.observe.run_logs import RunLogs
 from interlace.observe.run_sessions import record_session
 from interlace.rewards.base import GIVEN
 from interlace.run.evaluation import Evaluation
@@ -69,7 +70,7 @@ def find_resumed_start(
     for change in check_changed_settings(newest, settings, program_names=GIVEN) if newest else ():
         progress.say(f"changed since {newest}: {change}")
     start = RunStart(checkpoint=newest, state=RunState.read(newest) if newest else None)
-    for lost in folder.return_to(start.done_steps, newest):
+    for lost in RunLogs(folder).return_to(start.done_steps, newest):
         progress.say(lost)
     if newest:
         progress.say(f"resuming after step {start.done_steps} from {newest}")

@@ -11,6 +11,7 @@ from interlace.flows.run import RoleGroups
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import write_settings
+from interlace.observe.run_logs import RunLogs
 from interlace.robots.replay.learning import Learning
 from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
@@ -113,7 +114,7 @@ class Saver:
             asyncio.run_coroutine_threadsafe(write_models(folder), loop).result()
             if self._learning:
                 self._copied.rename(folder / REPLAY_FOLDER)
-            self._folder.keep_log(state.done_steps, folder, synced=self._synced)
+            RunLogs(self._folder).copy_to(state.done_steps, folder, synced=self._synced)
             self._synced = state.done_steps
             write_settings(folder, self._settings)
             state.write(folder)
@@ -121,5 +122,5 @@ class Saver:
         num_bytes: int = sum([await group.checkpoint_bytes() for group in self._trained.values()])
         # In a thread, because the write waits for the disk.
         written = asyncio.to_thread(self._checkpoints.save, state.done_steps, write, num_bytes=num_bytes)
-        await self._cluster.outside("checkpoint", "write", written)
+        await self._cluster.outside.run("checkpoint", "write", written)
         done.set_result(None)

@@ -31,9 +31,10 @@ from interlace.run.saving import CRITIC_FOLDER
 from interlace.run.step_boundary import TrainJob
 from interlace.run.step_trace import StepTrace
 from interlace.run.warmup import warmed_model
-from interlace.runtime.cluster import Cluster, WorkerProcess
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
+from interlace.runtime.worker_processes import WorkerProcess
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.observe.progress import ProgressView
-from interlace.runtime.cluster import Cluster, WorkerProcess
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.worker_processes import WorkerProcess
 
 if TYPE_CHECKING:
     from torch.profiler import profile

@@ -110,7 +110,7 @@ class _PolicySession(RunProcess):
         else:
             for prompt in {prompt.source: prompt for prompt in reversed(prompts)}.values():
                 trial = try_reward(recipe.task.rewards.get(prompt.source, recipe.reward), prompt)
-                await cluster.outside("reward", "trial", trial)
+                await cluster.outside.run("reward", "trial", trial)
         hosted = await self._host(cluster, stream)
         learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups)
         hosted.run.replay.learning = learning

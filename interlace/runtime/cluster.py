@@ -1,35 +1,37 @@
 """Clusters, which run workers. Three back ends implement one contract."""
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from interlace.core.errors import (
-    HangError,
     RemoteError,
     RestartBudgetError,
-    StoppedError,
     UserError,
     WorkerDiedError,
 )
 from interlace.core.recovery import RestartBudget
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
-from interlace.runtime.group import DeviceUse, Rank, WorkerGroup
-from interlace.runtime.process.children import Place
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.group_state import DeviceUse
+from interlace.runtime.outside import OutsideWork
 from interlace.runtime.process.exchange import Exchange
 from interlace.runtime.process.mail import Directory, mailbox_of
+from interlace.runtime.process.starts import Place
+from interlace.runtime.rank_set import Rank
 from interlace.runtime.revival import Revival, RevivalRule
-from interlace.runtime.timeline import Span, Timeline
+from interlace.runtime.run_tasks import RunTasks
+from interlace.runtime.timeline import Timeline
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import LoopWatch, Watchdog
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
+from interlace.runtime.worker_processes import WorkerProcesses
 from interlace.schedule.placement import Device, resolve
 from interlace.schedule.schedule import Schedule
 
@@ -64,59 +66,39 @@ class WorkerSpec:
     WorkerDiedError. Channels request its rows again or end them as `failed`."""
 
 
-class WorkerProcess(Rank, Protocol):
-    """A rank with a separate process."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def is_open(self) -> bool:
-        """True while the process exists."""
-        ...
-
-    async def death(self) -> WorkerDiedError | None:
-        """Returns the cause of the process's death, once it is determined.
-
-        Returns None if it still runs or was ended deliberately.
-        """
-        ...
-
-
 class Cluster(ABC):
     """Devices, workers on them, and the tasks of a run."""
 
-    def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
-        """Makes a cluster on a running event loop. hang_after_s: seconds without progress after which the run fails."""
+    place_child: Place | None = None
+    """Function that starts job processes next to the workers. If None, they start on this machine."""
+
+    def __init__(
+        self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float, clock: Clock | None = None
+    ) -> None:
+        """Makes a cluster on a running event loop. hang_after_s: seconds without progress after which the run fails.
+
+        clock: if None, the clock of the event loop.
+        """
         self.devices = tuple(devices)
         self._schedule = schedule
-        self.clock = self._make_clock()
+        self.clock: Clock = clock or LoopClock(asyncio.get_running_loop())
         self.waits = WaitRegistry(self.clock)
         self.timeline = Timeline(clock=self.clock)
         self.lock = DeviceLock(devices, self.waits, switch=schedule.switch)
         self.watchdog = Watchdog(self.clock, self.waits, hang_after_s=hang_after_s)
-        self._groups: list[WorkerGroup[Worker]] = []
+        self.outside = OutsideWork(self)
+        self.groups: list[WorkerGroup[Worker]] = []
+        """Workers that were started and have not ended."""
         self._after_workers = AsyncExitStack()
         """Resources released after all groups, last added first: ranks without a group, and shared resources."""
-        self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.hurries = False
-        """True if the run ends without waiting for running operations, because it hangs or was stopped."""
+        self.tasks = RunTasks()
         self.loop_limit_s: Callable[[], float] = lambda: hang_after_s
         """Returns how long the event loop may be blocked. Called on another thread."""
         self._exchanges: list[Exchange] = []
         self.on_note: Callable[[str], None] = lambda _: None
         """Receiver of notes about processes, which are shown to users."""
-        self.processes: list[WorkerProcess] = []
-        """Processes of the workers that have a separate process, in the order of their start."""
-
-    def _make_clock(self) -> Clock:
-        return LoopClock(asyncio.get_running_loop())
-
-    @property
-    def groups(self) -> Sequence[WorkerGroup[Worker]]:
-        """Workers that were started and have not ended."""
-        return self._groups
+        self.processes = WorkerProcesses()
+        """Processes of the workers that have a separate process, except workers that may die."""
 
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
         """Returns the devices of each instance of a role. Raises UserError if the placement names a missing device."""
@@ -180,21 +162,25 @@ class Cluster(ABC):
             spec.worker_class,
             ranks,
             self,
-            use=DeviceUse(devices=spec.devices, used=spec.used_devices, working_bytes=spec.working_bytes),
+            use=DeviceUse(
+                devices=spec.devices,
+                used=spec.used_devices,
+                working_bytes=spec.working_bytes,
+                stage=spec.stage,
+                preemptible=spec.preemptible,
+            ),
             copies=spec.copies,
-            stage=spec.stage,
-            preemptible=spec.preemptible,
         )
-        if spec.revival and self._processes_of(spec.name):
-            group.revival = Revival(
+        if spec.revival and self.processes.select(spec.name):
+            group.rank_set.revival = Revival(
                 make_ranks=partial(self._start_again, spec, spec.revival.budget),
-                find_death=partial(self._find_death, spec),
+                find_death=partial(self.processes.find_death, spec.name),
                 repeats_calls=spec.revival.repeats_calls,
             )
-        self._groups.append(group)
-        await group.measure_memory()
+        self.groups.append(group)
+        await group.state.measure_memory()
         if spec.devices:
-            self.lock.check_fit(group)
+            self.lock.check_fit(group.state)
             if spec.devices[0].pool == "cuda":  # a CPU device uses the host's memory
                 # Made on its devices but loaded only when called: others may need the memory.
                 await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
@@ -223,29 +209,17 @@ class Cluster(ABC):
         if exhausted := budget.spend(self.clock.now()):
             raise RestartBudgetError(f"{exhausted}. {reason}")
         self.on_note(f"{reason} Its group starts again.")
-        for process in self._processes_of(spec.name):
-            await process.close()
-            self.processes.remove(process)
+        await self.processes.close(spec.name)
         ranks = await self._start_ranks(spec, "start after a death")
         self.on_note(f"{spec.name} runs again")
         return ranks
 
-    async def _find_death(self, spec: WorkerSpec) -> WorkerDiedError | None:
-        for process in self._processes_of(spec.name):
-            if death := await process.death():
-                return death
-        return None
-
-    def _processes_of(self, group: str) -> Sequence["WorkerProcess"]:
-        return [process for process in self.processes if process.name.startswith(f"{group}[")]
-
     async def dismiss(self, group: TypedGroup) -> None:
         """Ends one group whose work is done."""
         mine = cast(WorkerGroup[Worker], group)  # callers see this group as a TypedGroup
-        self._groups.remove(mine)
-        self.lock.forget(mine)
-        for process in self._processes_of(mine.name):
-            self.processes.remove(process)
+        self.groups.remove(mine)
+        self.lock.forget(mine.state)
+        self.processes.forget(mine.name)
         with self.waits.operation(who=mine.name, what="close"):
             await mine.close()
 
@@ -262,53 +236,14 @@ class Cluster(ABC):
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":
         """Runs a stage's loop, or a part of its work, until the run ends. Its exception ends the run."""
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks[task] = None
-        task.add_done_callback(self._end_task)
-        return task
+        return self.tasks.spawn(coroutine, name)
 
-    def _end_task(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.pop(task, None)
-        error = None if task.cancelled() else task.exception()
-        if error:
-            self.fail(error)
-
-    async def outside(self, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
-        """Runs work outside the workers, such as writing a file, as a recorded span. Orders its end like a result."""
-        timeline, start_s, end_s = self.timeline, self.clock.now(), math.inf
-        span = Span(
-            start_s=start_s,
-            devices=(),
-            group=who,
-            rank=0,
-            operation=what,
-            cause=what,
-            step=timeline.step,
-            version=timeline.version,
-        )
-        timeline.begin(span)
-        try:
-            async with self.waiting(who, what):
-                await work
-                end_s = self.clock.now()
-        finally:
-            now_s = self.clock.now()
-            timeline.end(span, start_s, min(end_s, now_s))
-
-    @asynccontextmanager
-    async def waiting(self, who: str, what: str) -> AsyncIterator[None]:
+    def waiting(self, who: str, what: str) -> AbstractAsyncContextManager[None]:
         """Registers a wait for something outside the workers. Then waits for this result's turn (see ResultOrder)."""
-        with self.waits.operation(who=who, what=what):
-            yield
-            await self.wait_turn()
+        return self.outside.wait(who, what)
 
     async def wait_turn(self) -> None:  # noqa: B027 - a virtual clock has no waiting
         """Waits until a result may be processed, if results are processed one at a time."""
-
-    @property
-    def place_child(self) -> Place | None:
-        """Returns the function that starts job processes next to the workers. If None, they start on this machine."""
-        return None
 
     def at_end(self, close: Callable[[], None]) -> None:
         """Registers a function that releases a resource of the run. It is called after all workers have ended."""
@@ -316,31 +251,21 @@ class Cluster(ABC):
 
     def fail(self, error: BaseException) -> None:
         """Ends the run with this error. Only the first error counts."""
-        if not self._failed.done():
-            self.hurries = isinstance(error, HangError | StoppedError)
-            self._failed.set_exception(error)
+        self.tasks.fail(error)
 
     async def run(self, main: Awaitable[T]) -> T:
         """Awaits `main`. The first exception of a spawned task, or a hang, ends the run with that exception."""
         flow = asyncio.ensure_future(main)
         watch = self._watch()
         try:
-            outcomes: set[asyncio.Future[Any]] = {flow, self._failed}
-            await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
-            if not flow.done():
-                self._failed.result()
-            return flow.result()
-        except asyncio.CancelledError:
-            self.hurries = True
-            raise
+            return await self.tasks.wait_for(flow)
         except RemoteError as error:
             # The peers of a process that died fail too, and their errors may arrive first.
-            for process in self.processes:
-                if death := await process.death():
-                    raise death from error
+            if death := await self.processes.find_death():
+                raise death from error
             raise
         finally:
-            await self._cancel(flow)
+            await self.tasks.cancel(flow)
             if watch:
                 watch.end()
 
@@ -350,24 +275,16 @@ class Cluster(ABC):
         watch.start()
         return watch
 
-    async def _cancel(self, flow: "asyncio.Future[T]") -> None:
-        tasks: list[asyncio.Future[Any]] = [flow, *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._failed.done() and not self._failed.cancelled():
-            self._failed.exception()
-
     async def shutdown(self) -> None:
         """Ends all workers, even if some fail to end. Then raises the first failure."""
         errors: list[Exception] = []
         async with self._after_workers:
-            for group in reversed(self._groups):
+            for group in reversed(self.groups):
                 try:
                     await group.close()
                 except Exception as error:  # noqa: BLE001 - a worker's close() may raise anything
                     errors.append(error)
-            self._groups.clear()
+            self.groups.clear()
             if errors:
                 raise errors[0]
 

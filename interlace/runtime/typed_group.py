@@ -1,32 +1,16 @@
 """Worker group as its callers see it. Protocols of the roles add their operations, each of which returns a Handle."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self, TypeVar, TypeVarTuple
 
+from interlace.runtime.group_state import GroupState
 from interlace.runtime.handle import Handle
 from interlace.runtime.timeline import Span
 from interlace.schedule.placement import Device
 
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R")
-
-
-class Driver(Protocol):
-    """A holder of a group's devices over many calls, such as a rollout engine's loop. It yields them on request."""
-
-    @property
-    def unload_arguments(self) -> tuple[object, ...]:
-        """Arguments for the worker's offload()."""
-        ...
-
-    def ask_to_yield(self) -> None:
-        """Requests the devices, because another group is ready."""
-        ...
-
-    def unloaded(self, parts: Sequence[str]) -> None:
-        """Called when parts of the group's state have left the devices."""
-        ...
 
 
 class TypedGroup(Protocol):
@@ -42,6 +26,8 @@ class TypedGroup(Protocol):
     devices: tuple[Device, ...]
     device_indices: tuple[int, ...]
     """Indices of its devices within the cluster."""
+    state: GroupState
+    """The state of the workers on the devices."""
 
     @property
     def can_revive(self) -> bool:
@@ -77,25 +63,4 @@ class TypedGroup(Protocol):
 
     def hold(self, cause: str = "") -> AbstractAsyncContextManager[None]:
         """Holds the group's devices over several calls of this task, with the state loaded."""
-        ...
-
-    def driven_by(self, driver: Driver) -> None:
-        """Sets the driver, which is asked to yield the devices."""
-        ...
-
-    async def load(self, parts: Sequence[str] | None = None) -> None:
-        """Loads parts of the state onto the devices. If `parts` is None, all."""
-        ...
-
-    async def unload(self, parts: Sequence[str] | None = None) -> None:
-        """Unloads parts of the state from the devices. If `parts` is None, all."""
-        ...
-
-    def loaded_bytes(self) -> int:
-        """Returns the bytes that the state needs on each device, as last measured."""
-        ...
-
-    @property
-    def part_bytes(self) -> Mapping[str, int]:
-        """Bytes of each part of the state on each device, as last measured."""
         ...

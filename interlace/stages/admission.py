@@ -5,12 +5,12 @@ import math
 from collections.abc import Callable, Sequence
 
 from interlace.core.types import Prompt, PromptSource, Sample, SampleKey, TerminalEvent
-from interlace.rollouts.stream import ADMITTED, SampleChannel
-from interlace.runtime.channel import with_columns
+from interlace.rollouts.stream import SampleChannel
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.rounds import Launch, Rounds
 from interlace.schedule.staleness import Ticket
 from interlace.schedule.steps import Steps, Taken
+from interlace.stages.group_rows import GroupRows
 
 
 class Admission:
@@ -44,9 +44,7 @@ class Admission:
         """Fires at each change of the gate or of the set of live groups."""
         self._on_admit = on_admit
         self._source, self._samples_per_prompt, self._rounds = source, samples_per_prompt, rounds
-        self._steps = steps
-        self._launches: dict[int, Launch] = {}
-        """Launch of each live group, by gid."""
+        self.steps, self.rows = steps, GroupRows(channel)
         self._round_step = 0
         self._pump_due = self._ended = self._paused = False
 
@@ -58,24 +56,16 @@ class Admission:
 
     def ticket(self, gid: int) -> Ticket | None:
         """Returns the ticket of a live group, or None if the group was taken or dropped."""
-        return self._steps.ticket(gid)
-
-    def size_of(self, gid: int) -> int:
-        """Returns the number of samples that a live group was launched with."""
-        return self._launches[gid].num_samples
+        return self.steps.ticket(gid)
 
     def live_gids(self) -> list[int]:
         """Returns the live groups, in order of admission."""
-        return self._steps.live_gids()
-
-    def pending(self, step: int) -> list[int]:
-        """Returns the live groups of a step, in order of admission."""
-        return self._steps.pending(step)
+        return self.steps.live_gids()
 
     def unconsumed_prompts(self) -> list[Prompt]:
         """Returns the prompts that were drawn and not trained on. A resumed run admits them again."""
         kept = self._rounds.waiting_prompts if self._rounds else []
-        return [self._launches[gid].prompt for gid in self.live_gids()] + kept
+        return [self.rows.find_prompt(gid) for gid in self.live_gids()] + kept
 
     def end(self) -> None:
         """Ends the run: live groups end as `surplus`, and no further group is admitted."""
@@ -115,15 +105,15 @@ class Admission:
         """Records a generated sample. Its group, and then the round, may be complete with it."""
         rounds = self._rounds
         if rounds and self.ticket(key.gid) and rounds.generated(key.gid):
-            for index in range(self.size_of(key.gid)):
+            for index in range(self.rows.find_size(key.gid)):
                 self.channel.end_unwritten(SampleKey(key.gid, index), "segments", TerminalEvent.SURPLUS)
             self._end_surplus_of_full(rounds)
 
     def consume(self, need: int, step: int) -> Taken:
         """Takes up to `need` complete groups or empty places of a step."""
-        taken = self._steps.take(need, step)
+        taken = self.steps.take(need, step)
         for ticket in taken.tickets:
-            del self._launches[ticket.gid]
+            self.rows.forget(ticket.gid)
         return taken
 
     def retire(self, gid: int, event: TerminalEvent) -> None:
@@ -132,16 +122,16 @@ class Admission:
             return
         if self._rounds:
             self._rounds.dropped(gid)
-            self._steps.drop(gid)  # the next pump() replaces the group if the round needs another
+            self.steps.drop(gid)  # the next pump() replaces the group if the round needs another
         else:
-            self._steps.replace(gid)
-        self._end_samples(gid, event)
+            self.steps.replace(gid)
+        self.rows.end(gid, event)
         self.changed.fire()
         self._pump_soon()
 
     def restart(self, gid: int) -> None:
         """Ends a group as `stale` and admits its prompt again."""
-        self._source.hand_back([self._launches[gid].prompt])
+        self._source.hand_back([self.rows.find_prompt(gid)])
         self.retire(gid, TerminalEvent.STALE)
 
     def step_ended(self) -> None:
@@ -154,36 +144,25 @@ class Admission:
         while not self.closed and most > 0:
             most -= 1
             launch = Launch(prompt=next(self._source), num_samples=self._samples_per_prompt)
-            wave += self._open_rows(self._steps.admit(), launch)
+            wave += self.rows.open(self.steps.admit().gid, launch)
         return wave
 
     def _pump_round(self, rounds: Rounds) -> list[Sample]:
         """Opens one round per step. Within a round, replaces dropped groups when too few live groups are left."""
         wave: list[Sample] = []
         if not rounds.is_open and self.gate.room >= self.gate.prompts_per_step:
-            step = self._round_step = self._steps.begin_step()
-            return [sample for launch in rounds.begin() for sample in self._open_rows(self._steps.admit(step), launch)]
+            step = self._round_step = self.steps.begin_step()
+            return [
+                sample for launch in rounds.begin() for sample in self.rows.open(self.steps.admit(step).gid, launch)
+            ]
         while rounds.is_open and not self.closed:
-            if self._steps.use_refill(self._round_step):
-                wave += self._open_rows(self._steps.admit(self._round_step), rounds.refill())
+            if self.steps.use_refill(self._round_step):
+                wave += self.rows.open(self.steps.admit(self._round_step).gid, rounds.refill())
             else:
-                self._steps.add_empty(self._round_step)
+                self.steps.add_empty(self._round_step)
                 rounds.place_stays_empty()
                 self._end_surplus_of_full(rounds)
         return wave
-
-    def _open_rows(self, ticket: Ticket, launch: Launch) -> list[Sample]:
-        self._launches[ticket.gid] = launch
-        first = Sample(key=SampleKey(ticket.gid, 0), prompt=launch.prompt)
-        others = [{"key": SampleKey(ticket.gid, index)} for index in range(1, launch.num_samples)]
-        samples = [first, *(with_columns(first, key) for key in others)]
-        for sample in samples:
-            self.channel.open(sample.key, sample, ADMITTED)
-        return samples
-
-    def _end_samples(self, gid: int, event: TerminalEvent) -> None:
-        for index in range(self._launches.pop(gid).num_samples):
-            self.channel.end(SampleKey(gid, index), event)
 
     def _end_surplus_of_full(self, rounds: Rounds) -> None:
         """Ends the groups that a full round does not need. Their prompts are drawn again later."""
@@ -191,9 +170,9 @@ class Admission:
             return
         for gid in self.live_gids():
             if not rounds.is_accepted(gid):
-                rounds.too_slow(self._launches[gid].prompt)
-                self._steps.drop(gid)
-                self._end_samples(gid, TerminalEvent.SURPLUS)
+                rounds.too_slow(self.rows.find_prompt(gid))
+                self.steps.drop(gid)
+                self.rows.end(gid, TerminalEvent.SURPLUS)
         self.changed.fire()
 
     def _pump_soon(self) -> None:

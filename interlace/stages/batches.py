@@ -81,7 +81,7 @@ class Batches:
     async def iterate(self, first_step: int, num_steps: int) -> AsyncIterator[Batch]:
         """Yields one batch per step. Stops before `num_steps` if the data ends."""
         for step in range(first_step, num_steps):
-            pending = partial(self._admission.pending, step)
+            pending = partial(self._admission.steps.pending, step)
             batch = Batch(step, self._admission.gate.prompts_per_step, self._waits, pending=pending)
             self._open = batch
             self.fill()

@@ -49,7 +49,7 @@ class GroupStage:
             self._count_down(gid, group)
 
     def _begin(self, gid: int) -> "_PartialGroup":
-        group = self._gathered[gid] = _PartialGroup(num_missing=self._admission.size_of(gid))
+        group = self._gathered[gid] = _PartialGroup(num_missing=self._admission.rows.find_size(gid))
         return group
 
     def _count_down(self, gid: int, group: "_PartialGroup") -> None:

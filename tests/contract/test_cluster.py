@@ -180,7 +180,7 @@ def test_a_group_says_how_its_state_leaves_and_is_told_when_it_has(run: Run) -> 
             def unloaded(self, parts: Sequence[str]) -> None:
                 told.append(f"{' '.join(parts)} gone")
 
-        first.driven_by(Leaving())
+        first.state.set_driver(Leaving())
         await first.work("x")
         await second.work("y")
         assert told == ["state gone"]

@@ -69,7 +69,7 @@ def test_a_killed_rank_is_an_error_that_says_what_it_was_doing() -> None:
         group = await launch(cluster, Resident)
         processes = await group.process()
         running = group.sleeps(600.0)
-        while not all(rank._open for rank in cluster.processes):  # until the calls are sent
+        while not all(rank.open_calls for rank in cluster.processes):  # until the calls are sent
             await asyncio.sleep(0)
         os.kill(processes[1], signal.SIGKILL)
         await running

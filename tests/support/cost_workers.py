@@ -95,12 +95,12 @@ class CheckedEngine(SimulatedEngine):
     async def serve(
         self, requests: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
     ) -> Progress:
-        here = {*self._running, *(sequence.request.id for sequence in self._waiting)}
+        here = {*self.batch.running, *(sequence.request.id for sequence in self.batch.waiting)}
         assert not here.intersection(request.id for request in requests)
         return await super().serve(requests, aborts, ended)
 
     async def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
-        assert ref.version > self._version or self._version == -1
+        assert ref.version > self.batch.version or self.batch.version == -1
         await super().update_weights(ref, mode)
 
 

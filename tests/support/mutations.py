@@ -215,7 +215,7 @@ def batches_not_awaited() -> Mutation:
 
 def missing_groups_not_awaited() -> Mutation:
     """Fills a minibatch with the finished groups in order of admission, without waiting for pending ones."""
-    return [(Admission, "pending", lambda self, step: [])]
+    return [(Steps, "pending", lambda self, step: [])]
 
 
 def minibatches_wait_for_the_batch() -> Mutation:
@@ -234,7 +234,7 @@ def replacements_for_later_steps() -> Mutation:
     pump = Admission._pump_groups
 
     def pumped(self: Admission) -> Any:
-        self._steps._vacancies.clear()
+        self.steps._vacancies.clear()
         return pump(self)
 
     return [(Admission, "_pump_groups", pumped)]

@@ -61,8 +61,8 @@ class Record:
     def minibatches(self) -> list[list[int]]:
         """The groups that the actor trained on, in order."""
         assert self.cluster is not None
-        (actor,) = [group for group in self.cluster._groups if group.name.startswith("actor")]
-        worker = actor.ranks[0]._worker  # type: ignore[attr-defined]
+        (actor,) = [group for group in self.cluster.groups if group.name.startswith("actor")]
+        worker = actor.rank_set.ranks[0]._worker  # type: ignore[attr-defined]
         assert isinstance(worker, RememberingActor)
         return [list(dict.fromkeys(sample.key.gid for sample in samples)) for samples in worker.minibatches]
 

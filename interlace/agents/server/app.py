@@ -5,7 +5,6 @@ import contextlib
 import math
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from interlace.agents.server.http import json_response, stream_response
 from interlace.agents.server.metrics import ServerMetrics
 from interlace.agents.server.requests import CountRequest, RewardRequest, SessionRequest
 from interlace.agents.server.responses import Responses
+from interlace.agents.server.sessions import Sessions, Visitors, is_same_key
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.rollouts.base import Session
@@ -36,8 +36,6 @@ LARGEST_BODY = 32 << 20
 """Bytes of a request's body: a context of a million tokens, as ids, has about 8 MB."""
 LONG_BODY = 1 << 14
 """Body size in bytes from which a body is parsed on a thread, so that the event loop stays responsive."""
-KEPT_SESSIONS = 1024
-"""Number of ended sessions of clients whose keys are still known."""
 MODEL = "policy"
 """Name of the model. A request may give any name, and its answer repeats the name."""
 _DIALECTS: Mapping[str, tuple[Dialect, str]] = {
@@ -69,18 +67,6 @@ class SessionAddress:
         }
 
 
-class Visitors(Protocol):
-    """Source of sessions for clients with the server's key."""
-
-    def session(self, seed: int | None) -> contextlib.AbstractAsyncContextManager[Session]:
-        """Opens a session. seed: seed of its sampling noise; None generates one."""
-        ...
-
-    def busy_s(self) -> float | None:
-        """Returns the seconds after which a client may try again, while no request is taken; else None."""
-        ...
-
-
 class Control(Protocol):
     """Control verbs for the administrator."""
 
@@ -108,14 +94,8 @@ class SessionServer:
         self.api_key = api_key or f"sk-{secrets.token_urlsafe(24)}"
         self.admin_key = admin_key or f"admin-{secrets.token_urlsafe(24)}"
         self.metrics = ServerMetrics()
-        self._codec, self._visitors, self._control, self._add_routes = codec, visitors, control, add_routes
-        self._open: dict[str, Conversation] = {}
-        """Sessions by key. An ended session stays until its owner removes it, or, if a client opened it, until
-        KEPT_SESSIONS later ones have ended.
-        """
-        self._ended: deque[str] = deque()
-        """Keys of ended sessions of clients, oldest first."""
-        self._visits: dict[str, contextlib.AsyncExitStack] = {}
+        self._codec, self._control, self._add_routes = codec, control, add_routes
+        self._sessions = Sessions(self.api_key, visitors)
         self._retries = Retries()
         self._url = ""
         self._runner: web.AppRunner | None = None
@@ -158,11 +138,9 @@ class SessionServer:
 
     async def close(self) -> None:
         """Ends all sessions and stops listening."""
-        for conversation in [*self._open.values()]:
-            await conversation.end()
+        await self._sessions.end_conversations()
         await self._retries.close()
-        for stack in self._visits.values():
-            await stack.aclose()
+        await self._sessions.close()
         if self._runner:
             await self._runner.cleanup()
 
@@ -171,14 +149,17 @@ class SessionServer:
     ) -> tuple[Conversation, SessionAddress]:
         """Opens a conversation with a new key. keeps_distribution, patience_s: see Conversation."""
         conversation = Conversation(session, keeps_distribution, patience_s)
-        self._open[conversation.key] = conversation
+        return conversation, self._admit(conversation)
+
+    def _admit(self, conversation: Conversation, visit: contextlib.AsyncExitStack | None = None) -> SessionAddress:
+        self._sessions.add(conversation, visit)
         self.metrics.sessions += 1
-        return conversation, SessionAddress(base_url=f"{self._url}/v1", api_key=conversation.key)
+        return SessionAddress(base_url=f"{self._url}/v1", api_key=conversation.key)
 
     async def forget(self, conversation: Conversation) -> None:
         """Ends a session and removes its key."""
         await conversation.end()
-        self.metrics.sessions -= self._open.pop(conversation.key, None) is not None
+        self.metrics.sessions -= self._sessions.remove(conversation)
 
     async def _answer_safely(self, request: "web.Request", handler: "Handler") -> "web.StreamResponse":
         """Handles a request. Any exception becomes an error response in the client's format."""
@@ -204,7 +185,7 @@ class SessionServer:
 
     async def _ask(self, request: "web.Request") -> "web.StreamResponse":
         dialect, prefix = _DIALECTS[request.path]
-        conversation = self._conversation(request)
+        conversation = self._sessions.find(_key(request))
         if conversation:
             conversation.check_open()
         content = await request.read()
@@ -218,7 +199,7 @@ class SessionServer:
         async def make(head: Answers, on_draft: OnDraft) -> Answers:
             if conversation:
                 return await self._answer(conversation, head, on_draft, number)
-            async with self._welcome().session(head.ask.seed) as session:
+            async with self._sessions.welcome_visitor().session(head.ask.seed) as session:
                 visit = Conversation(session, keeps_distribution=False)
                 return await self._answer(visit, head, on_draft, None)
 
@@ -248,58 +229,31 @@ class SessionServer:
         self.metrics.drawn_tokens += answer.num_drawn_tokens
         return answer
 
-    def _welcome(self) -> Visitors:
-        if self._visitors is None:
-            raise ApiError(401, "this server has only the sessions of its run.", code="invalid_api_key")
-        if (busy_s := self._visitors.busy_s()) is not None:
-            raise ApiError(503, "no request is taken while weights change; try again.", retry_after_s=busy_s)
-        return self._visitors
-
-    def _conversation(self, request: "web.Request") -> Conversation | None:
-        """Returns the session of a request's key; None for the server's own key. Raises ApiError for a wrong key."""
-        key = _key(request)
-        if conversation := self._open.get(key):
-            return conversation
-        if self._visitors is None or not _same_key(key, self.api_key):
-            fault = "the key is wrong" if key else "the request has no key"
-            hint = "send it as `Authorization: Bearer KEY`, or as `x-api-key`"
-            raise ApiError(401, f"{fault}: {hint}.", code="invalid_api_key")
-        return None
-
     async def _open_session(self, request: "web.Request") -> "web.StreamResponse":
-        if self._conversation(request) is not None:
+        if self._sessions.find(_key(request)) is not None:
             raise ApiError(401, "a session's key opens no other session.", code="invalid_api_key")
         seed = Body.parse(await request.read()).read(SessionRequest).seed
         stack = contextlib.AsyncExitStack()
-        session = await stack.enter_async_context(self._welcome().session(seed))
-        conversation, endpoint = self.open(session, keeps_distribution=False)
-        self._visits[conversation.key] = stack
+        session = await stack.enter_async_context(self._sessions.welcome_visitor().session(seed))
+        endpoint = self._admit(Conversation(session, keeps_distribution=False), stack)
         return json_response({"base_url": endpoint.base_url, "api_key": endpoint.api_key})
 
     async def _reward(self, request: "web.Request") -> "web.StreamResponse":
-        conversation = self._of_session(request)
+        conversation = self._sessions.require(_key(request))
         conversation.set_reward(Body.parse(await request.read()).read(RewardRequest).reward)
         return json_response({"reward": conversation.reward})
 
     async def _end_session(self, request: "web.Request") -> "web.StreamResponse":
-        conversation = self._of_session(request)
+        conversation = self._sessions.require(_key(request))
         reward = Body.parse(await request.read()).read(RewardRequest).reward
         if reward is not None:
             conversation.set_reward(reward)
         conversation.check_open()
         await conversation.end()
-        if stack := self._visits.pop(conversation.key, None):
-            self._ended.append(conversation.key)
+        if visit := self._sessions.take_visit(conversation):
             self.metrics.sessions -= 1
-            if len(self._ended) > KEPT_SESSIONS:
-                del self._open[self._ended.popleft()]
-            await stack.aclose()
+            await visit.aclose()
         return json_response({"turns": conversation.num_turns, "reward": conversation.reward})
-
-    def _of_session(self, request: "web.Request") -> Conversation:
-        if conversation := self._conversation(request):
-            return conversation
-        raise ApiError(400, "this is for a session: send the key of one, from POST /v1/sessions.")
 
     async def _health(self, request: "web.Request") -> "web.StreamResponse":
         del request
@@ -308,30 +262,30 @@ class SessionServer:
     async def _show_metrics(self, request: "web.Request") -> "web.StreamResponse":
         from aiohttp import web
 
-        if not _same_key(_key(request), self.admin_key):
-            self._conversation(request)
+        if not is_same_key(_key(request), self.admin_key):
+            self._sessions.find(_key(request))
         return web.Response(text=self.metrics.text(), content_type="text/plain")
 
     async def _list_models(self, request: "web.Request") -> "web.StreamResponse":
-        self._conversation(request)
+        self._sessions.find(_key(request))
         return json_response({"object": "list", "data": [_model(MODEL)]})
 
     async def _show_model(self, request: "web.Request") -> "web.StreamResponse":
-        self._conversation(request)
+        self._sessions.find(_key(request))
         return json_response(_model(request.match_info["name"]))
 
     async def _count_tokens(self, request: "web.Request") -> "web.StreamResponse":
-        conversation = self._conversation(request)
+        conversation = self._sessions.find(_key(request))
         content = await request.read()
         ask = await _on_thread(content, lambda: count_ask(Body.parse(content).read(CountRequest)))
         if conversation:
             return json_response({"input_tokens": await conversation.count_tokens(ask)})
-        async with self._welcome().session(None) as session:
+        async with self._sessions.welcome_visitor().session(None) as session:
             visit = Conversation(session, keeps_distribution=False)
             return json_response({"input_tokens": await visit.count_tokens(ask)})
 
     async def _command(self, request: "web.Request") -> "web.StreamResponse":
-        if not _same_key(_key(request), self.admin_key):
+        if not is_same_key(_key(request), self.admin_key):
             raise ApiError(401, "this needs the administrator's key.", code="invalid_api_key")
         if self._control is None:
             raise ApiError(404, "this server has no control verbs: its run controls it.")
@@ -363,11 +317,6 @@ def _middleware(
 def _key(request: "web.Request") -> str:
     bearer = request.headers.get("Authorization", "")
     return bearer.removeprefix("Bearer ").strip() or request.headers.get("x-api-key", "")
-
-
-def _same_key(given: str, key: str) -> bool:
-    """Compares keys in constant time. A header may have any bytes, which aiohttp decodes with surrogates."""
-    return secrets.compare_digest(given.encode(errors="surrogateescape"), key.encode())
 
 
 async def _on_thread(content: bytes, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

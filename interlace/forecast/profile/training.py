@@ -45,7 +45,7 @@ async def measure_inference(
     call_s, token_s = await _by_tokens(group, operation, samples, budget_s)
     onload_s, offload_s = await _switch(group)
     return InferenceCosts(
-        state_bytes=group.loaded_bytes(), onload_s=onload_s, offload_s=offload_s, call_s=call_s, token_s=token_s
+        state_bytes=group.state.loaded_bytes(), onload_s=onload_s, offload_s=offload_s, call_s=call_s, token_s=token_s
     )
 
 
@@ -69,8 +69,8 @@ async def measure_training(
     onload_s, offload_s = await _switch(group)
     await group.step_metrics()
     return TrainCosts(
-        state_bytes=group.loaded_bytes(),
-        moment_bytes=group.part_bytes.get(OPTIMIZER, 0),
+        state_bytes=group.state.loaded_bytes(),
+        moment_bytes=group.state.part_bytes.get(OPTIMIZER, 0),
         onload_s=onload_s,
         offload_s=offload_s,
         call_s=float(call_s),
@@ -128,7 +128,7 @@ async def _by_tokens(
 
 async def _switch(group: TypedGroup) -> tuple[float, float]:
     async with group.hold("profile"):
-        offload_s, onload_s = await medians([group.unload, group.load], rounds=3, budget_s=5.0)
+        offload_s, onload_s = await medians([group.state.unload, group.state.load], rounds=3, budget_s=5.0)
     return onload_s, offload_s
 
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from interlace.core.errors import UserError
 from interlace.forecast.profile.types import Profile
-from interlace.forecast.search.bounds import Misfit, Workload, least_step_s, misfit, prefill_cost
+from interlace.forecast.search.bounds import Workload, least_step_s, prefill_cost
 from interlace.forecast.search.candidates import Candidate, by_kind, neighbours, plain
+from interlace.forecast.search.feasible import FeasibleSchedules
 from interlace.forecast.search.plans import (
     Accepts,
     Effort,
@@ -26,7 +26,6 @@ from interlace.forecast.search.plans import (
     SearchResult,
     WhyNot,
     accept_all,
-    differing,
     pareto,
 )
 from interlace.schedule.placement import Device
@@ -82,7 +81,7 @@ class _Search:
         effort: Effort,
     ) -> None:
         self._profile, self._workload, self._devices, self._limits = profile, workload, devices, limits
-        self._score, self._accepts = score, accepts
+        self._score = score
         self._scales = coarser(workload)
         requests = workload.requests_per_step
         # The search takes half of the effort, the middle fidelity a fifth, and the final one the rest.
@@ -91,12 +90,10 @@ class _Search:
         self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
         self._effort = effort
         self._seen: dict[Candidate, Score | Refused] = {}
-        self._schedules: dict[Candidate, Schedule] = {}
+        self._feasible = FeasibleSchedules(profile, workload, devices, limits, accepts)
         self._simulated: dict[tuple[Schedule, Fidelity], Score | Refused] = {}
         """Scores by simulated schedule; several candidates may result in the same schedule."""
-        self._misfits: list[Misfit] = []
-        self._reasons: list[str] = []
-        self._num_pruned = self._num_scored = 0
+        self._num_scored = 0
 
     def run(self, current: Candidate | None) -> SearchResult:
         """Searches at coarse fidelity, then applies successive halving."""
@@ -107,9 +104,11 @@ class _Search:
         self._climb()
         chosen = self._promising()
         if not chosen:
-            self._refuse()
+            self._feasible.refuse(self._seen)
         middle = {**self._of(chosen), **self._score_all(self._affordable(chosen, self._middle, 0.7), self._middle)}
-        inside = [candidate for candidate in _rank_all(middle) if self._is_inside(candidate, middle[candidate])]
+        inside = [
+            candidate for candidate in _rank_all(middle) if self._feasible.is_inside(candidate, middle[candidate])
+        ]
         front = pareto([self._plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
         # The plans to compare come first, then the front and the next best, as far as the effort allows.
         asked = [*inside[:SURE], *([current] if current else []), presets[BASELINE], *_unbiased(inside, middle)[:1]]
@@ -117,11 +116,13 @@ class _Search:
         self._fine = self._closest(asked[: SURE + 1])
         fine = self._score_all(self._affordable(asked, self._fine, 1.0), self._fine)
         plans = {each: self._plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
-        ranked = [plans[each] for each in _rank_all(fine) if self._is_inside(each, fine[each])]
-        seen = {each: score for each, score in middle.items() if each not in fine and self._is_inside(each, score)}
+        ranked = [plans[each] for each in _rank_all(fine) if self._feasible.is_inside(each, fine[each])]
+        seen = {
+            each: score for each, score in middle.items() if each not in fine and self._feasible.is_inside(each, score)
+        }
         ranked += [self._plan(each, score) for each in _rank_all(seen) if isinstance(score := seen[each], Score)]
         if not ranked:
-            self._refuse()
+            self._feasible.refuse(self._seen)
         return SearchResult(
             ranked=ranked,
             baseline=plans.get(presets[BASELINE]) or self._find_plan(presets[BASELINE]),
@@ -129,7 +130,7 @@ class _Search:
             front=pareto(ranked),
             why_not=self._why_not(presets, ranked[0]),
             num_scored=self._num_scored,
-            num_pruned=self._num_pruned,
+            num_pruned=self._feasible.num_pruned,
         )
 
     def _seed(self, candidate: Candidate) -> Candidate:
@@ -167,7 +168,7 @@ class _Search:
 
     def _promising(self) -> list[Candidate]:
         """Returns the fastest candidates, and candidates of the coarse front that are less stale or less biased."""
-        inside = {each: score for each, score in self._seen.items() if self._is_inside(each, score)}
+        inside = {each: score for each, score in self._seen.items() if self._feasible.is_inside(each, score)}
         plans = [self._plan(each, score) for each, score in inside.items() if isinstance(score, Score)]
         fastest, front = _unlike(inside), (plan.candidate for plan in pareto(plans)[:8])
         return list(dict.fromkeys([*fastest[:8], *front, *_unbiased(fastest, inside)[:2]]))
@@ -211,7 +212,7 @@ class _Search:
         for each in dict.fromkeys(candidates):
             if each in self._seen:
                 continue
-            schedule = self._fitting(each)
+            schedule = self._feasible.find(each)
             if schedule is None or self._limits.refusal(schedule):
                 continue
             fresh.append((least_step_s(schedule, self._profile, self._workload, self._devices), each))
@@ -222,7 +223,7 @@ class _Search:
         limit = top.step_s / (1 + min(0.0, top.length_shift)) if isinstance(top, Score) else math.inf
         # Allow a sixth more than the bound, because the bound is an expectation.
         promising = [each for least_s, each in fresh if least_s <= 1.17 * limit]
-        self._num_pruned += len(fresh) - len(promising)
+        self._feasible.num_pruned += len(fresh) - len(promising)
         for start in range(0, len(promising), 16):
             if self._effort.share_left <= SEARCH_LEAVES and self._best(1):
                 return
@@ -237,7 +238,7 @@ class _Search:
         self._effort.report(f"{self._num_scored} schedules simulated{found}")
 
     def _score_all(self, candidates: Iterable[Candidate], fidelity: Fidelity) -> dict[Candidate, Score | Refused]:
-        chosen = [each for each in dict.fromkeys(candidates) if self._fitting(each)]
+        chosen = [each for each in dict.fromkeys(candidates) if self._feasible.find(each)]
         count, pools = self._workload.on_model(fidelity.scale)
         scaled = [(each, each.on(count, pools)) for each in chosen]
         ready = {each: (schedule, fidelity) for each, schedule in scaled if schedule}
@@ -245,7 +246,7 @@ class _Search:
         found = {task: score for task, score in zip(fresh, self._score([*fresh]), strict=True) if score is not None}
         self._effort.spend(sum(self._cost(fresh[task], fidelity) for task in found))
         self._num_scored += len(found)
-        self._reasons += [each.reason for each in found.values() if isinstance(each, Refused)]
+        self._feasible.reasons += [each.reason for each in found.values() if isinstance(each, Refused)]
         self._simulated.update(found)
         return {each: self._simulated[task] for each, task in ready.items() if task in self._simulated}
 
@@ -254,36 +255,8 @@ class _Search:
         steps = fidelity.num_steps(candidate.rest)
         return steps * self._workload.requests_per_step // fidelity.scale
 
-    def _fitting(self, candidate: Candidate) -> Schedule | None:
-        """Returns the candidate's schedule if it fits the cluster and its memory and `accepts` allows it, else None."""
-        if candidate in self._schedules:
-            return self._schedules[candidate]
-        schedule = candidate.on(len(self._devices), self._workload.pools)
-        if schedule is None:
-            return None
-        too_large = misfit(schedule, self._profile, self._workload, self._devices)
-        reason = None if too_large else self._accepts(schedule)
-        if too_large:
-            self._misfits.append(too_large)
-        if reason:
-            self._reasons.append(reason)
-        if too_large or reason:
-            self._num_pruned += 1
-            return None
-        self._schedules[candidate] = schedule
-        return schedule
-
-    def _is_inside(self, candidate: Candidate, score: Score | Refused) -> bool:
-        limits = self._limits
-        return (
-            isinstance(score, Score)
-            and limits.refusal(self._schedules[candidate]) is None
-            and -score.length_shift <= limits.max_length_shift
-            and score.step_s <= limits.max_step_s
-        )
-
     def _best(self, count: int) -> list[Candidate]:
-        inside = {each: score for each, score in self._seen.items() if self._is_inside(each, score)}
+        inside = {each: score for each, score in self._seen.items() if self._feasible.is_inside(each, score)}
         return _unlike(inside)[:count]
 
     def _rate(self, candidate: Candidate) -> float:
@@ -291,7 +264,7 @@ class _Search:
         return score.tokens_per_s if isinstance(score, Score) else 0.0
 
     def _plan(self, candidate: Candidate, score: Score) -> Planned:
-        schedule = self._schedules[candidate]
+        schedule = self._feasible.schedules[candidate]
         return Planned(
             name=candidate.name,
             schedule=schedule,
@@ -312,7 +285,7 @@ class _Search:
                 continue
             score = self._seen.get(candidate)
             if not isinstance(score, Score) or not isinstance(top, Score):
-                fits = self._fitting(candidate) is not None
+                fits = self._feasible.find(candidate) is not None
                 reason = "was not simulated: the time was over" if fits else "does not fit this cluster"
                 reason = score.reason if isinstance(score, Refused) else reason
                 told.append(WhyNot(preset=name, ratio=None, reason=reason))
@@ -321,36 +294,9 @@ class _Search:
             # Device-seconds per trained token, relative to the best plan's.
             more = {bin: share / ratio - top.bins.get(bin, 0.0) for bin, share in score.bins.items()}
             loses = sorted(((bin, by) for bin, by in more.items() if by > 0.02), key=lambda pair: -pair[1])[:3]
-            reason = self._limits.refusal(self._schedules[candidate]) or ""
+            reason = self._limits.refusal(self._feasible.schedules[candidate]) or ""
             told.append(WhyNot(preset=name, ratio=ratio, loses=loses, reason=reason))
         return told
-
-    def _refuse(self) -> None:
-        """Raises UserError with the reason why no plan exists."""
-        if any(self._is_inside(each, score) for each, score in self._seen.items()):
-            return
-        limits = self._limits
-        steps = {each: score.step_s for each, score in self._seen.items() if isinstance(score, Score)}
-        if steps:
-            best = min(steps, key=lambda each: steps[each])
-            raise UserError(
-                f"no schedule holds a step to {limits.max_step_s:.4g} s with a staleness of at most "
-                f"{limits.max_staleness} versions and a length shift of at most {limits.max_length_shift:.0%}. "
-                f"The best plan found takes {steps[best]:.4g} s per step: {differing(self._schedules[best])}. "
-                "Allow more time or more staleness, or give more devices."
-            )
-        if self._misfits:
-            least = min(self._misfits, key=lambda each: each.over_bytes)
-            raise UserError(
-                f"no plan fits into memory. In the plan that lacks least, {least.sentence}, "
-                "or give more or larger devices."
-            )
-        if not self._reasons and self._schedules:
-            raise UserError(
-                "the search ended before it had simulated one schedule. Give it more time: plan.search_s=60."
-            )
-        first = self._reasons[0] if self._reasons else "no placement fits this number of devices"
-        raise UserError(f"no schedule can run this recipe here. The first that was tried: {first}")
 
 
 def _rank_all(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:

@@ -18,7 +18,8 @@ from interlace.robots.envs.load import EnvConfig, check_memory
 from interlace.robots.envs.process import NO_JOB, SlotAnswer, SlotChunk, SlotJob, serve_envs
 from interlace.robots.envs.spec import EnvSpec, SimulatorError
 from interlace.runtime.process.child import framed, take_frames
-from interlace.runtime.process.children import TRIES, Child, Children
+from interlace.runtime.process.children import TRIES, Children
+from interlace.runtime.process.links import Child
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,6 +44,13 @@ class EnvCounts:
     def num_failed(self) -> int:
         """Episodes whose simulator failed, for any reason."""
         return self.num_broken + self.num_died + self.num_hung
+
+    def add(self, work: SlotJob, value: object) -> None:
+        """Counts a job that has succeeded. value: its result."""
+        if work.kind == "reset":
+            self.num_resets += 1
+        elif isinstance(value, SlotChunk):
+            self.num_actions += int(value.valid.sum())
 
     def plus(self, other: "EnvCounts") -> "EnvCounts":
         """Returns the sum of both counts."""
@@ -86,6 +94,18 @@ class _Home:
     lost: dict[int, Exception] = field(default_factory=dict)
     """Slot -> reason why its episode could not be restored."""
 
+    def restart_limit(self, timeout_s: float) -> None:
+        """Begins the time limit of the job that runs now, if one does."""
+        if self.sent:
+            self.sent[0].deadline_s = time.monotonic() + timeout_s
+
+    def remember(self, work: SlotJob, value: object) -> None:
+        """Adds a job that has succeeded to the jobs that restore the episode of its slot."""
+        if work.kind == "reset":
+            self.history[work.slot] = [work]
+        elif isinstance(value, SlotChunk):
+            self.history.get(work.slot, []).append(work)
+
 
 class EnvPool(Children):
     """Processes for one family of environments. With W processes, slot s is slot s // W of process s modulo W."""
@@ -106,7 +126,7 @@ class EnvPool(Children):
         if self._refusal:
             self.spec.set_exception(self._refusal)
         self._thread.start()
-        self._wake()
+        self._links.wake()
 
     @property
     def num_processes(self) -> int:
@@ -117,7 +137,7 @@ class EnvPool(Children):
         """Runs jobs and waits for all. Raises InterlaceError if no process can be started."""
         wave = [_Job(work=job, outcome=Future()) for job in jobs]
         self._submitted.extend(wave)
-        self._wake()
+        self._links.wake()
         futures = [asyncio.wrap_future(each.outcome) for each in wave if each.outcome]
         found = await asyncio.gather(*futures, return_exceptions=True)
         answers = []
@@ -134,7 +154,7 @@ class EnvPool(Children):
         """Runs a job after the earlier jobs of its slot; SlotAnswer describes the result."""
         outcome: Future[object] = Future()
         self._submitted.append(_Job(work=work, outcome=outcome))
-        self._wake()
+        self._links.wake()
         return outcome
 
     def forget(self, slot: int) -> None:
@@ -172,7 +192,7 @@ class EnvPool(Children):
         elif home.child.is_ready and home.waiting:
             # All frames are sent together, so that a process that steps many environments at once receives all of them.
             content = b"".join([self._frame(home, home.waiting.popleft()) for _ in range(len(home.waiting))])
-            self._send(home.child, content)
+            self._links.send(home.child, content)
 
     def _frame(self, home: _Home, job: _Job) -> bytes:
         """Returns a job as bytes to send; empty if it is settled without being sent."""
@@ -185,12 +205,8 @@ class EnvPool(Children):
         job.number, self._next = self._next, (self._next + 1) % NO_JOB
         home.sent.append(job)
         if len(home.sent) == 1:
-            self._begin(home)
+            home.restart_limit(self._config.timeout_s)
         return framed(job.number, replace(job.work, slot=job.work.slot // len(self._homes)))
-
-    def _begin(self, home: _Home) -> None:
-        if home.sent:
-            home.sent[0].deadline_s = time.monotonic() + self._config.timeout_s
 
     def _heard(self, child: Child) -> None:
         home = self._by_child[child]
@@ -201,7 +217,7 @@ class EnvPool(Children):
             job = home.sent.popleft()
             if number != job.number:
                 raise ValueError(f"answer {number} to job {job.number}")
-            self._begin(home)
+            home.restart_limit(self._config.timeout_s)
             self._answered(home, job, content)
 
     def _introduced(self, child: Child, content: EnvSpec | UserError) -> None:
@@ -225,16 +241,9 @@ class EnvPool(Children):
             self.counts.num_broken += 1
             home.history.pop(slot, None)
         elif answer.error is None:
-            self._remember(home, job.work, answer.value)
+            self.counts.add(job.work, answer.value)
+            home.remember(job.work, answer.value)
         _settle(job, answer.error or answer.value)
-
-    def _remember(self, home: _Home, work: SlotJob, value: object) -> None:
-        if work.kind == "reset":
-            self.counts.num_resets += 1
-            home.history[work.slot] = [work]
-        elif isinstance(value, SlotChunk):
-            self.counts.num_actions += int(value.valid.sum())
-            home.history.get(work.slot, []).append(work)
 
     def _keep_limit(self, home: _Home) -> None:
         if home.child and home.sent and home.sent[0].deadline_s <= time.monotonic():

@@ -3,7 +3,7 @@
 import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,45 +11,22 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.robots.envs.base import Simulator, Start, VectorEnv
+from interlace.robots.envs.simulators import EnvSlot, Simulators
 from interlace.robots.envs.spec import Array, ChunkResult, EnvSettings, EnvSpec, Observation, SimulatorError, stacked
 
 _KEPT_STARTS = 512
 """Number of cached states after a reset, if states are swapped: the samples of a group share an initial state."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Slot:
-    """One environment."""
-
-    start: Start
-    observation: Observation
-    state: Any = None
-    """State of the environment when its simulator last switched to another one."""
-    num_actions: int = 0
-    is_over: bool = False
-    success: bool = False
-    broken: str = ""
-    """Reason why its simulator failed; empty while it works."""
-
-
 class SimulatedEnvs(VectorEnv):
-    """Environments that take turns.
-
-    If the family swaps states, all environments share one simulator per task. Otherwise each has a separate simulator,
-    created at the first reset to its task.
-    """
+    """Environments that take turns on their simulators."""
 
     def __init__(self, kind: type[Simulator], settings: EnvSettings, num_envs: int) -> None:
         """Raises UserError if a task cannot be created, or two tasks have different shapes."""
         super().__init__(settings, num_envs)
         self._kind, self._settings = kind, settings
-        self._slots: dict[int, _Slot] = {}
-        self._simulators: dict[tuple[int, int], Simulator] = {}
-        """Simulators by (task, slot); the slot is 0 if all share one."""
-        self._present: dict[tuple[int, int], int] = {}
-        """(task, slot) of a simulator -> slot of the environment whose state it is in."""
+        self._simulators = Simulators(kind, settings)
         self._starts: OrderedDict[Start, tuple[Any, Observation]] = OrderedDict()
-        self._is_offloaded = False
         self.spec = self._checked_spec()
 
     def reset(
@@ -96,46 +73,46 @@ class SimulatedEnvs(VectorEnv):
 
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
         """Returns the current observations."""
-        return stacked([self._slots[slot].observation for slot in self._chosen(slots)])
+        return stacked([self._simulators.slots[slot].observation for slot in self._chosen(slots)])
 
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
         """Returns whole states; see VectorEnv."""
         found = []
         for slot in self._chosen(slots):
-            self._put_away(slot)
-            found.append(pickle.dumps(self._slots[slot], protocol=5))
+            self._simulators.save(slot)
+            found.append(pickle.dumps(self._simulators.slots[slot], protocol=5))
         return found
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
         """Restores states; see VectorEnv."""
         for slot, state in zip(self._chosen(slots), states, strict=True):
-            found: _Slot = pickle.loads(state)
-            self._slots[slot] = found
-            self._forget(slot)
+            found: EnvSlot = pickle.loads(state)
+            self._simulators.slots[slot] = found
+            self._simulators.forget(slot)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
         """Draws the current states. Converts any error of a renderer to a UserError, because drawing is optional."""
-        return [self._drawn(self._at(slot)) for slot in self._chosen(slots)]
+        return [self._drawn(self._simulators.enter(slot)) for slot in self._chosen(slots)]
 
     def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
         """Returns a scripted expert's actions."""
-        return np.stack([self._at(slot).expert_action() for slot in self._chosen(slots)])
+        return np.stack([self._simulators.enter(slot).expert_action() for slot in self._chosen(slots)])
 
     def offload(self) -> None:
         """Frees the simulators and keeps the states."""
-        for slot in self._slots:
-            self._put_away(slot)
-        self._close_simulators()
-        self._is_offloaded = True
+        for slot in self._simulators.slots:
+            self._simulators.save(slot)
+        self._simulators.close()
+        self._simulators.is_offloaded = True
 
     def onload(self) -> None:
         """Allows simulators to be created again, each when it is next needed."""
-        self._is_offloaded = False
+        self._simulators.is_offloaded = False
 
     def close(self) -> None:
         """Frees all resources."""
-        self._close_simulators()
-        self._slots.clear()
+        self._simulators.close()
+        self._simulators.slots.clear()
         self._starts.clear()
 
     @staticmethod
@@ -148,7 +125,7 @@ class SimulatedEnvs(VectorEnv):
             raise UserError(f"{simulator.task!r} cannot be drawn: {_described(error)}") from error
 
     def _checked_spec(self) -> EnvSpec:
-        simulators = [self._simulator(task, 0) for task in range(len(self._settings.tasks))]
+        simulators = [self._simulators.find(task, 0) for task in range(len(self._settings.tasks))]
         first = simulators[0]
         for other in simulators[1:]:
             if other.observation_spec != first.observation_spec or not _alike(other, first):
@@ -171,16 +148,16 @@ class SimulatedEnvs(VectorEnv):
     def _reset(self, slot: int, start: Start) -> Observation:
         if not 0 <= start.task < len(self._settings.tasks):
             raise UserError(f"task id {start.task}: there are {len(self._settings.tasks)} tasks, from 0")
-        self._drop_other_tasks(slot, start.task)
-        simulator = self._simulator(start.task, slot)
+        self._simulators.drop_other_tasks(slot, start.task)
+        simulator = self._simulators.find(start.task, slot)
         kept = self._starts.get(start) if self._kind.swaps else None
         if kept:
             self._starts.move_to_end(start)
-            self._put_away_present(start.task, slot)
-            self._slots[slot] = _Slot(start=start, state=kept[0], observation=kept[1])
-            self._forget(slot)
+            self._simulators.save_present(start.task, slot)
+            self._simulators.slots[slot] = EnvSlot(start=start, state=kept[0], observation=kept[1])
+            self._simulators.forget(slot)
             return kept[1]
-        self._put_away_present(start.task, slot)
+        self._simulators.save_present(start.task, slot)
         try:
             simulator.reset(start.init_state, start.seed)
             observation = simulator.observe()
@@ -190,8 +167,8 @@ class SimulatedEnvs(VectorEnv):
             raise SimulatorError(f"the reset of {simulator.task!r} raised {_described(error)}") from error
         if reason := _unusable(observation):
             raise SimulatorError(f"the reset of {simulator.task!r} gave {reason}")
-        self._slots[slot] = _Slot(start=start, observation=observation)
-        self._present[self._place(start.task, slot)] = slot
+        self._simulators.slots[slot] = EnvSlot(start=start, observation=observation)
+        self._simulators.set_present(start.task, slot)
         if self._kind.swaps and self._kind.keeps_starts:
             self._starts[start] = (simulator.save(), observation)
             while len(self._starts) > _KEPT_STARTS:
@@ -202,23 +179,23 @@ class SimulatedEnvs(VectorEnv):
         """Steps one environment and writes its row except the observation. Returns the failure's reason, or an empty
         text.
         """
-        one = self._slots.get(slot)
+        one = self._simulators.slots.get(slot)
         if one is None:
             raise UserError(f"environment {slot} was not reset before its first chunk")
         if not one.is_over:
             try:
-                one.broken = self._move(one, self._at(slot), actions, result, row)
+                one.broken = self._move(one, self._simulators.enter(slot), actions, result, row)
             except UserError:
                 raise
             except Exception as error:  # noqa: BLE001 - any error of a simulator ends only this episode
                 one.broken = f"it raised {_described(error)}"
             if one.broken:
                 one.is_over = True
-                self._forget(slot)
+                self._simulators.forget(slot)
         result.success[row] = one.success
         return one.broken
 
-    def _move(self, one: _Slot, simulator: Simulator, actions: Array, result: ChunkResult, row: int) -> str:
+    def _move(self, one: EnvSlot, simulator: Simulator, actions: Array, result: ChunkResult, row: int) -> str:
         bounds, repeat, last = self.spec.action, self._settings.action_repeat, len(actions) - 1
         for k, action in enumerate(actions):
             held = action if bounds.num_choices else np.clip(action, bounds.low, bounds.high)
@@ -242,61 +219,6 @@ class SimulatedEnvs(VectorEnv):
             return f"it gave {reason}"
         one.observation = observation
         return ""
-
-    def _at(self, slot: int) -> Simulator:
-        """Returns an environment's simulator, loaded with the environment's state."""
-        one = self._slots[slot]
-        place = self._place(one.start.task, slot)
-        simulator = self._simulator(one.start.task, slot)
-        if self._present.get(place) != slot:
-            self._put_away_present(one.start.task, slot)
-            simulator.load(one.state)
-            self._present[place] = slot
-        return simulator
-
-    def _put_away_present(self, task: int, slot: int) -> None:
-        present = self._present.get(self._place(task, slot))
-        if present is not None and present != slot:
-            self._put_away(present)
-
-    def _put_away(self, slot: int) -> None:
-        """Saves an environment's state if a simulator is in it."""
-        one = self._slots[slot]
-        place = self._place(one.start.task, slot)
-        if self._present.get(place) == slot:
-            one.state = self._simulators[place].save()
-
-    def _forget(self, slot: int) -> None:
-        """Makes the simulator reload this environment's state before its next use."""
-        for place in [place for place, present in self._present.items() if present == slot]:
-            del self._present[place]
-
-    def _place(self, task: int, slot: int) -> tuple[int, int]:
-        return task, 0 if self._kind.swaps else slot
-
-    def _simulator(self, task: int, slot: int) -> Simulator:
-        if self._is_offloaded:
-            raise UserError("the environments are offloaded: onload() comes before the next call")
-        place = self._place(task, slot)
-        if place not in self._simulators:
-            self._simulators[place] = self._kind(self._settings, self._settings.tasks[task])
-        return self._simulators[place]
-
-    def _drop_other_tasks(self, slot: int, task: int) -> None:
-        """Closes an environment's separate simulators for other tasks."""
-        if self._kind.swaps:
-            if slot in self._slots and self._slots[slot].start.task != task:
-                self._forget(slot)
-            return
-        for place in [place for place in self._simulators if place[1] == slot and place[0] != task]:
-            self._simulators.pop(place).close()
-            self._present.pop(place, None)
-
-    def _close_simulators(self) -> None:
-        for simulator in self._simulators.values():
-            simulator.close()
-        self._simulators.clear()
-        self._present.clear()
 
 
 def _alike(one: Simulator, other: Simulator) -> bool:

@@ -14,11 +14,11 @@ from typing import Any
 from interlace.core.errors import RemoteError, UserError
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Rank, RankResult, turn_of
 from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank
 from interlace.runtime.process.mail import FolderDirectory, close_mailboxes
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
+from interlace.runtime.rank_set import Rank, RankResult, turn_of
 from interlace.runtime.result_order import ResultOrder
 from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device
@@ -117,7 +117,7 @@ class LocalCluster(Cluster):
         self._after_workers.push_async_callback(spawned.close)
         await spawned.start(spec.factory, self._folder.path if self._folder else None)
         if not spec.may_die:
-            self.processes.append(spawned)
+            self.processes.add(spawned)
         return spawned
 
     def _mail_directory(self) -> FolderDirectory:
@@ -143,7 +143,7 @@ class LocalCluster(Cluster):
 
     def _patience_s(self) -> float:
         """Returns how long the end waits for a thread, which cannot be killed: as for a hang, or less in a hurry."""
-        return HURRIED_S if self.hurries else self.watchdog.hang_after_s
+        return HURRIED_S if self.tasks.hurries else self.watchdog.hang_after_s
 
 
 def _is_cancelled() -> bool:

@@ -41,8 +41,9 @@ class SpawnedRank(ProcessRank):
             ) from error
         finally:
             theirs.close()
-        constructed = self._expect("__init__")
-        self._transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        constructed = self.open_calls.add("__init__")
+        loop = asyncio.get_running_loop()
+        self._connection.transport, _ = await loop.create_unix_connection(lambda: self._connection, sock=ours)
         try:
             await constructed
         except BaseException:

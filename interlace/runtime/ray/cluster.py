@@ -16,10 +16,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from interlace.core.errors import WorkerDiedError
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Rank
 from interlace.runtime.machine import DeviceSlot
-from interlace.runtime.process.children import Place
 from interlace.runtime.process.shared import SharedArrays, shared_folder
+from interlace.runtime.rank_set import Rank
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.children import place_child
 from interlace.runtime.ray.mail import StoreDirectory
@@ -43,6 +42,8 @@ class RayCluster(Cluster):
 
     Roles that share a device share its bundle; the lock decides.
     """
+
+    place_child = staticmethod(place_child)
 
     def __init__(
         self, session: RaySession, slots: Sequence[DeviceSlot], schedule: Schedule, *, hang_after_s: float
@@ -93,12 +94,8 @@ class RayCluster(Cluster):
         self._after_workers.push_async_callback(rank.close)
         await rank.start(spec.factory)
         if not spec.may_die:
-            self.processes.append(rank)
+            self.processes.add(rank)
         return rank
-
-    @property
-    def place_child(self) -> Place | None:
-        return place_child
 
     def _mail_directory(self) -> StoreDirectory:
         return self._directory

@@ -54,12 +54,12 @@ class RayRank(ProcessRank):
             self._shared = None
         self._life = asyncio.ensure_future(_finished(self._actor.run.remote(factory, self._context)))
         self._life.add_done_callback(_retrieve)  # if another failure ends the run, nothing awaits this future
-        constructed = self._expect("__init__")
+        constructed = self.open_calls.add("__init__")
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_connection(lambda: self, endpoint.host, endpoint.port)
+        transport, _ = await loop.create_connection(lambda: self._connection, endpoint.host, endpoint.port)
         _tune(transport.get_extra_info("socket"))
         transport.write(endpoint.token)
-        self._transport = transport
+        self._connection.transport = transport
         try:
             outcomes: set[asyncio.Future[Any]] = {constructed, self._life}
             await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
@@ -72,7 +72,7 @@ class RayRank(ProcessRank):
             raise
 
     async def _end(self) -> None:
-        if self._transport:
+        if self._connection.transport:
             await asyncio.wait({self._life}, timeout=GRACE_S)
         ray.kill(self._actor)
 

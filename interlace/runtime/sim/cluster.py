@@ -7,9 +7,8 @@ from types import CoroutineType
 from typing import Any
 
 from interlace.core.errors import HangError, RemoteError, UserError
-from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Rank, RankResult, turn_of
+from interlace.runtime.rank_set import Rank, RankResult, turn_of
 from interlace.runtime.sim.loop import VirtualClock, virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
@@ -71,18 +70,15 @@ class SimCluster(Cluster):
         around: RankWrapper = lambda rank, _context: rank,
     ) -> None:
         """around: wraps each rank, for example to inject faults."""
-        super().__init__(devices, schedule, hang_after_s=hang_after_s)
         self._loop, self._around = virtual_loop(), around
-
-    def _make_clock(self) -> Clock:
-        return VirtualClock(virtual_loop())
+        super().__init__(devices, schedule, hang_after_s=hang_after_s, clock=VirtualClock(self._loop))
 
     def _watch(self) -> None:  # a LoopWatch would measure another clock
         # On a virtual clock a stall is an event that is detected exactly, so no periodic check is needed.
         self._loop.on_stall = self._stalled
 
     def _stalled(self) -> bool:
-        if self._failed.done():
+        if self.tasks.have_failed:
             return False  # the tasks of a failed run do not end
         try:
             return self.watchdog.resolve_or_raise()

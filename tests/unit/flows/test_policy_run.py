@@ -250,7 +250,7 @@ def test_an_evaluation_after_a_gathered_tail_has_all_engines() -> None:
         Request(uid=f"e{n}", owner=SampleKey(NO_GROUP, 0), prompt_ids=[0], params=SamplingParams()) for n in range(8)
     ]
     work = replace(LONG_TAILED, num_steps=1)
-    simulate(schedule, work, recorder=recorder, between=lambda run: run.complete(asked))
+    simulate(schedule, work, recorder=recorder, between=lambda run: run.outside.complete(asked))
     aborted = [span for span in recorder.spans if span.operation == "abort"]
     assert aborted, "the tail was gathered"
     trained = next(span for span in recorder.spans if span.operation == "optimizer_step")

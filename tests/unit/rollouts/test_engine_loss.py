@@ -14,7 +14,7 @@ from interlace.rollouts.lending import Lending
 from interlace.rollouts.pool import EnginePool
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.group import Rank, RankResult
+from interlace.runtime.rank_set import Rank, RankResult
 from interlace.runtime.revival import Revival
 from interlace.schedule.schedule import Schedule
 from interlace.weights.config import WeightsConfig
@@ -30,13 +30,13 @@ class MortalRank:
 
     def __init__(self, group: Any, dies_in: str) -> None:
         self._group, self._dies_in = group, dies_in
-        [self._rank] = group.ranks
+        [self._rank] = group.rank_set.ranks
         self._death: WorkerDiedError | None = None
         self.num_made = 0
         self.may_start = asyncio.Event()
         self.may_start.set()
-        group.ranks = (self,)
-        group.revival = Revival(make_ranks=self._make, find_death=self._find_death, repeats_calls=False)
+        group.rank_set.ranks = (self,)
+        group.rank_set.revival = Revival(make_ranks=self._make, find_death=self._find_death, repeats_calls=False)
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         if method == self._dies_in:

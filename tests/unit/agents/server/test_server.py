@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from interlace.agents.server import app as module
+from interlace.agents.server import app, sessions
 from interlace.agents.server.app import SessionServer, serving
 from interlace.agents.server.body import Body
 from interlace.agents.server.conversation import Conversation
@@ -268,7 +268,7 @@ def test_bad_input_is_told_in_openais_form(path: str, body: object, status: int,
 
 
 def test_limits_wrong_keys_and_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(app, "LARGEST_BODY", 1000)
 
     async def use(client: Client) -> None:
         found = await client.post("/v1/chat/completions", ASK)
@@ -334,7 +334,7 @@ def test_health_needs_no_key_and_metrics_count() -> None:
 
 
 def test_keys_of_long_ended_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT_SESSIONS", 1)
+    monkeypatch.setattr(sessions, "KEPT_SESSIONS", 1)
 
     class Guests:
         @asynccontextmanager

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.core.types import FinishReason, Request, Response, SampleKey, SamplingParams
+from interlace.forecast.costs.batch import HEADROOM
 from interlace.forecast.costs.pace import Pace
-from interlace.forecast.costs.rollout import HEADROOM, SimulatedEngine
+from interlace.forecast.costs.rollout import SimulatedEngine
 from interlace.forecast.profile.types import Profile, RolloutCosts, TrainCosts
 from interlace.runtime.sim.loop import VirtualLoop, virtual_loop
 from interlace.runtime.worker import WorkerContext
@@ -207,7 +208,7 @@ def test_a_tiny_cache_preempts_and_every_sequence_still_ends_once_with_all_its_t
         for seconds in interrupts:
             asyncio.get_running_loop().call_later(seconds, engine.interrupt)
         responses = await serve_all(engine, [request(serial) for serial in range(len(lengths))])
-        assert not engine._running and not engine._waiting and engine._num_cached == 0
+        assert not engine.batch.running and not engine.batch.waiting and engine.batch.num_cached == 0
         return responses
 
     responses, _ = on_virtual_clock(main)

@@ -44,7 +44,7 @@ def test_metaworld_s_pictures_are_upright_and_not_mirrored(camera: str) -> None:
     except UserError as error:
         pytest.skip(f"nothing here draws: {error}")
     before = envs.reset(seeds=[0, 0], task_ids=[0, 0], init_state_ids=[1, 1])["image"][0]
-    env = envs._simulators[(0, 0)]._env
+    env = envs._simulators.find(0, 0)._env
     number = [env.model.camera(place).name for place in range(env.model.ncam)].index(camera)
     forward, place = -env.data.cam_xmat[number].reshape(3, 3)[:, 2], env.data.cam_xpos[number]
     # A person who stands at the camera with the head up: right is forward x up.
@@ -61,7 +61,7 @@ def test_metaworld_s_pictures_are_upright_and_not_mirrored(camera: str) -> None:
     # Paint the fingers: the pixels that change show where they are in the picture.
     fingers = [place for place in range(env.model.ngeom) if env.model.geom(place).bodyid[0] in _fingers(env.model)]
     env.model.geom_matid[fingers], env.model.geom_rgba[fingers] = -1, (0, 1, 0, 1)
-    simulator = envs._simulators[(0, 0)]
+    simulator = envs._simulators.find(0, 0)
     change = np.abs(simulator.observe()["image"].astype(int) - before).sum(-1).astype(float)
     rows, columns = np.mgrid[0:96, 0:96]
     found = np.array([(change * rows).sum(), (change * columns).sum()]) / change.sum()

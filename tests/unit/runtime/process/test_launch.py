@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from interlace.runtime.process import children
-from interlace.runtime.process.children import Child, Children
+from interlace.runtime.process import starts
+from interlace.runtime.process.children import Children
 from interlace.runtime.process.launch import ForkServers, fork_servers, spawn_context
+from interlace.runtime.process.links import Child
 
 
 def greet(connection: socket.socket) -> None:
@@ -31,7 +32,7 @@ class Greeters(Children):
         self.ready, self.failed = threading.Event(), threading.Event()
         self.reasons: list[str] = []
         self._thread.start()
-        self._wake()
+        self._links.wake()
 
     def _patience_s(self) -> float | None:
         return None
@@ -49,7 +50,7 @@ class Greeters(Children):
         child.ended_with()
         self._started_badly("it ended")
         self._end(child)
-        self._wake()
+        self._links.wake()
 
     def _could_not_start(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -67,7 +68,7 @@ def stopped_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     server = fork_servers()._server
     pid: int = server._forkserver_pid  # type: ignore[union-attr]  # the standard library has no public name for it
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(children, "START_S", 0.5)
+    monkeypatch.setattr(starts, "START_S", 0.5)
     yield pid
     os.kill(pid, signal.SIGKILL)
 
@@ -84,7 +85,7 @@ def test_processes_can_be_closed_while_the_fork_server_is_stopped(
     stopped_server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del stopped_server
-    monkeypatch.setattr(children, "START_S", 600.0)
+    monkeypatch.setattr(starts, "START_S", 600.0)
     greeters = Greeters()
     start = time.monotonic()
     greeters.close()

@@ -1,0 +1,99 @@
+"""Shipped recipes on several seeds and instruction sets: the held-out measure before and after training.
+
+    python benchmarks/recipe_seeds.py [--recipes quickstart calculator ...] [--seeds 0 1 2 3 4] [--runs FOLDER]
+        [--read-only] [--write docs/quickstart-results.md]
+
+Rounding differs between instruction sets, so a recipe that learns on one can fail on another. Each run uses one thread.
+A run whose folder is complete is read, not repeated, so the command continues after an interruption.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from _page import write_table
+
+NAME = "benchmarks/recipe_seeds.py"
+INSTRUCTION_SETS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "machine": {}}
+MEASURES = {"sft": "eval/loss", "dpo": "eval/pair_accuracy", "reward-model": "eval/pair_accuracy"}
+RECIPES = ("quickstart", "second_guess", "calculator", "react", "program", "sft", "dpo", "reward-model", "distill")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The measure on the held-out rows before the first step and after the last, for one run."""
+
+    before: float
+    after: float
+
+
+def train(recipe: str, seed: int, instruction_set: str, runs: Path) -> None:
+    """Trains one recipe with one seed, which also initialises the model, if its run is not complete."""
+    name = run_name(recipe, seed, instruction_set)
+    if read_outcome(recipe, seed, instruction_set, runs):
+        return
+    runs.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | INSTRUCTION_SETS[instruction_set]
+    command = [sys.executable, "-m", "interlace", "train", recipe, "--name", name, "--overwrite", "--quiet"]
+    settings = [f"seed={seed}", f"model.seed={seed}", f"model.cache_dir={runs / 'cache' / instruction_set}"]
+    result = subprocess.run([*command, *settings], cwd=runs, env=environment, check=False)
+    if result.returncode:
+        print(f"{name} ended with exit status {result.returncode}", file=sys.stderr)
+
+
+def run_name(recipe: str, seed: int, instruction_set: str) -> str:
+    """Returns the name of a run, which is also its folder."""
+    return f"{recipe}-{seed}-{instruction_set}"
+
+
+def read_outcome(recipe: str, seed: int, instruction_set: str, runs: Path) -> Outcome | None:
+    """Returns the outcome of a complete run, and None if there is none."""
+    folder = runs / "runs" / run_name(recipe, seed, instruction_set)
+    path = folder / "evaluations.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    measure = MEASURES.get(recipe, "eval/accuracy_sampled")
+    complete = len(rows) > 1 and len((folder / "metrics.jsonl").read_text().splitlines()) == rows[-1]["step"]
+    return Outcome(rows[0][measure], rows[-1][measure]) if complete else None
+
+
+def format_table(recipes: list[str], seeds: list[int], runs: Path) -> str:
+    """Returns a Markdown table with one row for each recipe and instruction set, and one column for each seed."""
+    head = "| recipe | measure | instruction set | " + " | ".join(f"seed {seed}" for seed in seeds) + " |"
+    rows = [head, "|---" * (len(seeds) + 3) + "|"]
+    names = {"avx2": "AVX2", "machine": torch.backends.cpu.get_cpu_capability()}
+    for recipe in recipes:
+        measure = MEASURES.get(recipe, "eval/accuracy_sampled").removeprefix("eval/")
+        for instruction_set, label in names.items():
+            found = [read_outcome(recipe, seed, instruction_set, runs) for seed in seeds]
+            cells = [f"{row.before:.2f} -> {row.after:.2f}" if row else "" for row in found]
+            rows.append(f"| `{recipe}` | {measure} | {label} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Trains, then prints and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "recipe_seeds")
+    parser.add_argument("--read-only", action="store_true", help="train nothing, read the complete runs")
+    parser.add_argument("--write", type=Path, help="page whose table is replaced")
+    given = parser.parse_args()
+    for recipe in given.recipes if not given.read_only else ():
+        for seed in given.seeds:
+            for instruction_set in INSTRUCTION_SETS:
+                train(recipe, seed, instruction_set, given.runs)
+    text = format_table(given.recipes, given.seeds, given.runs)
+    print(text)
+    if given.write:
+        write_table(given.write, NAME, text)
+
+
+if __name__ == "__main__":
+    main()

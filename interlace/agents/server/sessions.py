@@ -1,0 +1,99 @@
+"""Sessions of a server by their keys."""
+
+import contextlib
+import secrets
+from collections import deque
+from typing import Protocol
+
+from interlace.agents.server.conversation import Conversation
+from interlace.agents.server.errors import ApiError
+from interlace.rollouts.base import Session
+
+KEPT_SESSIONS = 1024
+"""Number of ended sessions of clients whose keys are still known."""
+
+
+class Visitors(Protocol):
+    """Source of sessions for clients with the server's key."""
+
+    def session(self, seed: int | None) -> contextlib.AbstractAsyncContextManager[Session]:
+        """Opens a session. seed: seed of its sampling noise; None generates one."""
+        ...
+
+    def busy_s(self) -> float | None:
+        """Returns the seconds after which a client may try again, while no request is taken; else None."""
+        ...
+
+
+class Sessions:
+    """The sessions whose keys a server accepts: opened by this process, or by clients with the server's key."""
+
+    def __init__(self, api_key: str, visitors: Visitors | None) -> None:
+        """api_key: the server's key. visitors: if None, only sessions opened by this process are served."""
+        self._api_key, self._visitors = api_key, visitors
+        self._open: dict[str, Conversation] = {}
+        """Sessions by key. An ended session stays until its owner removes it, or, if a client opened it, until
+        KEPT_SESSIONS later ones have ended.
+        """
+        self._ended: deque[str] = deque()
+        """Keys of ended sessions of clients, oldest first."""
+        self._visits: dict[str, contextlib.AsyncExitStack] = {}
+        """Resources of the sessions that clients opened, by key."""
+
+    def add(self, conversation: Conversation, visit: contextlib.AsyncExitStack | None = None) -> None:
+        """Accepts the key of a session. visit: resources of a session that a client opened."""
+        self._open[conversation.key] = conversation
+        if visit:
+            self._visits[conversation.key] = visit
+
+    def remove(self, conversation: Conversation) -> bool:
+        """Removes the key of a session. Returns False if it was not known."""
+        return self._open.pop(conversation.key, None) is not None
+
+    def take_visit(self, conversation: Conversation) -> contextlib.AsyncExitStack | None:
+        """Returns and removes the resources of a client's session that has ended. None if this process opened it."""
+        visit = self._visits.pop(conversation.key, None)
+        if visit:
+            self._ended.append(conversation.key)
+            if len(self._ended) > KEPT_SESSIONS:
+                del self._open[self._ended.popleft()]
+        return visit
+
+    def find(self, key: str) -> Conversation | None:
+        """Returns the session of a request's key; None for the server's own key. Raises ApiError for a wrong key."""
+        if conversation := self._open.get(key):
+            return conversation
+        if self._visitors is None or not is_same_key(key, self._api_key):
+            fault = "the key is wrong" if key else "the request has no key"
+            hint = "send it as `Authorization: Bearer KEY`, or as `x-api-key`"
+            raise ApiError(401, f"{fault}: {hint}.", code="invalid_api_key")
+        return None
+
+    def require(self, key: str) -> Conversation:
+        """Returns the session of a request's key. Raises ApiError for any other key."""
+        if conversation := self.find(key):
+            return conversation
+        raise ApiError(400, "this is for a session: send the key of one, from POST /v1/sessions.")
+
+    def welcome_visitor(self) -> Visitors:
+        """Returns the source of sessions for a client. Raises ApiError if it may not have one now."""
+        if self._visitors is None:
+            raise ApiError(401, "this server has only the sessions of its run.", code="invalid_api_key")
+        if (busy_s := self._visitors.busy_s()) is not None:
+            raise ApiError(503, "no request is taken while weights change; try again.", retry_after_s=busy_s)
+        return self._visitors
+
+    async def end_conversations(self) -> None:
+        """Ends all sessions, without their resources."""
+        for conversation in [*self._open.values()]:
+            await conversation.end()
+
+    async def close(self) -> None:
+        """Frees the resources of the sessions of clients."""
+        for visit in self._visits.values():
+            await visit.aclose()
+
+
+def is_same_key(given: str, key: str) -> bool:
+    """Compares keys in constant time. A header may have any bytes, which aiohttp decodes with surrogates."""
+    return secrets.compare_digest(given.encode(errors="surrogateescape"), key.encode())

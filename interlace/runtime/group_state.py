@@ -1,0 +1,116 @@
+"""The state of a group on its devices: the tenant of the device lock."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from interlace.core.errors import WorkerDiedError
+from interlace.core.state_parts import STATE
+from interlace.runtime.rank_set import GroupCall, RankSet
+from interlace.runtime.worker import Operation, Worker, operation_of
+from interlace.schedule.placement import Device
+
+SWITCH = Operation(bin="switch", phase="switch")
+"""Declaration of the operations that move a worker's state, independent of the worker's class."""
+_MEASUREMENT = Operation(collect="all", on_device=False)
+
+
+class Driver(Protocol):
+    """A holder of a group's devices over many calls, such as a rollout engine's loop. It yields them on request."""
+
+    @property
+    def unload_arguments(self) -> tuple[object, ...]:
+        """Arguments for the worker's offload()."""
+        ...
+
+    def ask_to_yield(self) -> None:
+        """Requests the devices, because another group is ready."""
+        ...
+
+    def unloaded(self, parts: Sequence[str]) -> None:
+        """Called when parts of the group's state have left the devices."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceUse:
+    """The devices of a group, and its use of them."""
+
+    devices: tuple[Device, ...] = ()
+    used: int | None = None
+    """Number of devices that each rank computes on, counted from the first. If None, all."""
+    working_bytes: int = 0
+    """Bytes that an operation needs on each device in addition to the loaded state."""
+    stage: int = 0
+    """Position in the flow, counted from upstream. If several groups wait for a device, the largest number is first."""
+    preemptible: bool = False
+    """True if the group releases its devices early when a group of a later stage waits for them."""
+
+
+class GroupState:
+    """The state of a group's workers, loaded onto the devices and unloaded in parts, as the device lock requires."""
+
+    def __init__(self, name: str, worker_class: type[Worker], use: DeviceUse, ranks: RankSet) -> None:
+        """name: of the group."""
+        self.name, self.stage, self.preemptible = name, use.stage, use.preemptible
+        self.device_indices = tuple(device.index for device in use.devices)
+        """Indices of the group's devices within the cluster."""
+        self.working_bytes = use.working_bytes
+        self.part_bytes: Mapping[str, int] = {STATE: 0}
+        """Bytes of each part of the state on each device, as last measured, in the order of unloading."""
+        self._class, self._ranks = worker_class, ranks
+        self._driver: Driver | None = None
+
+    def set_driver(self, driver: Driver) -> None:
+        """Sets the driver, which is requested to yield the devices.
+
+        Without a driver, the group releases them after each hold.
+        """
+        self._driver = driver
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """Returns the operations that need devices."""
+        declared = (operation_of(self._class, name) for name in dir(self._class) if not name.startswith("_"))
+        return [how for how in declared if how is not None and how.on_device and how.phase != "switch"]
+
+    @property
+    def has_one_part(self) -> bool:
+        """True if the state has one part. It then stays loaded throughout a hold."""
+        return len(self.part_bytes) == 1
+
+    async def load(self, parts: Sequence[str] | None = None) -> None:
+        """Loads parts of the state onto the devices. If `parts` is None, all. Called by the device lock."""
+        await self._switch("onload", (), parts)
+        await self.measure_memory(parts)
+
+    async def unload(self, parts: Sequence[str] | None = None) -> None:
+        """Unloads parts of the state from the devices. If `parts` is None, all. Called by the device lock."""
+        try:
+            await self._switch("offload", self._driver.unload_arguments if self._driver else (), parts)
+        except WorkerDiedError:
+            if not self._ranks.revival:
+                raise  # otherwise the state ended with the process, and a later call replaces it
+        if self._driver:
+            self._driver.unloaded([*self.part_bytes] if parts is None else parts)
+
+    async def _switch(self, method: str, args: tuple[Any, ...], parts: Sequence[str] | None) -> None:
+        told = {} if parts is None or STATE in self.part_bytes else {"parts": tuple(parts)}
+        call = GroupCall(method, SWITCH, args, told, "switch")
+        await (self._ranks.run_once(call) if method == "offload" else self._ranks.run(call))
+
+    async def measure_memory(self, parts: Sequence[str] | None = None) -> None:
+        """Measures the memory of parts of the state on a device; they must be loaded. If `parts` is None, all."""
+        found = await self._ranks.run(GroupCall("memory_parts", _MEASUREMENT, (), {}, "memory ledger"))
+        largest = {part: max(each[part] for each in found) for part in found[0]}
+        kept = {} if parts is None else {part: size for part, size in self.part_bytes.items() if part not in parts}
+        self.part_bytes = largest | kept
+
+    def loaded_bytes(self) -> int:
+        """Returns the bytes of the whole state on each device, as last measured."""
+        return sum(self.part_bytes.values())
+
+    def ask_to_yield(self) -> None:
+        """Requests that the driver yield. The device lock calls this when another group is ready."""
+        if self._driver:
+            self._driver.ask_to_yield()

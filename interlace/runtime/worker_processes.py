@@ -1,0 +1,65 @@
+"""Processes of the workers that have a separate process."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from interlace.core.errors import WorkerDiedError
+from interlace.runtime.rank_set import Rank
+
+
+class WorkerProcess(Rank, Protocol):
+    """A rank with a separate process."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_open(self) -> bool:
+        """True while the process exists."""
+        ...
+
+    async def death(self) -> WorkerDiedError | None:
+        """Returns the cause of the process's death, once it is determined.
+
+        Returns None if it still runs or was ended deliberately.
+        """
+        ...
+
+
+class WorkerProcesses:
+    """The processes of a cluster's workers, in the order of their start."""
+
+    def __init__(self) -> None:
+        self._processes: list[WorkerProcess] = []
+
+    def __iter__(self) -> Iterator[WorkerProcess]:
+        return iter(self._processes)
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def add(self, process: WorkerProcess) -> None:
+        """Adds a process that has started."""
+        self._processes.append(process)
+
+    def select(self, group: str) -> Sequence[WorkerProcess]:
+        """Returns the processes of a group."""
+        return [process for process in self._processes if process.name.startswith(f"{group}[")]
+
+    async def find_death(self, group: str | None = None) -> WorkerDiedError | None:
+        """Returns the death of a process of a group. If `group` is None, of any process. None if all run."""
+        for process in [*self._processes] if group is None else self.select(group):
+            if death := await process.death():
+                return death
+        return None
+
+    def forget(self, group: str) -> None:
+        """Removes the processes of a group whose ranks are ended by their group."""
+        for process in self.select(group):
+            self._processes.remove(process)
+
+    async def close(self, group: str) -> None:
+        """Ends the processes of a group and removes them."""
+        for process in self.select(group):
+            await process.close()
+            self._processes.remove(process)
