@@ -22,7 +22,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import interlace
-from interlace.algorithms import AlgorithmConfig, algorithm_names, create_algorithm, off_policy_names
+from interlace import algorithms
+from interlace.algorithms import Algorithm, AlgorithmConfig, algorithm_names, create_algorithm
 from interlace.algorithms.policy import PolicySettings
 from interlace.core.config import Config
 from interlace.core.plugins import class_names, find_class
@@ -93,9 +94,11 @@ def algorithm_tables() -> Iterator[str]:
     for name in algorithm_names():
         settings = create_algorithm(name, {}).Settings
         yield from choice_table(f"algorithm={name}", settings, PolicySettings, "algorithm.")
-    for name in off_policy_names():
+    names = [name for name in class_names(algorithms, Algorithm) if name not in algorithm_names()]
+    for name in names:
         settings = create_algorithm(name, {}).Settings
-        yield from choice_table(f"algorithm={name}", settings, AlgorithmConfig, "algorithm.")
+        base = PolicySettings if issubclass(settings, PolicySettings) else AlgorithmConfig
+        yield from choice_table(f"algorithm={name}", settings, base, "algorithm.")
 
 
 def schedule_tables() -> Iterator[str]:
