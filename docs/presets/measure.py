@@ -22,7 +22,7 @@ import yaml
 
 from interlace.core.types import JSON
 from interlace.observe.checkpoints import Checkpoints
-from interlace.observe.goodput import BINS, Ledger, ledger_of
+from interlace.observe.goodput import BINS, ledger_of
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.run.outcome import ScheduleOutcome
@@ -116,9 +116,9 @@ def render_overview(text: str) -> str:
     words = vocabulary()
     parts = {
         "fields": list(write_fields(words)),
-        "words": ["\n".join(write_words(words))],
+        "words": list(write_words(words)),
         "presets": ["\n".join(write_presets())],
-        "measured": [longtail_table(read(LONGTAIL)), quickstart_table({name: read(name) for name in CLUSTERS})],
+        "measured": list(measured_table(read(LONGTAIL), {name: read(name) for name in CLUSTERS})),
     }
     for name, paragraphs in parts.items():
         text = replace_block(text, name, paragraphs)
@@ -151,14 +151,22 @@ def write_fields(words: Vocabulary) -> Iterator[str]:
     yield f"### Units of staleness\n\n{words.staleness}"
 
 
-def write_words(words: Vocabulary) -> list[str]:
-    """Returns the table of other systems' words."""
-    rows = [
-        [f"`{name}`", alias.system, alias.unit or "", f"`{alias.here}`", alias.convert]
-        for name, found in words.aliases.items()
-        for alias in found
-    ]
-    return table(["word", "system", "unit", "here", "how to convert"], rows)
+def write_words(words: Vocabulary) -> Iterator[str]:
+    """Yields two tables of other systems' words: those whose value stays the same, and those to convert.
+
+    A row has all words that a setting replaces in the same way.
+    """
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for name, aliases in words.aliases.items():
+        for alias in aliases:
+            is_same = not alias.unit and re.fullmatch(r"The same \w+( or folder)?\.", alias.convert)
+            way = "" if is_same else alias.convert
+            found.setdefault((alias.here, alias.unit or "", way), []).append(f"`{name}` ({alias.system})")
+    rows = [[f"`{here}`" if here else "", ", ".join(names), unit, way] for (here, unit, way), names in found.items()]
+    yield "The same value:"
+    yield "\n".join(table(["here", "words"], [row[:2] for row in rows if not row[3]]))
+    yield "Other values:"
+    yield "\n".join(table(["here", "words", "unit", "how to convert"], [row for row in rows if row[3]]))
 
 
 def write_presets() -> list[str]:
@@ -176,66 +184,42 @@ def write_presets() -> list[str]:
     return table(heads, rows)
 
 
-LONGTAIL_HEADS = (
-    "tokens/s by verl-colocated's", "mixed versions", "interrupted", "suspended", "migrated", "re-prefill", "discarded",
-    "surplus", "staleness mean / max", "greedy",
+MEASURED_HEADS = (
+    "tokens/s by verl-colocated's", "mixed versions", "interrupted, suspended, migrated", "re-prefill, discarded",
+    "surplus", "staleness mean / max", "greedy", "quick start, greedy: local, ray",
 )  # fmt: skip
 
 
-def longtail_table(found: Mapping[str, Any]) -> str:
-    """Returns the table of all presets on the recipe with long-tailed answers."""
-    rows = [[f"`{name}`", *longtail_row(name, found)] for name in found["schedules"]]
-    about = (
-        f"Long-tailed answers, {LONGTAIL_STEPS} steps, four devices on two cores: `{found['command']}`, seed 0. Counts "
-        "are exact; ratios of speed come from one run each, without other load on the cores. `rlhfuse` has "
-        "`algorithm.kl_coefficient=0.001` in addition."
+def measured_table(longtail: Mapping[str, Any], clusters: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the commands of the measurements, and one table of all presets."""
+    first = next(iter(clusters["local"]["schedules"].values()))
+    yield (
+        f"Long-tailed answers, {LONGTAIL_STEPS} steps, four devices on two cores: `{longtail['command']}`, seed 0. "
+        "Counts are exact; ratios of speed come from one run each, without other load on the cores. `rlhfuse` has "
+        "`algorithm.kl_coefficient=0.001` in addition. The last column is held-out accuracy after the quick start "
+        f"({first['greedy_before']:.3f} before) under the same presets: `{clusters['local']['command']}`, and "
+        "`cluster.backend=ray`."
     )
-    return "\n".join([about, "", *table(["preset", *LONGTAIL_HEADS], rows)])
+    rows = []
+    for name in longtail["schedules"]:
+        runs = [one["schedules"][name] for one in clusters.values() if name in one["schedules"]]
+        rows.append([f"`{name}`", *longtail_row(name, longtail), ", ".join(f"{run['greedy']:.3f}" for run in runs)])
+    yield "\n".join(table(["preset", *MEASURED_HEADS], rows))
 
 
 def longtail_row(name: str, found: Mapping[str, Any]) -> list[str]:
-    """Returns the figures of one preset in the order of LONGTAIL_HEADS."""
+    """Returns the figures of one preset on long-tailed answers, in the order of MEASURED_HEADS."""
     run, base = found["schedules"][name], found["schedules"]["verl-colocated"]
     ratio = run["trained_tokens_per_device_s"] / base["trained_tokens_per_device_s"]
     counts, goodput = run["mechanisms"], run["goodput"]
     return [
         f"{ratio:.2f}",
         f"{counts['mixed_versions']:.0%}",
-        *(f"{counts[name]:.0f}" for name in ("interrupted", "suspended", "migrated")),
-        f"{goodput['re_prefill']:.1%}",
-        f"{goodput['discarded']:.1%}",
+        ", ".join(f"{counts[name]:.0f}" for name in ("interrupted", "suspended", "migrated")),
+        f"{goodput['re_prefill']:.1%}, {goodput['discarded']:.1%}",
         f"{counts['surplus']:.0f}",
         f"{run['staleness_mean']:.2f} / {run['staleness_max']:.0f}",
         f"{run['greedy']:.3f}",
-    ]
-
-
-def quickstart_table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the table of all presets on the quick start, with each cluster's columns next to each other."""
-    names = sorted({name for cluster in found.values() for name in cluster["schedules"]})
-    heads = ["greedy", "temperature 1", "staleness mean / max", "largest waste"]
-    rows = [[f"`{name}`", *(cell for one in found.values() for cell in quickstart_cells(one, name))] for name in names]
-    commands = " and ".join(f"`{one['command']}`" for one in found.values())
-    titles = [f"{cluster}: {head}" for cluster in found for head in heads]
-    first = next(iter(found["local"]["schedules"].values()))
-    about = (
-        f"Quick start, two CPU cores: {commands}, seed 0. Before training: greedy {first['greedy_before']:.3f}, at "
-        f"temperature 1 {first['sampled_before']:.3f}."
-    )
-    return "\n".join([about, "", *table(["preset", *titles], rows)])
-
-
-def quickstart_cells(found: Mapping[str, Any], name: str) -> list[str]:
-    """Returns the figures of one preset on one cluster; empty cells if it was not measured."""
-    run = found["schedules"].get(name)
-    if run is None:
-        return [""] * 4
-    worst = Ledger(seconds=run["goodput"]).largest_waste()
-    return [
-        f"{run['greedy']:.3f}",
-        f"{run['sampled']:.3f}",
-        f"{run['staleness_mean']:.2f} / {run['staleness_max']:.0f}",
-        f"`{worst.name}` {worst.fraction:.0%}" if worst else "",
     ]
 
 

@@ -22,7 +22,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import interlace
-from interlace.algorithms import AlgorithmConfig, algorithm_names, create_algorithm, off_policy_names
+from interlace import algorithms
+from interlace.algorithms import Algorithm, AlgorithmConfig, algorithm_names, create_algorithm
 from interlace.algorithms.policy import PolicySettings
 from interlace.core.config import Config
 from interlace.core.plugins import class_names, find_class
@@ -93,14 +94,17 @@ def algorithm_tables() -> Iterator[str]:
     for name in algorithm_names():
         settings = create_algorithm(name, {}).Settings
         yield from choice_table(f"algorithm={name}", settings, PolicySettings, "algorithm.")
-    for name in off_policy_names():
+    names = [name for name in class_names(algorithms, Algorithm) if name not in algorithm_names()]
+    for name in names:
         settings = create_algorithm(name, {}).Settings
-        yield from choice_table(f"algorithm={name}", settings, AlgorithmConfig, "algorithm.")
+        base = PolicySettings if issubclass(settings, PolicySettings) else AlgorithmConfig
+        yield from choice_table(f"algorithm={name}", settings, base, "algorithm.")
 
 
 def schedule_tables() -> Iterator[str]:
     """Yields the fields of a schedule."""
-    yield f"### Fields of a schedule\n\n[Schedules](../schedules.md#fields) has the values.\n\n{schedule_table()}"
+    about = "The first sentence of each meaning; [schedules](../schedules.md#fields) has the rest, and the values."
+    yield f"### Fields of a schedule\n\n{about}\n\n{schedule_table()}"
 
 
 def engine_tables() -> Iterator[str]:
@@ -145,10 +149,18 @@ def choice_table(title: str, config: type[Config], base: type[Config], prefix: s
 
 
 def schedule_table() -> str:
-    """Returns the fields of a schedule, with the meanings of the vocabulary."""
-    meanings = {f"`schedule.{name}`": cell(entry.meaning) for name, entry in vocabulary().fields.items()}
-    rows = [[*row[:-1], meanings.get(row[0], row[-1])] for _, row in setting_rows(Schedule, "schedule.")]
-    return table(("key", "type", "default", "meaning"), rows)
+    """Returns the fields of a schedule, with the first sentences of the vocabulary. All roles share the rows ROLE."""
+    meanings = {f"`schedule.{name}`": first_sentence(entry.meaning) for name, entry in vocabulary().fields.items()}
+    rows = {}
+    for _, (key, *cells, meaning) in setting_rows(Schedule, "schedule."):
+        shared = re.sub(r"(?<=placement\.)\w+", "ROLE", key)
+        rows.setdefault(shared, [shared, *cells, meanings.get(key, meaning)])
+    return table(("key", "type", "default", "meaning"), list(rows.values()))
+
+
+def first_sentence(text: str) -> str:
+    """Returns the text up to its first full stop."""
+    return re.split(r"(?<=[\w)])\. ", cell(text))[0].rstrip(".") + "."
 
 
 def settings_table(config: type[Config], prefix: str, *, only: set[str] | None = None) -> str:
