@@ -7,9 +7,9 @@ from typing import Any, cast
 from interlace.algorithms.base import Algorithm, check_advantages, check_shapes
 from interlace.core.causes import SampleFailure
 from interlace.core.errors import InterlaceError
+from interlace.core.prompts import PromptSource
 from interlace.core.types import (
     Prompt,
-    PromptSource,
     Request,
     Response,
     Sample,
@@ -30,7 +30,7 @@ from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.play import Player
 from interlace.rollouts.role_groups import ActorGroup, CriticGroup, EnvGroup, ReferenceGroup, RewardGroup, RolloutGroup
 from interlace.rollouts.stream import ADVANTAGES_DONE, MARKS, SELECTED, Columns, Stream
-from interlace.runtime.channel import Channel
+from interlace.runtime.channel import Channel, with_columns
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.stages.admission import Admission
@@ -342,7 +342,9 @@ class PolicyRun:
         check_shapes("batch_advantages", "advantages", whole, samples)
         found = iter(whole)
         return [
-            replace(group, samples=tuple(replace(sample, advantages=next(found)) for sample in group.samples))
+            replace(
+                group, samples=tuple([with_columns(sample, {"advantages": next(found)}) for sample in group.samples])
+            )
             for group in ordered
         ]
 
