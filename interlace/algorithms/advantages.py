@@ -183,5 +183,6 @@ def at_trained_tokens(values: FloatArray, sample: Sample) -> FloatArray:
 
 
 def per_token(advantages_G: FloatArray, samples: Sequence[Sample]) -> list[FloatArray]:
-    """Spreads one number per sample over its tokens: [L] each."""
-    return [np.full(sample.num_tokens, value, np.float32) for sample, value in zip(samples, advantages_G, strict=True)]
+    """Spreads one number per sample over its tokens: [L] each, read-only, with the memory of one number."""
+    values = np.asarray(advantages_G, np.float32)
+    return [np.broadcast_to(value, sample.num_tokens) for sample, value in zip(samples, values, strict=True)]

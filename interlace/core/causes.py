@@ -8,6 +8,7 @@ from interlace.core.errors import (
     EpisodeLostError,
     FailedUpdatesError,
     HangError,
+    PayloadLostError,
     RemoteError,
     RestartBudgetError,
     StoppedError,
@@ -60,7 +61,7 @@ class SampleFailure:
     """True if the sample was tried again before, so that it ends now."""
 
 
-_OF_THE_MACHINE = (MemoryError, EpisodeLostError, HangError, RestartBudgetError, StoppedError)
+_OF_THE_MACHINE = (MemoryError, EpisodeLostError, HangError, PayloadLostError, RestartBudgetError, StoppedError)
 
 
 def cause_of(error: BaseException, otherwise: Cause = Cause.USER) -> Cause:

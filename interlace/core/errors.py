@@ -63,6 +63,10 @@ class EpisodeProcessLostError(EpisodeLostError):
     """The process of an episode ended. The sample begins again with the same noise, because the loss is no result."""
 
 
+class PayloadLostError(InterlaceError):
+    """The stored content of a sample does not exist any more."""
+
+
 class RemoteError(InterlaceError):
     """A worker's operation raised. Contains its group, rank and method, and the remote traceback."""
 

@@ -7,15 +7,16 @@ segments from the beginning of a context to a leaf, which one forward pass reads
 its prompt, segment after segment; in a Segment, the tokens of the segment.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.causes import Cause
+from interlace.core.payload import StoredColumn, StoredSegments, TextField, in_memory
 from interlace.core.runs import Runs
 from interlace.core.sampling import MIN_TEMPERATURE as MIN_TEMPERATURE  # noqa: PLC0414 - passed on
 from interlace.core.sampling import SamplingParams as SamplingParams  # noqa: PLC0414 - passed on
@@ -86,21 +87,6 @@ class Prompt:
     """Name of the prompt's source in a mixture, or of its held-out set. Empty if the task has one source."""
 
 
-class PromptSource(Protocol):
-    """Prompts in a fixed order."""
-
-    @property
-    def exhausted(self) -> bool:
-        """Returns whether no prompt is left."""
-        ...
-
-    def __next__(self) -> Prompt: ...
-
-    def hand_back(self, prompts: Iterable[Prompt]) -> None:
-        """Takes back prompts that were drawn. They are drawn again before new prompts."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Request:
     """One sequence for a rollout engine, new or resumed. The lists `generated_*` have one entry per generated token."""
@@ -126,6 +112,8 @@ class Request:
     query_ids: Sequence[int] = ()
     """[L] placeholder tokens after the prompt, for parallel decoding: one forward pass draws all response tokens, each
     from the output at its placeholder. If empty, tokens are drawn autoregressively."""
+    may_stay: bool = False
+    """True if the tokens and the text of the response may stay on the engine's machine: see core/payload.py."""
     generated_ids: Sequence[int] = ()
     generated_logprobs: Sequence[float] = ()
     generated_versions: Sequence[int] = ()
@@ -183,8 +171,8 @@ class Completion:
         """Returns the request to submit in order to continue, with all tokens that were generated so far."""
         return replace(
             self.request,
-            generated_ids=self.token_ids,
-            generated_logprobs=self.logprobs,
+            generated_ids=in_memory(self.token_ids),
+            generated_logprobs=in_memory(self.logprobs),
             generated_versions=self.versions,
             generated_raw_logprobs=self.raw_logprobs,
         )
@@ -197,6 +185,11 @@ class Completion:
             logprobs=np.asarray(self.logprobs, np.float32),
             versions=Runs.of(self.versions),
         )
+
+    @property
+    def segments(self) -> "Sequence[Segment]":
+        """Returns the tokens as the only segment of a sample, or the reference to it if the tokens are stored."""
+        return self.token_ids.segments if isinstance(self.token_ids, StoredColumn) else (self.segment,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -267,11 +260,12 @@ class Sample:
 
     key: SampleKey
     prompt: Prompt
-    segments: tuple[Segment, ...] = ()
-    """Tree of segments below the prompt, in the order of their creation. A single response is one segment."""
+    segments: Sequence[Segment] = ()
+    """Tree of segments below the prompt, in the order of their creation. A single response is one segment. A tuple, or
+    a reference to a stored content, which is read when a segment is used."""
     finish_reason: FinishReason | None = None
-    text: str = ""
-    """The response, decoded."""
+    text: TextField = TextField()
+    """The response, decoded. If it is stored with the segments, each access reads it."""
     counts: "EpisodeCounts | None" = None
     """Counts of turns and tools, if an episode made the sample."""
     outcome: RewardResult | None = None
@@ -309,6 +303,8 @@ class Sample:
     @property
     def versions(self) -> Runs[int]:
         """[L] version that produced each token."""
+        if isinstance(self.segments, StoredSegments):
+            return self.segments.versions
         if len(self.segments) == 1:
             return self.segments[0].versions
         return Runs([run for segment in self.segments for run in segment.versions.pieces])
@@ -316,6 +312,9 @@ class Sample:
     @property
     def loss_mask(self) -> BoolArray | None:
         """[L] True on tokens to train, which are the tokens that the policy sampled. None if all are trained."""
+        stored = self.segments.sizes if isinstance(self.segments, StoredSegments) else None
+        if stored and stored.num_sampled == stored.num_tokens:
+            return None
         masks = [segment.sampled for segment in self.segments]
         if len(masks) < 2:
             return masks[0] if masks else None
@@ -334,6 +333,8 @@ class Sample:
     def num_tokens(self) -> int:
         """Tokens after the prompt: sampled and inserted tokens."""
         segments = self.segments
+        if isinstance(segments, StoredSegments):
+            return segments.sizes.num_tokens
         if len(segments) == 1:  # the usual case; this is called several times per sample
             return len(segments[0].token_ids)
         return sum([len(segment.token_ids) for segment in segments])
@@ -342,6 +343,8 @@ class Sample:
     def num_sampled(self) -> int:
         """Number of tokens that the policy sampled."""
         segments = self.segments
+        if isinstance(segments, StoredSegments):
+            return segments.sizes.num_sampled
         if len(segments) == 1 and segments[0].sampled is None:  # the usual case, as in num_tokens
             return len(segments[0].token_ids)
         mask = self.loss_mask

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from interlace.algorithms.base import Algorithm, check_shapes
 from interlace.core.types import SampleGroup
+from interlace.runtime.channel import with_columns
 
 
 def add_batch_statistics(algorithm: Algorithm, groups: list[SampleGroup]) -> list[SampleGroup]:
@@ -20,6 +21,6 @@ def add_batch_statistics(algorithm: Algorithm, groups: list[SampleGroup]) -> lis
     check_shapes("batch_advantages", "advantages", whole, samples)
     found = iter(whole)
     return [
-        replace(group, samples=tuple(replace(sample, advantages=next(found)) for sample in group.samples))
+        replace(group, samples=tuple([with_columns(sample, {"advantages": next(found)}) for sample in group.samples]))
         for group in ordered
     ]

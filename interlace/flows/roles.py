@@ -10,9 +10,9 @@ from operator import attrgetter
 
 from interlace.algorithms.base import Needs
 from interlace.core.causes import Cause, SampleFailure
+from interlace.core.prompts import PromptSource
 from interlace.core.types import (
     FloatArray,
-    PromptSource,
     RewardResult,
     SampleGroup,
     SampleKey,

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from interlace.algorithms.base import Algorithm, check_advantages
 from interlace.core.causes import SampleFailure
+from interlace.core.prompts import PromptSource
 from interlace.core.types import (
     Prompt,
-    PromptSource,
     Sample,
     SampleGroup,
     SampleKey,

@@ -8,6 +8,7 @@ from numbers import Real
 
 from interlace.core.causes import Cause, SampleFailure, cause_of
 from interlace.core.errors import EpisodeFailedError, EpisodeLostError, EpisodeProcessLostError, RestartBudgetError
+from interlace.core.payload import StoredSegments, StoredText
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.rollouts.asker import FromPool
 from interlace.rollouts.base import Episode, Outcome
@@ -79,7 +80,14 @@ class GenerateStage:
             if sample.prompt is not prompt:
                 prompt, ids = sample.prompt, sample.prompt.token_ids.tolist()
             requests.append(
-                Request(uid=prompt.uid, owner=sample.key, attempt=prompt.attempt, prompt_ids=ids, params=self._params)
+                Request(
+                    uid=prompt.uid,
+                    owner=sample.key,
+                    attempt=prompt.attempt,
+                    prompt_ids=ids,
+                    params=self._params,
+                    may_stay=True,
+                )
             )
         return requests
 
@@ -90,8 +98,10 @@ class GenerateStage:
             reason = f"the engine refused the request: {response.refusal}"
             self._fail(key, SampleFailure(reason=reason, cause=Cause.ENGINE, is_final=True))
         else:
+            segments = completion.segments
+            text = StoredText(segments) if isinstance(segments, StoredSegments) else response.text
             ended = completion.finish_reason
-            self._write(key, {"segments": (completion.segment,), "finish_reason": ended, "text": response.text})
+            self._write(key, {"segments": segments, "finish_reason": ended, "text": text})
 
     def _write(self, key: SampleKey, columns: Columns) -> None:
         if self._channel.put(key, columns):

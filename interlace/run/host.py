@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from interlace.algorithms import Algorithm
+from interlace.core.prompts import PromptSource
 from interlace.core.recovery import RestartBudget
-from interlace.core.types import Metrics, PromptSource, SamplingParams
+from interlace.core.types import Metrics, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import SINGLE_TURN, PolicyRun, RoleGroups

@@ -1,12 +1,14 @@
 """Workers: plain classes around one resource, whose public methods are operations."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from interlace.core.errors import InterlaceError, UserError, nearest
+from interlace.core.payload import PayloadStore
 from interlace.core.state_parts import STATE
 
 if TYPE_CHECKING:
@@ -169,6 +171,16 @@ class WorkerContext:
         from interlace.runtime.process.exchange import ChannelEnd
 
         return ChannelEnd(name, self._mailbox(), patience_s)
+
+    def open_payload_store(self) -> PayloadStore | None:
+        """Returns the store of contents that stay on this machine.
+
+        None if there is nothing to keep back: the rank is in the run's process, or does not share its memory.
+        """
+        directory = self.directory
+        if directory is None or directory.shared is None or directory.process == os.getpid():
+            return None
+        return PayloadStore(directory.shared) if directory.shared.is_dir() else None
 
     def _mailbox(self) -> "Mailbox":
         from interlace.runtime.process.mail import mailbox_of

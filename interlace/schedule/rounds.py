@@ -4,7 +4,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from interlace.core.types import Prompt, PromptSource
+from interlace.core.prompts import PromptSource
+from interlace.core.types import Prompt
 from interlace.schedule.tail import Oversample, TailBatching
 
 

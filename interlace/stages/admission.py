@@ -4,7 +4,8 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
-from interlace.core.types import Prompt, PromptSource, Sample, SampleKey, TerminalEvent
+from interlace.core.prompts import PromptSource
+from interlace.core.types import Prompt, Sample, SampleKey, TerminalEvent
 from interlace.rollouts.stream import SampleChannel
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.rounds import Launch, Rounds

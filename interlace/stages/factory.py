@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from interlace.core.causes import SampleFailure
-from interlace.core.types import PromptSource, Sample, SampleGroup, SamplingParams
+from interlace.core.prompts import PromptSource
+from interlace.core.types import Sample, SampleGroup, SamplingParams
 from interlace.rollouts.base import Episode
 from interlace.rollouts.generate import GenerateStage
 from interlace.rollouts.lending import Lending

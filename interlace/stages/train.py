@@ -3,12 +3,12 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from interlace.core.random import permutation
 from interlace.core.row import RowName
 from interlace.core.types import Sample
 from interlace.rollouts.role_groups import ActorGroup, TrainedGroup
+from interlace.runtime.channel import with_columns
 from interlace.stages.batches import Batch
 from interlace.stages.minibatches import Minibatches, Part
 
@@ -155,4 +155,4 @@ class SkippedStage:
 async def with_proximal(group: ActorGroup, samples: Sequence[Sample]) -> list[Sample]:
     """Returns samples with `proximal_logprobs` under the current weights of a group."""
     logprobs = await group.logprobs(samples)
-    return [replace(sample, proximal_logprobs=found) for sample, found in zip(samples, logprobs, strict=True)]
+    return [with_columns(sample, {"proximal_logprobs": found}) for sample, found in zip(samples, logprobs, strict=True)]

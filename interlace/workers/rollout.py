@@ -3,10 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
+from interlace.core.payload import StoredColumn
 from interlace.core.progress import Draft, Progress
 from interlace.core.state_parts import KV, STATE, WEIGHTS
 from interlace.core.types import Completion, FinishReason, Metrics, Request, Response, SampleKey, SamplingParams
@@ -77,6 +78,7 @@ class RolloutWorker(Worker):
         """Tokens that the text of a response leaves out: the beginning, the end, and padding."""
         self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
+        self._payloads = context.open_payload_store()
         self._streams: dict[str, _Stream] = {}
         """Live requests that stream, by id."""
 
@@ -205,14 +207,15 @@ class RolloutWorker(Worker):
     def _decode_completions(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
         for completion in completions:
             self._streams.pop(completion.request.id, None)
-        return tuple(
-            Response(
-                completion=completion,
-                text=self._text(completion.token_ids, completion.request.params),
-                refusal=completion.failure,
-            )
-            for completion in completions
-        )
+        return tuple([self._decode(completion) for completion in completions])
+
+    def _decode(self, completion: Completion) -> Response:
+        text = self._text(completion.token_ids, completion.request.params)
+        may_stay = completion.request.may_stay and completion.finish_reason != FinishReason.ABORTED
+        if self._payloads and may_stay and (stored := self._payloads.put(completion.segments, text)):
+            ids, logprobs = (StoredColumn(stored, name) for name in ("token_ids", "logprobs"))
+            completion, text = replace(completion, token_ids=ids, logprobs=logprobs, versions=stored.versions), ""
+        return Response(completion=completion, text=text, refusal=completion.failure)
 
     def _text(self, token_ids: Sequence[int], params: SamplingParams) -> str:
         """Decodes a response without the tokens that end or pad it. Other special tokens stay, such as tags."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.messages import Message, ToolCall
+from interlace.core.payload import StoredSegments
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, RewardResult, Sample, SampleKey, Segment
 
@@ -63,8 +64,8 @@ def _plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:
         return {_TAG: type(value).__name__, **content}
     if isinstance(value, Mapping):
         return {_TAG: "mapping", "items": [[key, _plain(item, arrays)] for key, item in value.items()]}
-    if isinstance(value, tuple | list):
-        kind = "tuple" if isinstance(value, tuple) else "list"
+    if isinstance(value, tuple | list | StoredSegments):
+        kind = "list" if isinstance(value, list) else "tuple"
         return {_TAG: kind, "items": [_plain(item, arrays) for item in value]}
     if isinstance(value, np.generic):
         return value.item()

@@ -47,6 +47,11 @@ class Directory(Protocol):
         ...
 
     @property
+    def process(self) -> int:
+        """Process of the run, which made the directory."""
+        ...
+
+    @property
     def shared(self) -> Path | None:
         """Shared-memory folder of the machine on which the directory was made. None if there is no such folder."""
         ...
@@ -67,6 +72,7 @@ class FolderDirectory:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.run = folder, str(folder)
+        self.process = os.getpid()
         self.shared: Path | None = None
 
     def publish(self, name: str, address: str) -> None:

@@ -1,5 +1,6 @@
 """Directory of mailboxes on a Ray cluster: entries of its key-value store."""
 
+import os
 from pathlib import Path
 
 import ray
@@ -12,6 +13,7 @@ class StoreDirectory:
     def __init__(self, run: str, shared: Path | None) -> None:
         """run: identifier of the run, unique in the cluster."""
         self.run, self.shared = run, shared
+        self.process = os.getpid()
 
     @property
     def host(self) -> str:

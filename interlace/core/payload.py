@@ -1,0 +1,232 @@
+"""Contents of samples in memory that the processes of a machine share: one file per sample, and references to it.
+
+The process that generates a sample writes its tokens, log-probs and text into a file (`PayloadStore.put`). Messages
+contain a reference (`StoredSegments`): lengths, versions, and the name of the file. A reader maps the file, so it reads
+only the pages of the arrays that it uses. The process that received the reference from the producer, which is the
+controller, owns the file, and removes it with its last reference. The file outlives the process that wrote it.
+"""
+
+import contextlib
+import mmap
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from interlace.core.errors import PayloadLostError
+from interlace.core.runs import Runs
+
+if TYPE_CHECKING:
+    from interlace.core.types import Segment
+
+N = TypeVar("N")
+MIN_BYTES = 8192
+"""Content of fewer bytes travels in the message: its copy is cheaper than a file."""
+_ALIGNMENT = 64
+_FREE_SHARE = 0.5
+"""Share of the shared memory that payloads leave free for messages and libraries."""
+_by_value: ContextVar[bool] = ContextVar("by_value", default=False)
+
+
+@contextmanager
+def pickling_by_value(is_wanted: bool) -> Iterator[None]:
+    """Pickles contents instead of references inside, for a receiver that cannot read this machine's memory."""
+    before = _by_value.set(is_wanted)
+    try:
+        yield
+    finally:
+        _by_value.reset(before)
+
+
+class PayloadSizes(NamedTuple):
+    """Metadata of a sample's content."""
+
+    num_segments: int
+    num_tokens: int
+    """Tokens of all segments."""
+    num_sampled: int
+    """Tokens that the policy sampled."""
+    parts: tuple[int, ...]
+    """Bytes of the parts of the file: a pickle, then the arrays that it refers to."""
+
+
+class StoredSegments(Sequence["Segment"]):
+    """The segments and the text of a sample in a file. Its length, sizes and versions are known without the file."""
+
+    __slots__ = ("__weakref__", "_content", "_is_new", "_owner", "_path", "sizes", "versions")
+
+    def __init__(self, path: str, sizes: PayloadSizes, versions: Runs[int], *, is_new: bool = False) -> None:
+        """is_new: True in the process that wrote the file. The process that receives this object then owns the file."""
+        self._path, self.sizes, self.versions = path, sizes, versions
+        self._is_new = is_new
+        self._owner = 0
+        """Process that removes the file. 0 if it is another process than this one."""
+        self._content: tuple[tuple[Segment, ...], NDArray[np.uint8]] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _by_value.get():
+            return tuple, (self._read()[0],)
+        return _receive, (self._path, tuple(self.sizes), self.versions, self._is_new)
+
+    def __del__(self) -> None:
+        if self._owner and self._owner == os.getpid():  # a forked process has a copy, and is not the owner
+            with contextlib.suppress(OSError):
+                os.remove(self._path)  # noqa: PTH107 - as for `open` in PayloadStore
+
+    def __len__(self) -> int:
+        return self.sizes.num_segments
+
+    @overload
+    def __getitem__(self, index: int) -> "Segment": ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence["Segment"]: ...
+    def __getitem__(self, index: int | slice) -> "Segment | Sequence[Segment]":
+        return self._read()[0][index]
+
+    def __iter__(self) -> Iterator["Segment"]:
+        return iter(self._read()[0])
+
+    def _read(self) -> "tuple[tuple[Segment, ...], NDArray[np.uint8]]":
+        """Maps the file, once. Raises PayloadLostError if it does not exist."""
+        if self._content is None:
+            parts = _split(_map(self._path), self.sizes.parts)
+            self._content = pickle.loads(parts[0].data, buffers=parts[1:])
+        return self._content
+
+
+class StoredColumn(Sequence[Any]):
+    """One value per token of a stored response, read when it is used: its token ids or its log-probs."""
+
+    __slots__ = ("_name", "segments")
+
+    def __init__(self, segments: StoredSegments, name: str) -> None:
+        """name: `token_ids` or `logprobs` of the only segment."""
+        self.segments, self._name = segments, name
+
+    def __len__(self) -> int:
+        return self.segments.sizes.num_tokens
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values()[index].tolist()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values().tolist())
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
+        return np.array(self._values(), dtype, copy=copy)
+
+    def _values(self) -> NDArray[np.generic]:
+        found: NDArray[np.generic] = getattr(self.segments[0], self._name)
+        return found
+
+
+class StoredText:
+    """The text of a sample, stored with its segments."""
+
+    __slots__ = ("_segments",)
+
+    def __init__(self, segments: StoredSegments) -> None:
+        self._segments = segments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (self.read(),)) if _by_value.get() else (StoredText, (self._segments,))
+
+    def read(self) -> str:
+        """Reads the text."""
+        return str(self._segments._read()[1].tobytes(), "utf-8", "surrogatepass")
+
+
+class TextField:
+    """Field `text` of a record, which may be stored. As a descriptor, it is the field's default of a dataclass."""
+
+    def __get__(self, record: object, owner: type) -> str:
+        text: str | StoredText = "" if record is None else record.__dict__["text"]
+        return text.read() if isinstance(text, StoredText) else text
+
+    def __set__(self, record: object, text: str | StoredText) -> None:
+        record.__dict__["text"] = text
+
+
+def in_memory(values: Sequence[N]) -> Sequence[N]:
+    """Returns the values of a stored column as a tuple, and other values unchanged."""
+    return tuple(values) if isinstance(values, StoredColumn) else values
+
+
+class PayloadStore:
+    """Writer of contents into a folder of shared memory."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: in memory, and removed by its owner at the end of the run."""
+        self._folder, self._numbers = folder, count()
+
+    def put(self, segments: Sequence["Segment"], text: str) -> StoredSegments | None:
+        """Writes the content of a sample. Returns None if it is small, or if the memory has no room: send it whole."""
+        arrays: list[memoryview] = []
+        letters = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+        content = (tuple(segments), letters)
+        body = pickle.dumps(content, protocol=5, buffer_callback=lambda buffer: arrays.append(buffer.raw()))
+        parts = [memoryview(body), *arrays]
+        if sum(part.nbytes for part in parts) < MIN_BYTES or not self._write(parts, path := self._new_path()):
+            return None
+        lengths = [len(segment.token_ids) for segment in segments]
+        drawn = [
+            size if segment.sampled is None else int(np.count_nonzero(segment.sampled))
+            for segment, size in zip(segments, lengths, strict=True)
+        ]
+        sizes = PayloadSizes(len(lengths), sum(lengths), sum(drawn), tuple([part.nbytes for part in parts]))
+        versions = Runs([run for segment in segments for run in segment.versions.pieces])
+        return StoredSegments(path, sizes, versions, is_new=True)
+
+    def _new_path(self) -> str:
+        return f"{self._folder}/payload-{os.getpid()}-{next(self._numbers)}"
+
+    def _write(self, parts: Sequence[memoryview], path: str) -> bool:
+        """Returns False if the memory has no room."""
+        try:
+            memory = os.statvfs(self._folder)
+            if memory.f_bavail < _FREE_SHARE * memory.f_blocks:
+                return False
+            with open(path, "xb") as file:  # noqa: PTH123 - a Path takes longer than the write of a short response
+                for part in parts:
+                    file.write(part)
+                    file.write(bytes(-part.nbytes % _ALIGNMENT))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.remove(path)  # noqa: PTH107 - see above
+            return False
+        return True
+
+
+def _receive(path: str, sizes: tuple[Any, ...], versions: Runs[int], is_new: bool) -> StoredSegments:
+    found = StoredSegments(path, PayloadSizes(*sizes), versions)
+    found._owner = os.getpid() if is_new else 0
+    return found
+
+
+def _map(path: str) -> NDArray[np.uint8]:
+    """Maps a file into memory, where writes are private. If the process has no further mapping, reads the file."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise PayloadLostError(f"the content of a sample is lost: {error}") from error
+    try:
+        return np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_COPY), np.uint8)
+    except OSError:
+        return np.fromfile(path, np.uint8)
+    finally:
+        os.close(file)
+
+
+def _split(content: NDArray[np.uint8], sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(content[start : start + size])
+        start += size + -size % _ALIGNMENT
+    return parts

@@ -1,0 +1,107 @@
+"""With process ranks, the content of samples passes the controller as references, and the samples are the same."""
+
+import gc
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from interlace.core import payload
+from interlace.core.payload import StoredSegments
+from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.rollouts.episodes.single_turn import SingleTurn
+from interlace.rollouts.pool import EnginePool
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.schedule.schedule import Schedule
+from interlace.workers.rollout import RolloutWorker
+from tests.contract.clusters import CLUSTERS
+from tests.support.episode_runs import OneEngine
+
+KINDS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
+ENGINE = OneEngine()
+
+
+class ApartRollout(RolloutWorker):
+    @operation(on_device=False)
+    def process(self) -> int:
+        return os.getpid()
+
+
+def make_rollout(context: WorkerContext) -> RolloutWorker:
+    payload.MIN_BYTES = 0  # in the rank's process: the responses of this test are short
+    return ApartRollout(context, ENGINE._bundle)
+
+
+class Reader(Worker):
+    @operation(on_device=False, split="samples", collect="concat")
+    def read(self, samples: list[Sample]) -> list[tuple[int, bytes, bytes, str]]:
+        return [(os.getpid(), each.token_ids.tobytes(), each.logprobs.tobytes(), each.text) for each in samples]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart(OneEngine):
+    """The engine in a process, also on the local cluster."""
+
+    async def pool(self, cluster: Cluster, num_samples: int) -> EnginePool:
+        spec = WorkerSpec(
+            name="rollout/0", factory=make_rollout, worker_class=ApartRollout, devices=cluster.devices[:1], may_die=True
+        )
+        group = await cluster.launch(spec)
+        pool = EnginePool(
+            cluster, [group], self.schedule, samples_per_step=num_samples, expected_tokens=12, on_suspended=lambda: None
+        )
+        pool.start()
+        return pool
+
+
+def wave() -> list[Sample]:
+    prompts = [
+        Prompt(uid=f"p{gid}", token_ids=np.arange(3, 9 + gid, dtype=np.int32), text="", answer="") for gid in range(3)
+    ]
+    return [Sample(key=SampleKey(gid, index), prompt=prompts[gid]) for gid in range(3) for index in range(2)]
+
+
+def run(kind: str, request: pytest.FixtureRequest, body: Any) -> Any:
+    if kind == "ray":
+        request.getfixturevalue("ray_session")
+    return CLUSTERS[kind](body, Schedule(), 1 << 30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_contents_stay_in_shared_memory(kind: str, request: pytest.FixtureRequest) -> None:
+    async def here(cluster: Cluster) -> dict[SampleKey, tuple[bytes, bytes, str]]:
+        rows, _ = await ENGINE.play(await ENGINE.pool(cluster, 6), cluster, SingleTurn(), wave())
+        assert all(type(row.segments) is tuple for row in rows), "a thread of the run has nothing to keep back"
+        return {row.key: (row.token_ids.tobytes(), row.logprobs.tobytes(), row.text) for row in rows}
+
+    async def apart(cluster: Cluster) -> dict[SampleKey, tuple[bytes, bytes, str]]:
+        readers = await cluster.launch(
+            WorkerSpec(
+                name="reader", factory=Reader, worker_class=Reader, devices=cluster.devices[:2], num_ranks=2,
+                may_die=True,
+            )
+        )  # fmt: skip
+        engine = Apart()
+        pool = await engine.pool(cluster, 6)
+        rows, _ = await engine.play(pool, cluster, SingleTurn(), wave())
+        folder = cluster._folder  # type: ignore[attr-defined]
+        files = lambda: [*Path(folder.path).glob("payload-*")]  # noqa: E731
+        assert all(isinstance(row.segments, StoredSegments) for row in rows) and len(files()) == 6
+        os.kill(await pool.drivers[0].group.process(), signal.SIGKILL)  # type: ignore[attr-defined]
+        read = await readers.read(rows)
+        assert len({pid for pid, *_ in read}) == 2
+        found = {row.key: (ids, logprobs, text) for row, (_, ids, logprobs, text) in zip(rows, read, strict=True)}
+        del rows[0]
+        gc.collect()
+        assert len(files()) == 5
+        rows.clear()
+        gc.collect()
+        assert not files()
+        return found
+
+    assert run(kind, request, apart) == run("local", request, here)
