@@ -11,11 +11,13 @@ from typing import Any, Protocol, TypeVar, cast
 
 from interlace.core.errors import (
     HangError,
+    NoProgressError,
     RemoteError,
     RestartBudgetError,
     StoppedError,
     UserError,
     WorkerDiedError,
+    WorkerHungError,
 )
 from interlace.core.recovery import RestartBudget
 from interlace.runtime.clock import Clock, LoopClock
@@ -73,6 +75,11 @@ class WorkerProcess(Rank, Protocol):
     @property
     def is_open(self) -> bool:
         """True while the process exists."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """True while the process runs an operation that has no reply yet."""
         ...
 
     async def death(self) -> WorkerDiedError | None:
@@ -338,6 +345,10 @@ class Cluster(ABC):
             for process in self.processes:
                 if death := await process.death():
                     raise death from error
+            raise
+        except NoProgressError as error:
+            if hung := [process.name for process in self.processes if process.is_busy]:
+                raise WorkerHungError(f"{', '.join(hung)} did not answer: {error}") from error
             raise
         finally:
             await self._cancel(flow)

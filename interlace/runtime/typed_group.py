@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self, TypeVar, TypeVarTuple
 
 from interlace.runtime.handle import Handle
+from interlace.runtime.revival import Revival
 from interlace.runtime.timeline import Span
 from interlace.schedule.placement import Device
 
@@ -42,6 +43,9 @@ class TypedGroup(Protocol):
     devices: tuple[Device, ...]
     device_indices: tuple[int, ...]
     """Indices of its devices within the cluster."""
+
+    revival: Revival | None
+    """Replacement of ranks that died. If None, a death ends the run."""
 
     @property
     def can_revive(self) -> bool:

@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces, each with its address, name and shared memory, and the link between them."""
+"""Hosts on one machine: network namespaces with addresses, names and shared memory, and the link between two."""
 
 import contextlib
 import os
