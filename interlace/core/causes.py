@@ -1,5 +1,6 @@
 """Causes of failures: one list for samples, errors and metrics."""
 
+import errno
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -61,7 +62,25 @@ class SampleFailure:
     """True if the sample was tried again before, so that it ends now."""
 
 
+_ERRNOS = "|".join(
+    str(getattr(errno, name))
+    for name in ("EIO", "ENODEV", "ENETUNREACH", "EHOSTUNREACH", "ENOTCONN", "ETIMEDOUT", "ESTALE", "EREMOTEIO")
+    if hasattr(errno, name)
+)
+_INFRASTRUCTURE = re.compile(
+    r"^(\w+\.)*(Connection\w*Error|BrokenPipeError|Dist(Backend|Network|Store)Error|ncclError)\b"
+    rf"|^OSError: \[Errno ({_ERRNOS})\]|^RuntimeError: .*gloo/transport|CUDA error: uncorrectable ECC"
+)
+"""Last line of a traceback whose error a connection, a device or a disk caused. gloo raises only RuntimeError."""
 _OF_THE_MACHINE = (MemoryError, EpisodeLostError, HangError, PayloadLostError, RestartBudgetError, StoppedError)
+
+
+def is_infrastructure_error(error: BaseException) -> bool:
+    """Returns whether a worker's operation failed by a connection, a device or a disk, so that another may succeed."""
+    if not isinstance(error, RemoteError):
+        return False
+    lines = [line for line in error.remote_traceback.splitlines() if line[:1].strip()]
+    return any(_INFRASTRUCTURE.search(line) for line in lines[-1:])
 
 
 def cause_of(error: BaseException, otherwise: Cause = Cause.USER) -> Cause:

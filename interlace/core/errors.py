@@ -28,6 +28,10 @@ class HangError(InterlaceError):
     """No operation can make progress; the message contains the wait-for graph."""
 
 
+class NoProgressError(HangError):
+    """No operation ended for `cluster.hang_after_s`; the message contains the wait-for graph."""
+
+
 class FailedUpdatesError(InterlaceError):
     """The optimizer's updates failed one after another: a loss or a gradient was not finite."""
 
@@ -38,6 +42,10 @@ class StoppedError(InterlaceError):
 
 class WorkerDiedError(InterlaceError):
     """The process of a worker ended; the message names the worker and its operation."""
+
+
+class WorkerHungError(WorkerDiedError):
+    """The process of a worker did not answer for `cluster.hang_after_s`; the run ends the process."""
 
 
 class RestartBudgetError(UserError):

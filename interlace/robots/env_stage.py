@@ -5,14 +5,16 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
 from interlace.robots.envs.pool import EnvBatch, EnvCounts
-from interlace.robots.envs.process import SlotJob
-from interlace.robots.envs.spec import EnvSpec
+from interlace.robots.envs.process import SlotAnswer, SlotChunk, SlotJob
+from interlace.robots.envs.spec import EnvSpec, SimulatorError
 from interlace.rollouts.role_groups import EnvGroup
 from interlace.runtime.cluster import Cluster
+from interlace.runtime.rank_set import Rank
 from interlace.schedule.schedule import Schedule
 
 
@@ -24,6 +26,9 @@ class EnvInstance:
     jobs of a granule run as one batch; if a granule is one job, all waiting jobs do. On the host, each job runs
     independently.
     Unblocked by jobs, by the end of leases, and by a stall (`flush`).
+
+    If the rank's process dies and is replaced, the new one repeats the starts and chunks of all leased environments,
+    which determine the state of a simulator.
     """
 
     def __init__(self, group: EnvGroup, cluster: Cluster, config: EnvConfig, granule: int) -> None:
@@ -32,7 +37,13 @@ class EnvInstance:
         self.num_envs, self.num_processes = config.num_envs, min(config.workers, config.num_envs)
         self.counts = EnvCounts()
         """Counts since the start, as of the last result."""
+        self._base = EnvCounts()
+        """Counts of ranks that died, less the repeated resets and actions of the current one."""
         self._spec: EnvSpec | None = None
+        self._history: dict[int, list[SlotJob]] = {}
+        """Slot -> jobs that restore its episode. Empty if the rank has no separate process."""
+        if group.revival:
+            group.revival.restore = self._restore
         self._leased: set[int] = set()
         self._jobs: deque[tuple[SlotJob, asyncio.Future[object]]] = deque()
         self._is_serving = self._flush = False
@@ -63,6 +74,7 @@ class EnvInstance:
     def forget(self, slot: int) -> None:
         """Ends the episode of a slot, so that granules no longer wait for it."""
         self._leased.discard(slot)
+        self._history.pop(slot, None)
         self._group.notify(EnvGroup.forget, slot)
         self._look()
 
@@ -105,24 +117,46 @@ class EnvInstance:
                 if taken:
                     batch, _ = await self._group.inline(EnvGroup.simulate, [job for job, _ in taken])
             if batch:
-                self._deliver([future for _, future in taken], batch)
+                self._deliver(taken, batch)
         self._is_serving = False
 
     async def _beside(self, one: tuple[SlotJob, asyncio.Future[object]]) -> None:
-        job, future = one
-        batch, _ = await self._group.inline(EnvGroup.simulate_beside, [job], cause="simulate")
-        self._deliver([future], batch)
+        batch, _ = await self._group.inline(EnvGroup.simulate_beside, [one[0]], cause="simulate")
+        self._deliver([one], batch)
 
-    def _deliver(self, futures: Sequence["asyncio.Future[object]"], batch: EnvBatch) -> None:
-        if batch.counts.busy_s >= self.counts.busy_s:  # results may arrive out of order
-            self.counts = batch.counts
-        for future, answer in zip(futures, batch.answers, strict=True):
+    def _deliver(self, taken: Sequence[tuple[SlotJob, "asyncio.Future[object]"]], batch: EnvBatch) -> None:
+        counts = self._base.plus(batch.counts)
+        if counts.busy_s >= self.counts.busy_s:  # results may arrive out of order
+            self.counts = counts
+        for (job, future), answer in zip(taken, batch.answers, strict=True):
+            if self._group.revival:
+                self._remember(job, answer)
             if future.done():
                 continue
             if answer.error:
                 future.set_exception(answer.error)
             else:
                 future.set_result(answer.value)
+
+    def _remember(self, job: SlotJob, answer: SlotAnswer) -> None:
+        if isinstance(answer.error, SimulatorError):
+            self._history.pop(job.slot, None)
+        elif answer.error is None and job.kind == "reset" and job.slot in self._leased:
+            self._history[job.slot] = [job]
+        elif isinstance(answer.value, SlotChunk) and job.slot in self._history:
+            self._history[job.slot].append(job)
+
+    async def _restore(self, ranks: Sequence[Rank]) -> None:
+        """Restores all episodes in a new rank. See Revival."""
+        jobs, before = [job for jobs in self._history.values() for job in jobs], self.counts
+        found = await ranks[0].call("simulate_beside", (jobs,), {})
+        repeated: EnvCounts = found.value.counts
+        self._base = replace(
+            before,
+            num_resets=before.num_resets - repeated.num_resets,
+            num_actions=before.num_actions - repeated.num_actions,
+            num_brought_back=before.num_brought_back + len(self._history),
+        )
 
 
 def fleet_of(

@@ -239,7 +239,7 @@ def revival_rule(recipe: Recipe, role: Role, devices: Sequence[Device]) -> Reviv
 
     devices: of one instance. An engine is replaced only if the published weights stay readable until the next ones.
     """
-    if role.recovery != "respawn" or role.name == "env":  # a fleet of environments replaces its processes itself
+    if role.recovery != "respawn":
         return None
     budget = RestartBudget(role.name, recipe.recovery.restarts_per_hour.get(role.name))
     if role.name != "rollout":

@@ -1,13 +1,21 @@
-"""Restarts of a whole run after the end of a process that cannot be replaced while the run continues."""
+"""Restarts of a whole run after the loss of a process that cannot be replaced while the run continues."""
 
 import time
 from collections.abc import Callable
 
-from interlace.core.errors import WorkerDiedError
+from interlace.core.causes import is_infrastructure_error
+from interlace.core.errors import InterlaceError, RemoteError, WorkerDiedError, first_line
 from interlace.core.recovery import RecoveryConfig, RestartBudget
 
 ROLE = "trainer"
 """Key of recovery.restarts_per_hour for restarts of the whole run."""
+
+
+def describe_loss(error: InterlaceError) -> str:
+    """Returns one line on an error after which a run starts again."""
+    if isinstance(error, RemoteError):
+        return f"{first_line(error)} {error.remote_traceback.strip().splitlines()[-1]}."
+    return first_line(error)
 
 
 class RunRestarts:
@@ -20,12 +28,13 @@ class RunRestarts:
         self._most_in_a_row, self._in_a_row = config.restarts_in_a_row, 0
         self._furthest_step = -1
 
-    def allow(self, error: WorkerDiedError, done_steps: int) -> bool:
+    def allow(self, error: InterlaceError, done_steps: int) -> bool:
         """Counts a loss after `done_steps` steps. Returns whether the run starts again.
 
+        A loss is the death or the hang of a process, or an operation that failed by a connection, a device or a disk.
         If a limit is reached, adds its sentence to the error.
         """
-        if not self._is_on:
+        if not self._is_on or not (isinstance(error, WorkerDiedError) or is_infrastructure_error(error)):
             return False
         self._in_a_row = 0 if done_steps > self._furthest_step else self._in_a_row
         self._furthest_step = max(self._furthest_step, done_steps)

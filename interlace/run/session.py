@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from interlace.core.errors import InterlaceError, RemoteError, RestartBudgetError, StoppedError, WorkerDiedError
+from interlace.core.errors import (
+    InterlaceError,
+    RemoteError,
+    RestartBudgetError,
+    StoppedError,
+    WorkerDiedError,
+    WorkerHungError,
+)
 from interlace.core.types import JSON, TerminalEvent
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.run import RoleGroups, shares_base
@@ -146,6 +153,8 @@ class RunProcess(ABC):
             await self._until_stopped(cluster, work)
         except StoppedError:
             return await self._save_boundary()
+        except WorkerHungError:
+            raise  # a save would wait for the process, too
         except (RestartBudgetError, WorkerDiedError):
             await self._save_after_loss(cluster)
             raise

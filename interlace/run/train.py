@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from interlace.core.errors import WorkerDiedError, first_line
+from interlace.core.errors import RemoteError, WorkerDiedError
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
@@ -31,7 +31,7 @@ from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import imagining, open_learning
-from interlace.run.restarts import RunRestarts
+from interlace.run.restarts import RunRestarts, describe_loss
 from interlace.run.resume import RunStart, find_resumed_start, identify_run
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess, TrainReport
@@ -81,10 +81,10 @@ def train(
         )
         try:
             report: TrainReport | None = asyncio.run(session.train())
-        except WorkerDiedError as error:
+        except (WorkerDiedError, RemoteError) as error:
             if stop.requested or not restarts.allow(error, session.done_steps):
                 raise
-            progress.say(f"{first_line(error)} The run starts again from its newest checkpoint.")
+            progress.say(f"{describe_loss(error)} The run starts again from its newest checkpoint.")
             report = None
         ledger = ledger.plus(session.ledger)
         if report is None:

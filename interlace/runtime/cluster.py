@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from interlace.core.errors import (
+    NoProgressError,
     RemoteError,
     RestartBudgetError,
     UserError,
     WorkerDiedError,
+    WorkerHungError,
 )
 from interlace.core.recovery import RestartBudget
 from interlace.runtime.clock import Clock, LoopClock
@@ -263,6 +265,10 @@ class Cluster(ABC):
             # The peers of a process that died fail too, and their errors may arrive first.
             if death := await self.processes.find_death():
                 raise death from error
+            raise
+        except NoProgressError as error:
+            if hung := [process.name for process in self.processes if process.is_busy]:
+                raise WorkerHungError(f"{', '.join(hung)} did not answer: {error}") from error
             raise
         finally:
             await self.tasks.cancel(flow)

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from interlace.core.errors import HangError
+from interlace.core.errors import HangError, NoProgressError
 from interlace.runtime.clock import Clock
 from interlace.runtime.waits import WaitRegistry
 
@@ -52,7 +52,10 @@ class Watchdog:
         return found
 
     async def run(self) -> None:
-        """Checks periodically, forever, for stalls that at_rest() did not report. Raises HangError."""
+        """Checks periodically, forever, for stalls that at_rest() did not report.
+
+        Raises HangError, or NoProgressError if no operation ended for `hang_after_s`.
+        """
         seen, since, quiet_looks = -1, self._clock.now(), 0
         while True:
             await self._clock.sleep(self.LOOK_EVERY_S)
@@ -65,7 +68,7 @@ class Watchdog:
             if quiet_looks >= 2:
                 self.resolve_or_raise()
             if self._clock.now() - since > self.hang_after_s:
-                raise HangError(
+                raise NoProgressError(
                     f"no progress for {self.hang_after_s:.0f} s (cluster.hang_after_s).\n{self._waits.graph()}"
                 )
 

@@ -18,6 +18,11 @@ class WorkerProcess(Rank, Protocol):
         """True while the process exists."""
         ...
 
+    @property
+    def is_busy(self) -> bool:
+        """True while the process runs an operation that has no reply yet."""
+        ...
+
     async def death(self) -> WorkerDiedError | None:
         """Returns the cause of the process's death, once it is determined.
 

@@ -63,7 +63,7 @@ def test_killed_trainer_ranks_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "sentence"),
-    [("kill:actor@1s", "Set actor.ranks=2"), ("kill:critic@1s", "has no critic"), ("stop:actor@1s", "Choose kill")],
+    [("kill:actor@1s", "Set actor.ranks=2"), ("kill:critic@1s", "has no critic")],
 )
 def test_a_fault_of_a_trainer_without_processes_is_refused(fault: str, sentence: str) -> None:
     ended = CliRunner().invoke(app, ["chaos", "quickstart", "--faults", fault])

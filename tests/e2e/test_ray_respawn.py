@@ -12,7 +12,8 @@ from interlace.core.errors import RestartBudgetError
 from interlace.core.types import Metrics
 from interlace.observe.progress import QuietProgress
 from interlace.runtime.worker import Worker, WorkerContext
-from tests.support.training import equal_weights, final_weights, metrics, run, samples
+from tests.support.robots import SMALL as ROBOT
+from tests.support.training import equal_weights, final_weights, metrics, run, run_recipe, samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 SETTINGS = (
@@ -35,8 +36,8 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     found: dict[str, int] = {}
     start = RayRank.start
 
-    async def started(self: RayRank, factory: Callable[[WorkerContext], Worker]) -> None:
-        await start(self, factory)
+    async def started(self: RayRank, factory: Callable[[WorkerContext], Worker], within_s: float) -> None:
+        await start(self, factory, within_s)
         found[self.name] = int(self._where.split()[1])
 
     monkeypatch.setattr(RayRank, "start", started)
@@ -93,3 +94,22 @@ def test_an_exhausted_budget_ends_the_run_with_its_state_saved(tmp_path: Path, p
     with pytest.raises(RestartBudgetError, match=r"recovery\.restarts_per_hour\.reference is 0"):
         run(tmp_path, "ended", [*ON_RAY, "recovery.restarts_per_hour={reference: 0}"], progress=notes)
     assert [path.name for path in (tmp_path / "ended" / "checkpoints").glob("step_*")] == ["step_2"]
+
+
+def test_a_killed_rank_of_simulators_is_replaced_and_its_episodes_continue(
+    tmp_path: Path, processes: dict[str, int]
+) -> None:
+    pytest.importorskip("gymnasium")
+    settings = (*ROBOT, "steps=4", "cluster.devices=cpu:1")
+    run_recipe("robot-cartpole", tmp_path, "whole", settings)
+    notes = KillAfterSteps({1: ("env/0[rank 0]", 0.0), 2: ("env/0[rank 0]", 0.1)}, processes)
+    on_ray = (*settings, "cluster.backend=ray")
+    report = run_recipe("robot-cartpole", tmp_path, "killed", on_ray, progress=notes)
+    assert report.done_steps == 4
+    assert len(set(notes.killed)) == 2 and notes.said.count("env/0 runs again") == 2
+    assert not any("from its newest checkpoint" in text for text in notes.said)
+    assert samples(tmp_path, "killed") == samples(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path, "killed"), final_weights(tmp_path, "whole"))
+    names = ("env/resets", "env/actions", "env/broken")
+    found = [[row[name] for row in metrics(tmp_path, run) for name in names] for run in ("killed", "whole")]
+    assert found[0] == found[1]

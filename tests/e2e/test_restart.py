@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from interlace.core.errors import RestartBudgetError, WorkerDiedError
+from interlace.core.errors import RemoteError, RestartBudgetError, WorkerDiedError
 from interlace.core.types import Metrics
 from interlace.observe.progress import QuietProgress
 from interlace.run.chaos.processes import role_processes
 from interlace.run.session import RunProcess
+from interlace.workers.actor import ActorWorker
 from tests.support.processes import named, running
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
@@ -20,10 +21,11 @@ SETTINGS = ("steps=5", "checkpoint_every=2", "warmup=null", "evaluation.num_prom
 
 
 class KillAfterStep(QuietProgress):
-    """Kills one process of the run after a step, once."""
+    """Sends a signal to one process of the run after a step, once."""
 
-    def __init__(self, step: int, find: Callable[[], Sequence[int]]) -> None:
+    def __init__(self, step: int, find: Callable[[], Sequence[int]], sent: signal.Signals = signal.SIGKILL) -> None:
         self.said: list[str] = []
+        self._sent = sent
         self._step, self._find = step, find
         self.killed: list[int] = []
 
@@ -33,7 +35,7 @@ class KillAfterStep(QuietProgress):
     def step(self, step: int, metrics: Metrics) -> None:
         if step == self._step and not self.killed:
             self.killed.append(self._find()[-1])
-            os.kill(self.killed[0], signal.SIGKILL)
+            os.kill(self.killed[0], self._sent)
 
 
 def local_ranks() -> Sequence[int]:
@@ -58,6 +60,44 @@ def check_restarted(root: Path, settings: Sequence[str], find: Callable[[], Sequ
 @pytest.mark.slow  # six processes that import torch
 def test_a_run_that_loses_a_local_rank_of_its_trainer_ends_with_the_same_weights(tmp_path: Path) -> None:
     check_restarted(tmp_path, [*SETTINGS, "actor.ranks=2"], local_ranks)
+
+
+@pytest.mark.slow  # waits for cluster.hang_after_s, which must be longer than the start of a rank
+def test_a_run_whose_rank_is_stopped_ends_it_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+    settings = [*SETTINGS, "actor.ranks=2", "cluster.hang_after_s=45"]
+    run(tmp_path, "whole", settings)
+    notes = KillAfterStep(3, local_ranks, signal.SIGSTOP)
+    report = run(tmp_path, "stopped", settings, progress=notes)
+    assert notes.killed and report.done_steps == 5
+    assert any("did not answer" in text and "starts again from its newest checkpoint" in text for text in notes.said)
+    assert metrics(tmp_path, "stopped") == metrics(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path, "stopped"), final_weights(tmp_path, "whole"))
+    assert not Path(f"/proc/{notes.killed[0]}").exists()
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset by peer"), ValueError("a mistake")])
+def test_a_run_starts_again_after_a_lost_connection_of_its_trainer_and_not_after_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    accumulate, calls = ActorWorker.accumulate, []
+
+    def fail_once(self: ActorWorker, *given: object) -> object:
+        calls.append(given)
+        if len(calls) == 7:
+            raise error
+        return accumulate(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ActorWorker, "accumulate", fail_once)
+    notes = KillAfterStep(99, local_ranks)
+    if isinstance(error, ValueError):
+        with pytest.raises(RemoteError, match="a mistake"):
+            run(tmp_path, "failed", SETTINGS, progress=notes)
+        return
+    assert run(tmp_path, "failed", SETTINGS, progress=notes).done_steps == 5
+    assert any("ConnectionResetError" in text and "starts again" in text for text in notes.said)
+    monkeypatch.undo()
+    run(tmp_path, "whole", SETTINGS)
+    assert equal_weights(final_weights(tmp_path, "failed"), final_weights(tmp_path, "whole"))
 
 
 @pytest.mark.slow

@@ -70,8 +70,6 @@ def _parse_fault(part: str) -> FaultSpec:
                 f"processes: {', '.join(faulty_roles())}."
             )
         raise UserError(f"--faults: {part!r} has the unknown role {role!r}.{nearest(role, faulty_roles())}")
-    if role in TRAINED and kind == "stop":
-        raise UserError(f"--faults: {part!r}: a stopped rank ends a run after cluster.hang_after_s. Choose kill.")
     number = _RATE.fullmatch(rate)
     if number is None:
         raise UserError(f"--faults: {part!r} has the rate {rate!r}. Write a probability as 0.1/step or a time as 30s.")

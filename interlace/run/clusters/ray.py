@@ -23,7 +23,8 @@ def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
     session = RaySession.open(config.address, this_machine())
     try:
         slots = find_slots(config.devices, session.machines(this_machine))
-        return cluster_of(session, slots, schedule, hang_after_s=config.hang_after_s)
+        limits = {"hang_after_s": config.hang_after_s, "start_within_s": config.start_timeout_s}
+        return cluster_of(session, slots, schedule, **limits)
     except BaseException:
         session.close()
         raise

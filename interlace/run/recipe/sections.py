@@ -34,7 +34,11 @@ class ClusterConfig(Config):
     they compute; otherwise one thread for each device of the rank. The order of sums depends on the number of threads:
     with 1, weights are bit-identical under every placement."""
     hang_after_s: float = Field(default=1800.0, gt=0)
-    """Seconds without progress after which the run ends with an error that contains the wait-for graph."""
+    """Seconds without progress after which the run ends with an error that contains the wait-for graph, or starts again
+    if a rank with a process is the cause."""
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    """For ray: seconds for Ray to start a process. If a rank is not started by then, its node may be gone, and the run
+    starts again on the nodes that are left."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -13,7 +13,9 @@ from ray.exceptions import RayError
 from interlace.runtime.process.admission import admit
 from interlace.runtime.ray.actor import Endpoint, RankActor
 
-START_WITHIN_S, CONNECT_WITHIN_S = 120.0, 30.0
+START_WITHIN_S = 120.0
+"""Default of the seconds for Ray to start a process."""
+CONNECT_WITHIN_S = 30.0
 
 
 class ChildActor(RankActor):
@@ -53,13 +55,16 @@ class RayChild:
 
 
 def place_child(
-    name: str, target: Callable[..., None], arguments: tuple[object, ...]
+    name: str, target: Callable[..., None], arguments: tuple[object, ...], *, within_s: float = START_WITHIN_S
 ) -> tuple[RayChild, socket.socket]:
-    """Starts a process on the node with the most room and connects to it. Raises OSError on failure."""
+    """Starts a process on the node with the most room and connects to it. Raises OSError on failure.
+
+    within_s: seconds for Ray to start the process.
+    """
     made: Any = ray.remote(ChildActor)
     actor = made.options(num_cpus=0, scheduling_strategy="SPREAD").remote(name, str(Path.cwd()), sys.path, None)
     try:
-        endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=START_WITHIN_S)
+        endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=within_s)
         life = actor.serve.remote(target, arguments)
         connection = socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_WITHIN_S)
     except RayError as error:

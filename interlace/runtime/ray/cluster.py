@@ -20,7 +20,7 @@ from interlace.runtime.machine import DeviceSlot
 from interlace.runtime.process.shared import SharedArrays, shared_folder
 from interlace.runtime.rank_set import Rank
 from interlace.runtime.ray.actor import RankActor
-from interlace.runtime.ray.children import place_child
+from interlace.runtime.ray.children import START_WITHIN_S, place_child
 from interlace.runtime.ray.mail import StoreDirectory
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
@@ -43,16 +43,22 @@ class RayCluster(Cluster):
     Roles that share a device share its bundle; the lock decides.
     """
 
-    place_child = staticmethod(place_child)
-
     def __init__(
-        self, session: RaySession, slots: Sequence[DeviceSlot], schedule: Schedule, *, hang_after_s: float
+        self,
+        session: RaySession,
+        slots: Sequence[DeviceSlot],
+        schedule: Schedule,
+        *,
+        hang_after_s: float,
+        start_within_s: float = START_WITHIN_S,
     ) -> None:
-        """Makes a cluster on a running event loop; shutdown() closes the session.
+        """Makes a cluster on a running event loop; shutdown() closes the session. start_within_s: for one process.
 
         Raises UserError if devices are not free.
         """
         super().__init__([slot.device for slot in slots], schedule, hang_after_s=hang_after_s)
+        self._start_within_s = start_within_s
+        self.place_child = partial(place_child, within_s=start_within_s)
         self._slots, self._lost_part = tuple(slots), session.lost_part
         self._reservation = session.reserve(slots)
         self._after_workers.callback(session.close)
@@ -92,7 +98,7 @@ class RayCluster(Cluster):
         placed = replace(context, devices=local)
         rank = RayRank(handle, placed, self.clock, self._shared, self._broke(spec, context), self._lost_part)
         self._after_workers.push_async_callback(rank.close)
-        await rank.start(spec.factory)
+        await rank.start(spec.factory, self._start_within_s)
         if not spec.may_die:
             self.processes.add(rank)
         return rank

@@ -13,7 +13,6 @@ from interlace.runtime.clock import Clock
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.actor import Endpoint, dumps
-from interlace.runtime.ray.children import START_WITHIN_S
 from interlace.runtime.ray.tensors import stored_in
 from interlace.runtime.worker import Worker, WorkerContext
 
@@ -38,14 +37,17 @@ class RayRank(ProcessRank):
         self._life: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Completes when the process ends, with Ray's explanation as the exception."""
 
-    async def start(self, factory: Callable[[WorkerContext], Worker]) -> None:
-        """Connects and constructs the worker. A UserError passes unchanged; any other error becomes a RemoteError."""
+    async def start(self, factory: Callable[[WorkerContext], Worker], within_s: float) -> None:
+        """Connects and constructs the worker. A UserError passes unchanged; any other error becomes a RemoteError.
+
+        within_s: seconds for Ray to start the process. Raises WorkerDiedError if it takes longer.
+        """
         try:
-            endpoint: Endpoint = await asyncio.wait_for(_awaited(self._actor.endpoint.remote()), START_WITHIN_S)
+            endpoint: Endpoint = await asyncio.wait_for(_awaited(self._actor.endpoint.remote()), within_s)
         except TimeoutError:
             raise WorkerDiedError(
-                f"{self.name} did not start within {START_WITHIN_S:.0f} s. Its devices are reserved on one node, which "
-                "may be gone."
+                f"{self.name} did not start within {within_s:.0f} s (cluster.start_timeout_s). Its devices are "
+                "reserved on one node, which may be gone."
             ) from None
         except RayError as error:
             raise WorkerDiedError(f"{self.name} died before its worker was made. Ray says: {error}") from error

@@ -32,7 +32,6 @@ def test_a_recipe_under_faults_keeps_every_promise(schedule: str) -> None:
         ("crash:rollout@1s", "unknown kind 'crash'"),
         ("kill:rolout@1s", "unknown role 'rolout'.*Did you mean 'rollout'"),
         ("kill:world_model@1s", "'world_model' has no process"),
-        ("stop:actor@1s", "Choose kill"),
         ("kill:rollout@often", "has the rate 'often'"),
         ("kill:rollout@2/step", "above 0 and at most 1"),
         ("kill:rollout@1s,kill:rollout@1s", "twice"),

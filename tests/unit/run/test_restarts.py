@@ -1,8 +1,10 @@
 """Limits of restarts of a whole run."""
 
-from interlace.core.errors import WorkerDiedError
+import pytest
+
+from interlace.core.errors import HangError, InterlaceError, RemoteError, WorkerDiedError, WorkerHungError
 from interlace.core.recovery import HOUR_S, RecoveryConfig
-from interlace.run.restarts import RunRestarts
+from interlace.run.restarts import RunRestarts, describe_loss
 
 
 def restarts(per_hour: int, in_a_row: int, times_s: list[float] | None = None) -> RunRestarts:
@@ -31,3 +33,30 @@ def test_restarts_without_a_new_step_end_the_run() -> None:
     # The run repeats steps from its checkpoint; these are not new.
     assert not counted.allow(error, done_steps=3)
     assert "recovery.restarts_in_a_row" in error.__notes__[0]
+
+
+def remote(last_line: str) -> RemoteError:
+    return RemoteError("actor/0", 0, "accumulate", f"Traceback (most recent call last):\n  File ...\n{last_line}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_allowed"),
+    [
+        (WorkerHungError("actor/0[rank 1] did not answer"), True),
+        (HangError("nothing can go on"), False),
+        (remote("ConnectionResetError: [Errno 104] Connection reset by peer"), True),
+        (remote("RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed"), True),
+        (remote("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690"), True),
+        (remote("OSError: [Errno 116] Stale file handle"), True),
+        (remote("FileNotFoundError: [Errno 2] No such file or directory: 'data'"), False),
+        (remote("RuntimeError: CUDA out of memory"), False),
+        (remote("ValueError: ConnectionResetError is no number"), False),
+    ],
+)
+def test_a_run_starts_again_after_losses_and_not_after_mistakes(error: InterlaceError, is_allowed: bool) -> None:
+    assert restarts(9, 9).allow(error, done_steps=1) is is_allowed
+
+
+def test_a_loss_is_described_in_one_line() -> None:
+    found = describe_loss(remote("ConnectionResetError: reset"))
+    assert found == "actor/0[rank 0].accumulate() raised: ConnectionResetError: reset."

@@ -1,0 +1,149 @@
+"""Runs over two hosts: engines behind a link, a partition of the hosts, and a host that is lost."""
+
+import itertools
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from interlace.run.chaos.certificate import EndedKey, SampleCounts
+from interlace.schedule.presets import load_schedule
+from tests.support.engine_servers import KEY, KEY_ENV
+from tests.support.hosts import INTERLACE, Host, Hosts, two_hosts, why_not
+from tests.support.training import SMALL, equal_weights, final_weights, metrics, run, samples
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+SAMPLES_PER_PROMPT = 4
+SETTINGS = (
+    "steps=8",
+    "warmup=null",
+    "evaluation.num_prompts=1",
+    "checkpoint_every=2",
+    "cluster.threads_per_worker=1",
+    f"samples_per_prompt={SAMPLES_PER_PROMPT}",
+)
+QUICK = "heartbeat_s: 0.3, health_timeout_s: 2, progress_s: 3"
+"""Limits after which a server counts as lost."""
+PARTITION_S = 6.0
+"""Three times health_timeout_s, so that both hosts notice it."""
+LIMIT_S = 120.0
+PORTS = itertools.count(8000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRun:
+    """A run of the quick start on a host, in its folder `runs`."""
+
+    root: Path
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_until(lambda: len(self._lines()) >= step)
+
+    def wait_for_note(self, *sentences: str) -> None:
+        self.wait_until(lambda: all(sentence in self.output for sentence in sentences))
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + LIMIT_S
+        while not condition():
+            assert self.process.poll() is None and time.monotonic() < deadline_s, self.output
+            time.sleep(0.05)
+
+    def wait_for_end(self) -> None:
+        try:
+            code = self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"no end within {LIMIT_S:.0f} s: {self.output}")
+        assert code == 0, self.output
+
+    @property
+    def output(self) -> str:
+        return " ".join(self.log.read_text().split())
+
+    def _lines(self) -> Sequence[str]:
+        file = self.root / self.name / "metrics.jsonl"
+        return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with two_hosts() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the run `calm` on one host, without faults, under a synchronous schedule."""
+    root = tmp_path_factory.mktemp("calm")
+    run(root, "calm", SETTINGS)
+    return root
+
+
+def start_run(host: Host, preset: str, *settings: str) -> HostRun:
+    log = host.folder / f"{preset}.log"
+    given = [*SMALL, *SETTINGS, f"schedule={preset}", f"model.cache_dir={host.folder / 'cache'}", *settings]
+    process = host.start([*INTERLACE, "train", "quickstart", "--name", preset, *given], log, {KEY_ENV: KEY})
+    return HostRun(root=host.folder / "runs", name=preset, process=process, log=log)
+
+
+def start_on_servers(hosts: Hosts, preset: str, *on: Host) -> HostRun:
+    """Starts a run on the first host with an engine server on each host of `on`."""
+    urls = ", ".join(host.serve(next(PORTS)) for host in on)
+    engine = f"rollout={{engine: address, urls: [{urls}], key_env: {KEY_ENV}, {QUICK}}}"
+    versions = hosts.first.folder / "versions"  # on a disk that both hosts see
+    return start_run(hosts.first, preset, engine, "weights.transport=folder", f"weights.folder={versions}")
+
+
+def check(done: HostRun, calm: Path) -> None:
+    """Checks that no sample is lost or doubled, the bound, and for a synchronous schedule equality to the bit."""
+    ended = [
+        EndedKey(int(str(row["group"])), int(str(row["index"])), str(row["event"]))
+        for row in samples(done.root, done.name)
+    ]
+    counts, bound = SampleCounts.of(ended, SAMPLES_PER_PROMPT), load_schedule(done.name).staleness_bound
+    assert (counts.lost, counts.duplicated) == (0, 0)
+    rows = metrics(done.root, done.name)
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert max(row["sched/staleness_max"] for row in rows) <= bound
+    if bound == 0:
+        assert samples(done.root, done.name) == samples(calm, "calm")
+        assert equal_weights(final_weights(done.root, done.name), final_weights(calm, "calm"))
+
+
+@pytest.mark.parametrize("preset", ["verl-colocated", "areal"])
+def test_engines_behind_a_partition_lose_no_sample(hosts: Hosts, calm: Path, preset: str) -> None:
+    going = start_on_servers(hosts, preset, hosts.first, hosts.second)
+    going.wait_for_step(2)
+    hosts.cut()
+    going.wait_for_note("rollout/1 is lost")
+    time.sleep(PARTITION_S)
+    hosts.join()
+    going.wait_for_end()
+    check(going, calm)
+
+
+def test_a_run_without_reachable_engines_waits_for_the_end_of_the_partition(hosts: Hosts, calm: Path) -> None:
+    going = start_on_servers(hosts, "verl-colocated", hosts.second)
+    going.wait_for_step(2)
+    hosts.cut()
+    going.wait_for_note("rollout/0 is lost")
+    time.sleep(PARTITION_S)
+    hosts.join()
+    going.wait_for_note("rollout/0 is back")
+    going.wait_for_end()
+    check(going, calm)
+
+
+@pytest.mark.parametrize("preset", ["verl-colocated", "areal"])
+def test_engines_of_a_lost_host_lose_no_sample(hosts: Hosts, calm: Path, preset: str) -> None:
+    going = start_on_servers(hosts, preset, hosts.first, hosts.second)
+    going.wait_for_step(2)
+    hosts.second.lose()
+    going.wait_for_note("rollout/1 is lost")
+    going.wait_for_end()
+    check(going, calm)
