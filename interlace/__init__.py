@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from interlace.algorithms.base import Advantages, Algorithm
     from interlace.api.background import Server
-    from interlace.api.commands import compare, evaluate, load_run, plan, profile, serve, simulate
+    from interlace.api.commands import compare, evaluate, lm_eval_model, load_run, plan, profile, serve, simulate
     from interlace.api.run import TrainedRun
     from interlace.api.sweep import sweep
     from interlace.api.train import train
@@ -25,7 +25,16 @@ __version__ = "0.2.0"
 _PLACES = {
     "interlace.algorithms.base": ("Advantages", "Algorithm"),
     "interlace.api.background": ("Server",),
-    "interlace.api.commands": ("compare", "evaluate", "load_run", "plan", "profile", "serve", "simulate"),
+    "interlace.api.commands": (
+        "compare",
+        "evaluate",
+        "lm_eval_model",
+        "load_run",
+        "plan",
+        "profile",
+        "serve",
+        "simulate",
+    ),
     "interlace.api.run": ("TrainedRun",),
     "interlace.api.sweep": ("sweep",),
     "interlace.api.train": ("train",),
@@ -46,8 +55,8 @@ _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
     "Advantages", "Algorithm", "Channel", "Env", "Episode", "InterlaceError", "Outcome", "Recipe", "Server", "Session",
-    "StepInfo", "TrainedRun", "Turn", "UserError", "Worker", "compare", "evaluate", "load_recipe", "load_run",
-    "operation", "plan", "profile", "run_flow", "serve", "simulate", "sweep", "train",
+    "StepInfo", "TrainedRun", "Turn", "UserError", "Worker", "compare", "evaluate", "lm_eval_model", "load_recipe",
+    "load_run", "operation", "plan", "profile", "run_flow", "serve", "simulate", "sweep", "train",
 ]  # fmt: skip
 
 

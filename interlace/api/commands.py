@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from interlace.forecast.plan import RecipePlan
     from interlace.forecast.profile.probe import Probes
     from interlace.forecast.profile.types import Profile
+    from interlace.run.lm_eval import EngineLM
     from interlace.schedule.schedule import Schedule
 
 _SHOWN = ("schedule", "steps", "step_s", "tokens_per_s", "trained_tokens_per_device_s", "staleness_max", "final_reward")
@@ -189,15 +190,10 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates a run, a checkpoint or any model on the held-out prompts of a recipe; by default on the run's own.
 
-    checkpoint: of a run, `newest`, `best` or a step. If None, the one that load_run() chose, else the newest.
+    checkpoint: of a run, `newest`, `best`, a step or a folder. If None, the one that load_run() chose, else the newest.
     """
-    spec, chosen = str(run_or_model), checkpoint
-    if isinstance(run_or_model, TrainedRun):
-        spec, chosen = str(run_or_model.folder), run_or_model.chosen if checkpoint is None else checkpoint
-    console = Console(quiet=quiet)
-    return evaluate_spec(
-        spec, recipe, overrides, console, quiet=quiet, checkpoint=NEWEST if chosen is None else chosen
-    )[1]
+    spec, chosen = _named(run_or_model, checkpoint)
+    return evaluate_spec(spec, recipe, overrides, Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[1]
 
 
 @for_python
@@ -219,21 +215,54 @@ def serve(
     model_or_run: str | Path | TrainedRun,
     overrides: Sequence[str] = (),
     *,
+    checkpoint: str | int | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: str | None = None,
     admin_key: str | None = None,
 ) -> "Server":
-    """Serves a model or a run over HTTP in the background, and returns once it listens. Port 0 takes a free one."""
+    """Serves a model or a run over HTTP in the background, and returns once it listens. Port 0 takes a free one.
+
+    checkpoint: of a run, as for evaluate().
+    """
     from interlace.api.background import Server
     from interlace.cli.serve import refuse_equal_keys, served_recipe
     from interlace.run.serve import ServeOptions
 
     refuse_equal_keys(api_key, admin_key)
     hush_libraries()
-    spec = str(model_or_run.folder if isinstance(model_or_run, TrainedRun) else model_or_run)
-    recipe = served_recipe(spec, list(overrides))
+    spec, chosen = _named(model_or_run, checkpoint)
+    recipe = served_recipe(spec, list(overrides), chosen)
     return Server(recipe, ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key))
+
+
+@for_python
+def lm_eval_model(
+    model_or_run: str | Path | TrainedRun,
+    overrides: Sequence[str] = (),
+    *,
+    checkpoint: str | int | None = None,
+    tokenizer: str | None = None,
+    dialect: str = "interlace",
+    device: str | None = None,
+) -> "EngineLM":
+    """Opens a run, a model or a server (its address) as a model of lm-evaluation-harness, for simple_evaluate(model=).
+
+    checkpoint: of a run, as for evaluate(). tokenizer, dialect: of a server; see the command. device: as torch names
+    it; None for a GPU if the run's cluster has one, else the CPU.
+    """
+    from interlace.cli.lm_eval import LMSource, open_lm
+
+    spec, chosen = _named(model_or_run, checkpoint)
+    source = LMSource(spec=spec, overrides=overrides, checkpoint=chosen, tokenizer=tokenizer, dialect=dialect)
+    return open_lm(source, device=device)
+
+
+def _named(run_or_model: str | Path | TrainedRun, checkpoint: str | int | None) -> tuple[str, str | int]:
+    """Returns the name of a run or model, and the choice of its checkpoint."""
+    if isinstance(run_or_model, TrainedRun):
+        return str(run_or_model.folder), run_or_model.chosen if checkpoint is None else checkpoint
+    return str(run_or_model), NEWEST if checkpoint is None else checkpoint
 
 
 def _short(value: object) -> str:

