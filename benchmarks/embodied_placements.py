@@ -10,6 +10,7 @@ it compares with another system (SimpleVLA-RL), so only the order of the placeme
 
 import argparse
 import json
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def table(sizes: Sequence[int], presets: Sequence[str]) -> tuple[str, list[Mappi
     """Runs all simulations. Returns the table and its figures."""
     lines, figures = [], []
     for work in WORKLOADS:
-        lines += [f"{work.title}. RLinf publishes: {work.published}.", ""]
+        lines += [textwrap.fill(f"{work.title}. RLinf publishes: {work.published}.", 120), ""]
         lines += [f"| preset | {' | '.join(f'{size} devices' for size in sizes)} |", "|---" * (len(sizes) + 1) + "|"]
         base: dict[int, float] = {}
         for preset in sorted(presets, key=lambda name: name != work.base):
