@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.plan_table import differences, show_memory, show_plans, unique
+from interlace.cli.plan_table import differences, show_memory, show_plans, show_training, unique
 from interlace.cli.preflight import hush_libraries, say, writable
 from interlace.cli.virtual import change_profiles, sheet_cluster, virtual_cluster
 from interlace.core.errors import UserError
@@ -171,6 +171,7 @@ def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes |
         say(console, measured.text())
     if with_memory:
         show_memory(console, made)
+        show_training(console, made)
 
 
 def _explain(console: Console, made: "RecipePlan") -> None:

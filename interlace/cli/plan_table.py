@@ -57,6 +57,23 @@ def show_memory(console: Console, made: "RecipePlan") -> None:
     console.print(table)
 
 
+def show_training(console: Console, made: "RecipePlan") -> None:
+    """Prints the fastest layout of training that fits into memory, if the devices have a data sheet."""
+    from interlace.forecast.training import plan_training
+
+    found = plan_training(made.request, made.found.best.schedule)
+    if not found:
+        return
+    best, count = found[0], found[0].layout.num_devices
+    parts = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in best.memory.items() if size)
+    console.print(
+        f"Training on {count} devices, fastest layout of {len(found)} that fit (roofline): {best.step_s:.3g} s per "
+        f"optimizer step, {best.memory_bytes / 2**30:.1f} GiB per device ({parts}). Settings: "
+        f"{' '.join(best.layout.settings)}",
+        highlight=False,
+    )
+
+
 def _cells(made: "RecipePlan", plan: "Planned", place: int) -> tuple[str, ...]:
     ratio, score, price = made.found.ratio(plan), plan.score, made.price(plan)
     digits = 0 if score.step_s >= 100 else 1 if score.step_s >= 10 else 2

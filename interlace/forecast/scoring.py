@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from interlace.core.errors import HangError, SimulationStoppedError, UserError
 from interlace.core.types import TerminalEvent
 from interlace.flows.steps import StepResult
-from interlace.forecast.costs.scale import scale_model
+from interlace.forecast.costs.scale import scale_model, shorten_episodes
 from interlace.forecast.search.bounds import response_lengths
 from interlace.forecast.search.candidates import leaves_out, selects_by_speed
 from interlace.forecast.search.plans import Fidelity, Refused, SampleEffort, Score, Scorer
@@ -60,7 +60,9 @@ class Workplace:
         simulation = self.simulation
         here = replace(
             simulation,
-            profile=scale_model(simulation.profile, fidelity.scale, simulation.num_devices),
+            profile=shorten_episodes(
+                scale_model(simulation.profile, fidelity.scale, simulation.num_devices), fidelity.turns
+            ),
             num_devices=simulation.num_devices // fidelity.scale,
             pools=tuple((pool, count // fidelity.scale) for pool, count in simulation.pools),
         )
@@ -251,6 +253,6 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
 
 def _scale_score(score: Score | Refused | None, fidelity: Fidelity) -> Score | Refused | None:
     """Converts the score of a model to the whole cluster."""
-    if not isinstance(score, Score) or fidelity.scale == 1:
+    if not isinstance(score, Score):
         return score
-    return replace(score, tokens_per_s=score.tokens_per_s * fidelity.scale)
+    return replace(score, tokens_per_s=score.tokens_per_s * fidelity.scale * fidelity.turns)

@@ -32,6 +32,10 @@ class ModelSize:
     hidden_bytes_per_token: int
     """Bytes of a token that pass from layer to layer; gradient checkpointing keeps only these."""
     num_layers: int
+    expert_parameters: int
+    """Parameters of all routed experts, included in num_parameters."""
+    num_experts: int
+    """Routed experts of a layer; 0 for a model without experts."""
     context: int | None
     """Longest sequence, in tokens, by context_length. If None, no limit is known."""
 
@@ -85,8 +89,16 @@ def model_size(model: "PreTrainedModel") -> ModelSize:
         pairs_per_token=num_pairs,
         hidden_bytes_per_token=FLOAT_BYTES * int(text.hidden_size),
         num_layers=int(text.num_hidden_layers),
+        expert_parameters=sum(each.numel() for name, each in model.named_parameters() if ".experts." in name),
+        num_experts=_count_experts(text) if num_pairs else 0,
         context=context_length(model.config),
     )
+
+
+def _count_experts(text: "PretrainedConfig") -> int:
+    """Returns the number of routed experts of a layer; families of models have different names for it."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((int(count) for name in names if (count := getattr(text, name, None))), 0)
 
 
 def context_length(config: "PretrainedConfig") -> int | None:

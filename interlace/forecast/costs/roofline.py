@@ -31,6 +31,25 @@ class ModelShape:
     """Float32 logits, bytes per token."""
     hidden_bytes_per_token: int
     """Hidden state in bf16, bytes per token."""
+    expert_parameters: int = 0
+    """Parameters of all routed experts, included in num_parameters."""
+    num_experts: int = 0
+    """Routed experts of a layer; 0 for a dense model."""
+    experts_per_token: int = 0
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that compute a token."""
+        return self.read_parameters(1)
+
+    def read_parameters(self, num_tokens: int) -> int:
+        """Returns the expected number of parameters that `num_tokens` tokens use together, if experts are equally
+        likely.
+        """
+        if not self.num_experts:
+            return self.num_parameters
+        unused = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        return round(self.num_parameters - unused * self.expert_parameters)
 
 
 def roofline_profile(device: str, shape: ModelShape, sizes: RunSizes, *, micro_batch_tokens: int) -> Profile:
@@ -38,7 +57,7 @@ def roofline_profile(device: str, shape: ModelShape, sizes: RunSizes, *, micro_b
     sheet, bf16_bytes = load_sheet(device), 2 * shape.num_parameters
     load_s = bf16_bytes / sheet.host_bytes_per_s
     state_bytes = TRAIN_BYTES * shape.num_parameters
-    token_s = 8 * shape.num_parameters / (TRAIN_SHARE * sheet.flops)  # activations are computed twice
+    token_s = 8 * shape.active_parameters / (TRAIN_SHARE * sheet.flops)  # activations are computed twice
     return Profile(
         device=sheet.name,
         basis="roofline",
@@ -72,9 +91,13 @@ def roofline_profile(device: str, shape: ModelShape, sizes: RunSizes, *, micro_b
 
 def _rollout(sheet: DataSheet, shape: ModelShape, load_s: float) -> RolloutCosts:
     bf16_bytes = 2 * shape.num_parameters
-    weights_s = bf16_bytes / (BANDWIDTH_SHARE * sheet.bytes_per_s)
-    sequence_s = 2 * shape.num_parameters / (FLOPS_SHARE * sheet.flops)
-    steps = tuple((batch, LAUNCH_S + max(weights_s, batch * sequence_s)) for batch in (1, 16, 64, 128, 256, 512))
+    byte_s = 1 / (BANDWIDTH_SHARE * sheet.bytes_per_s)
+    weights_s = 2 * shape.active_parameters * byte_s  # of one sequence
+    sequence_s = 2 * shape.active_parameters / (FLOPS_SHARE * sheet.flops)
+    steps = tuple(
+        (batch, LAUNCH_S + max(2 * shape.read_parameters(batch) * byte_s, batch * sequence_s))
+        for batch in (1, 16, 64, 128, 256, 512)
+    )
     cache_bytes = max(2**30, int(MEMORY_SHARE * sheet.memory_bytes) - bf16_bytes)
     alone_s = LAUNCH_S + weights_s
     scaling = tuple(

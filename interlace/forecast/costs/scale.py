@@ -3,7 +3,7 @@
 import math
 from typing import TypeVar
 
-from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Profile, TrainCosts
+from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Profile, RolloutCosts, TrainCosts
 
 C = TypeVar("C", bound=InferenceCosts)
 
@@ -27,6 +27,42 @@ def scale_model(profile: Profile, factor: int, num_devices: int) -> Profile:
             "kinds": {name: scale_model(kind, factor, num_devices) for name, kind in profile.kinds.items()},
         }
     )
+
+
+def shorten_episodes(profile: Profile, factor: int) -> Profile:
+    """Returns costs of robots' episodes with 1 / `factor` of the turns, each of which takes `factor` times as long.
+
+    Only for episodes whose turns have separate contexts. Costs of whole steps (updates, changes of devices, resets)
+    are unchanged, so a step takes about as long with a fraction of the events.
+    """
+    if factor == 1 or profile.turns is None or profile.env is None:
+        return profile
+    env, turns = profile.env, profile.turns
+    return profile.model_copy(
+        update={
+            "rollout": _slow_calls(profile.rollout, factor),
+            "actor": _slow_tokens(profile.actor, factor),
+            "critic": profile.critic and _slow_tokens(profile.critic, factor),
+            "reference": profile.reference and _slow_tokens(profile.reference, factor),
+            "env": env.model_copy(update={"chunks": tuple((count, seconds * factor) for count, seconds in env.chunks)}),
+            "turns": turns.model_copy(update={"turns": tuple(count / factor for count in turns.turns)}),
+            "kinds": {name: shorten_episodes(kind, factor) for name, kind in profile.kinds.items()},
+        }
+    )
+
+
+def _slow_calls(costs: RolloutCosts, factor: int) -> RolloutCosts:
+    fields = ("context_token_s", "call_s", "min_call_s", "intake_s", "sequence_s", "prefill_token_s")
+    slower: dict[str, object] = {name: getattr(costs, name) * factor for name in fields}
+    steps = tuple((batch, seconds * factor) for batch, seconds in costs.steps)
+    return costs.model_copy(update={**slower, "steps": steps})
+
+
+def _slow_tokens(costs: C, factor: int) -> C:
+    slower = {"token_s": costs.token_s * factor}
+    if isinstance(costs, TrainCosts):
+        slower["inference_token_s"] = costs.inference_token_s * factor
+    return costs.model_copy(update=slower)
 
 
 def _simulators(costs: EnvCosts, factor: int) -> EnvCosts:

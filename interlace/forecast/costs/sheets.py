@@ -24,6 +24,11 @@ class DataSheet(Config):
     memory_bytes: int = Field(gt=0)
     host_bytes_per_s: float = Field(gt=0)
     """Bandwidth between host and device."""
+    link_bytes_per_s: float = Field(gt=0)
+    """Bandwidth of a device to the others of its node, in one direction."""
+    network_bytes_per_s: float = Field(gt=0)
+    """Bandwidth of a device to other nodes, in one direction: of a usual cluster, with a network card per device."""
+    devices_per_node: int = Field(default=8, ge=1)
 
 
 def device_names() -> list[str]:

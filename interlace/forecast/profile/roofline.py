@@ -9,15 +9,12 @@ from interlace.run.recipe.config import Recipe
 BF16_BYTES = 2
 
 
-def roofline_of(recipe: Recipe, device: str) -> Profile:
-    """Returns the estimated costs of a recipe's workers on a device kind that need not be present.
-
-    Raises UserError for an unknown kind.
-    """
+def shape_of(recipe: Recipe) -> ModelShape:
+    """Returns the properties of a recipe's model that determine its costs, without reading weights."""
     model = empty_model(recipe.model)
     size, text = model_size(model), model.config.get_text_config()
     heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
-    shape = ModelShape(
+    return ModelShape(
         name=recipe.model.path,
         num_parameters=size.num_parameters,
         num_layers=size.num_layers,
@@ -25,10 +22,20 @@ def roofline_of(recipe: Recipe, device: str) -> Profile:
         kv_bytes_per_token=size.kv_bytes_per_token * BF16_BYTES // model.dtype.itemsize,
         logit_bytes_per_token=size.logit_bytes_per_token,
         hidden_bytes_per_token=size.hidden_bytes_per_token // 2,
+        expert_parameters=size.expert_parameters,
+        num_experts=size.num_experts,
+        experts_per_token=size.pairs_per_token,
     )
+
+
+def roofline_of(recipe: Recipe, device: str) -> Profile:
+    """Returns the estimated costs of a recipe's workers on a device kind that need not be present.
+
+    Raises UserError for an unknown kind.
+    """
     sizes = RunSizes(
         prompts_per_step=recipe.prompts_per_step,
         samples_per_prompt=recipe.samples_per_prompt,
         max_new_tokens=recipe.sampling.max_new_tokens,
     )
-    return roofline_profile(device, shape, sizes, micro_batch_tokens=recipe.tokens_per_microbatch)
+    return roofline_profile(device, shape_of(recipe), sizes, micro_batch_tokens=recipe.tokens_per_microbatch)

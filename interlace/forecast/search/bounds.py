@@ -160,6 +160,9 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
     """
     lengths = response_lengths(profile.lengths, workload.max_new_tokens)
     num_tokens = workload.samples_per_step * (fmean(lengths) + profile.lengths.prompt_tokens)
+    if workload.num_envs and profile.turns:  # each turn is trained with its own observation
+        sensed = workload.samples_per_step * fmean(profile.turns.given_tokens)
+        num_tokens = (num_tokens + sensed) * fmean(profile.turns.turns)
     busy = [0.0] * len(devices)
     _add_generation(busy, schedule, profile, workload, devices)
     for role in workload.roles:
@@ -176,6 +179,8 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
         for device in (device for instance in instances for device in instance):
             busy[device.index] += seconds
     slowest = max(busy)
+    if "env" in workload.roles:
+        slowest = max(slowest, _on_host_s(schedule, profile, workload, devices))
     if schedule.staleness_bound == 0 and not isinstance(schedule.tail, Oversample | TailBatching):
         longest = _expect_longest(lengths, workload.samples_per_step) / schedule.sync_every
         slowest = max(
@@ -190,12 +195,20 @@ def _add_simulators(
     """Adds the simulation of a step's episodes, at the best rate of the environments that move together."""
     instances = [instance for instance in schedule.instances("env", devices) if instance]
     if not instances or profile.env is None or profile.turns is None:
-        return
+        return  # on the host: see _on_host_s
     costs, together = profile.env, max(1, workload.num_envs // len(instances))
     chunk_s = min(costs.chunk_s(count) / count for count in {1, together})
     chunks = workload.samples_per_step * fmean(profile.turns.turns) / len(instances)
     for device in (device for instance in instances for device in instance):
         busy[device.index] += chunks * chunk_s
+
+
+def _on_host_s(schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]) -> float:
+    """Returns the seconds in which the processes of the host simulate a step's episodes; 0 on devices."""
+    if profile.env is None or profile.turns is None or any(schedule.instances("env", devices)):
+        return 0.0
+    chunks = workload.samples_per_step * fmean(profile.turns.turns)
+    return chunks * profile.env.chunk_s(1) / profile.env.num_processes(len(devices))
 
 
 def _add_generation(

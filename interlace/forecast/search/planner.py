@@ -43,6 +43,8 @@ FRONT = 5
 """Plans of the Pareto front that are simulated closely although faster plans exist."""
 BEAM = 3
 """Candidates whose neighbours are tried in one round of the search."""
+SHORT_TURNS = 8
+"""Turns of a robot's episode below the final fidelity."""
 SMALLEST = 8
 """Devices of the smallest model of a cluster."""
 ROUNDS_WITHOUT_GAIN = 2
@@ -84,9 +86,11 @@ class _Search:
         self._score = score
         self._scales = coarser(workload)
         requests = workload.requests_per_step
+        turns = max(1, round(workload.turns / SHORT_TURNS)) if workload.num_envs else 1
         # The search takes half of the effort, the middle fidelity a fifth, and the final one the rest.
-        self._coarse = Fidelity(scale=self._scales[0], steps=6 if requests < 512 else 4 if requests < 16_384 else 2)
-        self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2)
+        coarse_steps = 6 if requests < 512 else 4 if requests < 16_384 else 2
+        self._coarse = Fidelity(scale=self._scales[0], steps=coarse_steps, turns=turns)
+        self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2, turns=turns)
         self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
         self._effort = effort
         self._seen: dict[Candidate, Score | Refused] = {}
@@ -150,11 +154,13 @@ class _Search:
 
     def _closest(self, candidates: Sequence[Candidate]) -> Fidelity:
         """Returns the final fidelity: the whole cluster, or the largest model of it that the effort allows."""
-        for scale in self._scales[2:]:
-            fidelity = replace(self._fine, scale=scale)
-            if self._effort.affords(sum(self._cost(each, fidelity) for each in candidates)):
-                return fidelity
-        return replace(self._fine, scale=self._scales[1])
+        turns = self._middle.turns
+        for each in dict.fromkeys((1, turns)):
+            for scale in self._scales[2:]:
+                fidelity = replace(self._fine, scale=scale, turns=each)
+                if self._effort.affords(sum(self._cost(candidate, fidelity) for candidate in candidates)):
+                    return fidelity
+        return replace(self._fine, scale=self._scales[1], turns=turns)
 
     def _affordable(self, candidates: Iterable[Candidate], fidelity: Fidelity, share: float) -> list[Candidate]:
         """Returns the first candidates, as many as a share of the remaining effort allows to simulate."""
@@ -217,18 +223,25 @@ class _Search:
                 continue
             fresh.append((least_step_s(schedule, self._profile, self._workload, self._devices), each))
         fresh.sort(key=lambda pair: pair[0])
-        best = self._best(1)
-        top = self._seen[best[0]] if best else None
-        # Seconds of a step that trains on all generated samples: the best may leave some out.
-        limit = top.step_s / (1 + min(0.0, top.length_shift)) if isinstance(top, Score) else math.inf
-        # Allow a sixth more than the bound, because the bound is an expectation.
-        promising = [each for least_s, each in fresh if least_s <= 1.17 * limit]
-        self._feasible.num_pruned += len(fresh) - len(promising)
-        for start in range(0, len(promising), 16):
+        for start in range(0, len(fresh), 16):
             if self._effort.share_left <= SEARCH_LEAVES and self._best(1):
                 return
-            self._seen.update(self._score_all(promising[start : start + 16], self._coarse))
-            self._report()
+            limit = self._limit_s()
+            promising = [each for least_s, each in fresh[start : start + 16] if least_s <= limit]
+            self._feasible.num_pruned += len(fresh[start : start + 16]) - len(promising)
+            if promising:
+                self._seen.update(self._score_all(promising, self._coarse))
+                self._report()
+
+    def _limit_s(self) -> float:
+        """Returns the lower bound of a step above which a candidate cannot beat the best."""
+        best = self._best(1)
+        top = self._seen[best[0]] if best else None
+        if not isinstance(top, Score):
+            return math.inf
+        # Seconds of a step that trains on all generated samples: the best may leave some out. A sixth more is allowed,
+        # because the bound is an expectation.
+        return 1.17 * top.step_s / (1 + min(0.0, top.length_shift))
 
     def _report(self) -> None:
         """Reports the best schedule so far."""
@@ -253,7 +266,7 @@ class _Search:
     def _cost(self, candidate: Candidate, fidelity: Fidelity) -> int:
         """Returns the number of samples to simulate."""
         steps = fidelity.num_steps(candidate.rest)
-        return steps * self._workload.requests_per_step // fidelity.scale
+        return steps * self._workload.requests_per_step // (fidelity.scale * fidelity.turns)
 
     def _best(self, count: int) -> list[Candidate]:
         inside = {each: score for each, score in self._seen.items() if self._feasible.is_inside(each, score)}

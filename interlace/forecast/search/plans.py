@@ -73,6 +73,8 @@ class Fidelity:
     """Divisor of the numbers of devices and prompts."""
     steps: int = 4
     """Minimum number of counted steps."""
+    turns: int = 1
+    """Divisor of the number of turns of robots' episodes, whose turns then take longer."""
 
     def count_steps(self, schedule: Schedule) -> int:
         """Returns the number of counted steps: whole periods of the schedule."""

@@ -3,10 +3,13 @@
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.forecast.costs.scale import shorten_episodes
 from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Lengths, Profile, RolloutCosts, TrainCosts, Turns
+from interlace.forecast.search.bounds import Workload, least_step_s
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.forecast.virtual import Simulated
 from interlace.run.recipe.load import load_recipe
+from interlace.schedule.schedule import Schedule
 
 pytest.importorskip("gymnasium")
 PROFILE = Profile(
@@ -55,3 +58,26 @@ def test_a_profile_without_simulators_serves_no_robot() -> None:
     with pytest.raises(UserError, match="has simulators, and the profile has no `env`"):
         recipe = load_recipe("robot-cartpole", SIZES)
         simulate(recipe, Simulation(profile=PROFILE.model_copy(update={"env": None}), num_devices=2))
+
+
+def test_fewer_and_longer_turns_take_as_long() -> None:
+    apart = "schedule.placement={rollout: 0, env: 1, reference: 1, critic: 1, actor: 1}"
+    recipe = load_recipe("robot-cartpole", [*SIZES, "steps=1", apart, "schedule.granularity.env=100%"])
+    cheap = shorten_episodes(PROFILE, 5)
+    assert cheap.turns is not None and cheap.turns.turns == (2.0,)
+    whole, short = (
+        simulate(recipe, Simulation(profile=profile, num_devices=2)).results[-1].metrics["timing_s/step"]
+        for profile in (PROFILE, cheap)
+    )
+    assert short == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize(("devices", "host_s"), [("host", 80 * 0.125 / 2), ("1", 0.0)])
+def test_the_lower_bound_counts_simulators_on_the_host(devices: str, host_s: float) -> None:
+    workload = Workload(
+        num_devices=2, prompts_per_step=8, samples_per_prompt=1, max_new_tokens=1, roles=("rollout", "env", "actor"),
+        num_envs=8, turns=10.0,
+    )  # fmt: skip
+    schedule = Schedule.parse({"placement": {"rollout": "0", "env": devices, "actor": "1"}})
+    bound_s = least_step_s(schedule, PROFILE, workload, Simulation(profile=PROFILE, num_devices=2).devices)
+    assert bound_s >= max(host_s, 80 * 0.125 / 8)

@@ -1,0 +1,37 @@
+"""Layout of training for a plan: the fastest one that fits into memory, as settings of the recipe."""
+
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from interlace.forecast.costs.layouts import LayoutForecast, search_layouts
+from interlace.forecast.costs.sheets import device_names, load_sheet
+from interlace.forecast.profile.roofline import shape_of
+from interlace.forecast.search.bounds import response_lengths
+from interlace.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from interlace.forecast.plan import PlanRequest
+
+
+def plan_training(request: "PlanRequest", schedule: Schedule, *, runnable: bool = True) -> list[LayoutForecast]:
+    """Returns the layouts of the actor's devices that fit into memory, the fastest first.
+
+    runnable: leaves out layouts that a recipe cannot state (pipelines, moments on the host). Returns an empty list if
+    none fits, or if the devices have no data sheet. An adapter (actor.lora) is not modelled.
+    """
+    recipe, simulation = request.recipe, request.simulation
+    profile = simulation.profile
+    if simulation.pools or profile.kind not in device_names():
+        return []
+    (devices,) = schedule.instances("actor", simulation.devices)
+    most, prompt = recipe.sampling.max_new_tokens, profile.lengths.prompt_tokens
+    mean = fmean(response_lengths(profile.lengths, most)) + prompt
+    samples = recipe.prompts_per_step * recipe.samples_per_prompt
+    return search_layouts(
+        shape_of(recipe),
+        load_sheet(profile.kind),
+        len(devices),
+        max(1, round(samples * mean / recipe.minibatches)),
+        most + prompt,
+        runnable=runnable,
+    )
