@@ -135,8 +135,10 @@ def _read_dataset(folder: str, episodes: int, prompt: Prompt, chunk: int) -> lis
     instructions: set[str] = set()
     for episode in LeRobotReader(Path(folder)).episodes(cameras=None):
         instructions.add(episode.instruction)
-        if episode.instruction == prompt.text and len(found) < episodes:
+        if episode.instruction == prompt.text:
             found.append(episode)
+        if len(found) == episodes:
+            break
     if not found:
         raise UserError(
             f"warmup.experts.dataset={folder} has no episode of the instruction {prompt.text!r}; its instructions are "

@@ -5,7 +5,7 @@ pictures of many episodes a video; a table of episodes has the place of each.
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 FILES_PER_CHUNK, DATA_MIB, VIDEO_MIB = 1000, 100, 200
 """Files of a folder, and sizes at which a new file begins, in MiB."""
 ACTION, SHOWN, REWARD, DONE, SUCCESS = "action", "action.expert", "next.reward", "next.done", "next.success"
-STATE_COLUMN, CAMERAS = "observation.state", "observation.images."
+STATE_COLUMN, CAMERAS, SINGLE_CAMERA = "observation.state", "observation.images.", "observation.image"
 COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 COUNTERS |= {"task_index": "int64"}
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
@@ -86,10 +86,25 @@ def column_of(name: str) -> str:
 
 
 def array_of(column: str) -> str | None:
-    """Returns the name of the observation's array that a column has; None for a column without one."""
+    """Returns the name of the observation's array that a column has; None for a column without one.
+
+    A data set with a single camera may name its column `observation.image`; its array is `image`.
+    """
     if column == STATE_COLUMN:
         return STATE
+    if column == SINGLE_CAMERA:
+        return SINGLE_CAMERA.rpartition(".")[2]
     return column.removeprefix(CAMERAS) if column.startswith(CAMERAS) else None
+
+
+def camera_columns(features: Mapping[str, ColumnFeature]) -> dict[str, str]:
+    """Returns the columns with pictures, by the names of their arrays."""
+    found: dict[str, str] = {}
+    for column, feature in features.items():
+        name = array_of(column) if feature.is_picture else None
+        if name is not None and found.get(name) != column_of(name):  # `observation.images.image` goes first
+            found[name] = column
+    return found
 
 
 def statistics(values: Array) -> dict[str, list[float]]:

@@ -33,7 +33,6 @@ class LeRobotReader:
         self._episodes = sorted(rows, key=lambda row: int(row["episode_index"]))
         self._check_counts()
         self._load = lru_cache(maxsize=2)(self._table)
-        self._load_video = lru_cache(maxsize=2)(read_video)
 
     def __len__(self) -> int:
         return len(self._episodes)
@@ -44,18 +43,18 @@ class LeRobotReader:
         cameras: names of the cameras whose pictures are read; None for all. Raises UserError for an unknown camera, and
         for an episode with missing frames or another frame rate.
         """
-        known = [name for name in map(layout.array_of, self.info.features) if name]
-        known = [name for name in known if self.info.features[layout.column_of(name)].is_picture]
-        wanted = known if cameras is None else list(cameras)
+        known = layout.camera_columns(self.info.features)
+        wanted = [*known] if cameras is None else list(cameras)
         if unknown := [name for name in wanted if name not in known]:
             raise UserError(
                 f"{self._folder} has no camera {unknown[0]!r}; its cameras are {', '.join(known) or 'none'}. Take one "
                 "of them, or a policy without pictures."
             )
         for row in self._episodes:
-            yield self._episode(row, wanted)
+            yield self._episode(row, {name: known[name] for name in wanted})
 
-    def _episode(self, row: Mapping[str, Any], cameras: Sequence[str]) -> RecordedEpisode:
+    def _episode(self, row: Mapping[str, Any], cameras: Mapping[str, str]) -> RecordedEpisode:
+        """Reads an episode. cameras: columns of pictures, by the name of the camera."""
         number, size = int(row["episode_index"]), int(row["length"])
         path = self._path(self.info.data_path, row, "data")
         table = self._load(path)
@@ -68,8 +67,8 @@ class LeRobotReader:
             for column, values in columns.items()
             if (name := layout.array_of(column)) is not None
         }
-        for camera in cameras:
-            observations[camera] = self._pictures(layout.column_of(camera), row, part)
+        for camera, column in cameras.items():
+            observations[camera] = self._pictures(column, row, part)
         if layout.ACTION not in columns:
             raise UserError(f"{path} has no column {layout.ACTION!r}, which a demonstration needs.")
         success = columns.get(layout.SUCCESS)
@@ -95,9 +94,8 @@ class LeRobotReader:
         if self.info.video_path is None:
             raise UserError(f"{self._folder}: {column} is a video, and meta/info.json has no video_path.")
         path = self._path(self.info.video_path, row, f"videos/{column}", video_key=column)
-        begin = round(float(row[f"videos/{column}/from_timestamp"]) * self.info.fps)
-        found = self._load_video(path)[begin : begin + len(part)]
-        if len(found) < len(part):
+        found = read_video(path, float(row[f"videos/{column}/from_timestamp"]), len(part), self.info.fps)
+        if len(found) != len(part):
             raise UserError(
                 f"{path} has {len(found)} pictures for the {len(part)} frames of episode {row['episode_index']}: "
                 "frames are missing, or the video has another frame rate. Copy the data set again."

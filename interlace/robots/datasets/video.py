@@ -56,11 +56,28 @@ class VideoWriter:
         self._file.close()
 
 
-def read_video(path: Path) -> NDArray[np.uint8]:
-    """Decodes all pictures of a video, [T, H, W, 3]. Raises UserError for a missing or damaged file."""
+def read_video(path: Path, begin_s: float, num_frames: int, fps: float) -> NDArray[np.uint8]:
+    """Decodes the pictures [T, H, W, 3] of one episode, and no others of the file.
+
+    begin_s: time of the first picture, in seconds. Returns fewer or more than `num_frames` pictures if the video lacks
+    frames or has another frame rate. Raises UserError for a missing or damaged file.
+    """
     av = import_av(path)
+    half = 0.5 / fps
+    first_s, end_s = begin_s - half, begin_s + num_frames / fps - half
+    found = []
     try:
         with av.open(str(path)) as file:
-            return np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])
-    except (OSError, ValueError, av.error.FFmpegError) as error:
+            stream = file.streams.video[0]
+            origin = stream.start_time or 0
+            # The decoder starts at the nearest key frame before the first picture.
+            file.seek(origin + max(0, int(first_s / stream.time_base)), stream=stream)
+            for frame in file.decode(stream):
+                time_s = float((frame.pts - origin) * stream.time_base)
+                if time_s >= end_s:
+                    break
+                if time_s >= first_s:
+                    found.append(frame.to_ndarray(format="rgb24"))
+    except (OSError, ValueError, IndexError, av.error.FFmpegError) as error:
         raise UserError(f"{path} is not a readable video ({error}). Copy the data set again.") from None
+    return np.stack(found) if found else np.zeros((0, 0, 0, 3), np.uint8)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.robots.datasets import video
 from interlace.robots.datasets.episodes import RecordedEpisode, chunk_steps, with_reward
 from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.datasets.lerobot_write import LeRobotWriter
+from interlace.robots.datasets.video import VideoWriter, read_video
 
 parquet = pytest.importorskip("pyarrow.parquet")
 FPS = 20
@@ -113,6 +115,57 @@ def test_videos_come_back_nearly_equal(tmp_path: Path) -> None:
         check_numbers(ours, theirs)
         gap = ours.observations["front"].astype(int) - theirs.observations["front"]
         assert np.abs(gap).mean() <= 3 and np.abs(gap).max() <= 10
+
+
+def test_a_video_is_decoded_for_one_episode_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    av = pytest.importorskip("av")
+    write(tmp_path, video=True)
+    path, decoded = tmp_path / "videos/observation.images.front/chunk-000/file-000.mp4", []
+    whole = read_video(path, 0.0, 16, FPS)
+    monkeypatch.setattr(video, "np", _CountingStack(decoded))
+    found = read_video(path, 11 / FPS, 5, FPS)
+    assert decoded == [5] and len(whole) == 16
+    np.testing.assert_array_equal(found, whole[11:])
+    with av.open(str(path)) as file:
+        assert file.streams.video[0].frames == 16
+    assert len(read_video(path, 11 / FPS, 5, 2 * FPS)) == 3, "at another rate the number of pictures differs"
+
+
+class _CountingStack:
+    """numpy, with a count of the pictures of each stack."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self._counts = counts
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(np, name)
+
+    def stack(self, pictures: list[np.ndarray]) -> np.ndarray:
+        self._counts.append(len(pictures))
+        return np.stack(pictures)
+
+
+def test_a_video_with_missing_pictures_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    write(tmp_path, video=True)
+    path = tmp_path / "videos/observation.images.front/chunk-000/file-000.mp4"
+    short = VideoWriter(path, FPS, (16, 16))
+    short.add(np.zeros((14, 16, 16, 3), np.uint8))
+    short.close()
+    with pytest.raises(UserError, match="3 pictures for the 5 frames of episode 2"):
+        list(LeRobotReader(tmp_path).episodes(cameras=None))
+
+
+def test_a_single_camera_may_have_no_name(tmp_path: Path) -> None:
+    """Data sets with one camera, such as lerobot/pusht, name its column `observation.image`."""
+    given = write(tmp_path)
+    path, info = tmp_path / "data/chunk-000/file-000.parquet", tmp_path / "meta/info.json"
+    table = parquet.read_table(path)
+    names = [name.replace("images.front", "image") for name in table.column_names]
+    parquet.write_table(table.rename_columns(names), path)
+    info.write_text(info.read_text().replace("observation.images.front", "observation.image"))
+    found = next(LeRobotReader(tmp_path).episodes(cameras=None))
+    np.testing.assert_array_equal(found.observations["image"], given[0].observations["front"])
 
 
 def _change_info(folder: Path, **changes: object) -> None:
