@@ -6,21 +6,20 @@ cd examples && interlace train quickstart rollout=own_engine:Plain
 import torch
 
 from interlace.core.types import FinishReason
-from interlace.engines.rollout.external import ExternalEngine
+from interlace.engines.rollout.external import EngineBackend, ExternalEngine
 from interlace.engines.rollout.kinds import EngineKind
 from interlace.engines.rollout.live_weights import LiveWeights
 
 
-class PlainEngine(ExternalEngine):
+class PlainBackend(EngineBackend):
     name = "transformers, one sequence at a time"
 
     def __init__(self, model, seed):
-        super().__init__(seed)
         self.model, self.weights, self.noise = model, LiveWeights(model), torch.Generator().manual_seed(seed)
 
     @torch.inference_mode()
-    def _advance(self):
-        for name, request, made in self._live.rows():
+    def advance(self, live):
+        for name, request, made in live.rows():
             params, row = request.params, self.model(torch.tensor([[*request.prompt_ids, *made]])).logits[0, -1]
             logprobs = (row / (params.temperature or 1.0)).log_softmax(-1)
             drawn = torch.multinomial(logprobs.exp(), 1, generator=self.noise) if params.temperature else row.argmax()
@@ -28,10 +27,10 @@ class PlainEngine(ExternalEngine):
             ended = FinishReason.STOP if int(drawn) in params.stop_token_ids else ended
             yield name, [int(drawn)], [float(logprobs[int(drawn)])], ended
 
-    def _swap(self, weights):
+    def swap(self, weights):
         self.weights.update(dict(weights), frozen=False)
 
 
 class Plain(EngineKind):
     def create(self, loaded, site):
-        return PlainEngine(loaded.model, site.seed)
+        return ExternalEngine(PlainBackend(loaded.model, site.seed))

@@ -118,8 +118,8 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
         device=torch_device(context),
         ranks=ranks,
         adapter=adapter,
+        replay_loss=_replay_loss(recipe),
     )
-    trained.replay_loss = _replay_loss(recipe) or trained.replay_loss
     return trained, loaded.tokenizer
 
 

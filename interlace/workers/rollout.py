@@ -3,14 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
-from interlace.core.payload import StoredColumn
-from interlace.core.progress import Draft, Progress
+from interlace.core.progress import Progress
 from interlace.core.state_parts import KV, STATE, WEIGHTS
-from interlace.core.types import Completion, FinishReason, Metrics, Request, Response, SampleKey, SamplingParams
+from interlace.core.types import Metrics, Request, Response, SampleKey
 from interlace.engines.rollout.protocol import (
     ENGINE_PARTS,
     EngineReport,
@@ -19,6 +18,7 @@ from interlace.engines.rollout.protocol import (
     SwitchMode,
     TakesAdapters,
 )
+from interlace.engines.rollout.response_decoder import ResponseDecoder, refuse_request
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Place, UpdateMode, WeightRef
@@ -43,15 +43,6 @@ class RolloutBundle:
     """Replaces a decision by the decision of the engine's first rank, if several ranks make the same calls."""
 
 
-@dataclass(slots=True)
-class _Stream:
-    """A request that streams."""
-
-    params: SamplingParams
-    num_sent: int = 0
-    """Tokens that were returned as drafts."""
-
-
 MIN_CALL_S = 0.01
 """Minimum duration of a call, in seconds. Sequences that finish sooner are returned together: a call costs its caller
 as much as several decode steps of a small model."""
@@ -69,18 +60,16 @@ class RolloutWorker(Worker):
         super().__init__(context)
         self._now = now
         serving = make_engine(context)
-        self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
-        self._writes_text = serving.writes_text
-        self._special = frozenset(getattr(self._tokenizer, "all_special_ids", ()))
-        added = self._special | set(getattr(self._tokenizer, "added_tokens_decoder", ()))
-        names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        self._hidden = {getattr(self._tokenizer, name, None) for name in names} | (added & set(self._stops))
-        """Tokens that the text of a response leaves out: the beginning, the end, and padding."""
+        self._engine, self._stops = serving.engine, serving.stop_token_ids
+        self._decoder = ResponseDecoder(
+            serving.tokenizer,
+            serving.stop_token_ids,
+            writes_text=serving.writes_text,
+            payloads=context.open_payload_store(),
+            is_first_rank=context.rank == 0,
+        )
         self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
-        self._payloads = context.open_payload_store()
-        self._streams: dict[str, _Stream] = {}
-        """Live requests that stream, by id."""
 
     @operation(bin="generate")
     def serve(self, requests: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()) -> Progress:
@@ -102,16 +91,16 @@ class RolloutWorker(Worker):
             num_preemptions += output.num_preemptions
             kv_use = max(kv_use, output.kv_use)
             finished += output.finished
-            refused += [_refusal(request, reason) for request, reason in output.refused]
+            refused += [refuse_request(request, reason) for request, reason in output.refused]
             is_idle = not output.num_running + output.num_waiting
             is_over = self._interrupted.is_set() or is_idle or bool(output.lost)
-            has_some = bool(finished or refused) or self._have_more(output.drawn)
+            has_some = bool(finished or refused) or self._decoder.have_more(output.drawn)
             if self._decide(is_over or (has_some and self._now() - start_s >= MIN_CALL_S)):
                 break
         self._interrupted.clear()
         return Progress(
-            responses=(*refused, *self._decode_completions(finished)),
-            drafts=self._drafts(output.drawn),
+            responses=(*refused, *self._decoder.decode(finished)),
+            drafts=self._decoder.take_drafts(output.drawn),
             num_running=output.num_running,
             num_waiting=output.num_waiting,
             num_new_tokens=num_new_tokens,
@@ -129,7 +118,7 @@ class RolloutWorker(Worker):
     @operation(bin="switch", phase="rollout")
     def abort(self) -> tuple[Response, ...]:
         """Ends all requests and returns their tokens so far, to be resubmitted."""
-        return self._decode_completions(self._engine.abort())
+        return self._decoder.decode(self._engine.abort())
 
     @operation(bin="weight_sync", parts=(WEIGHTS,), makes_activations=False)
     def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
@@ -189,13 +178,12 @@ class RolloutWorker(Worker):
 
     def _submit(self, request: Request) -> Response | None:
         """Gives a request to the engine. Returns a response if the engine refuses it: only its sample fails."""
-        if request.streams:
-            self._streams[request.id] = _Stream(request.params)
+        self._decoder.begin(request)
         try:
             self._engine.submit(request)
         except UserError as error:
-            self._streams.pop(request.id, None)
-            return _refusal(request, str(error))
+            self._decoder.end(request)
+            return refuse_request(request, str(error))
         return None
 
     def close(self) -> None:
@@ -203,45 +191,3 @@ class RolloutWorker(Worker):
         self._reader.close()
         if isinstance(self._engine, ServiceEngineProtocol):
             self._engine.close()
-
-    def _decode_completions(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
-        for completion in completions:
-            self._streams.pop(completion.request.id, None)
-        return tuple([self._decode(completion) for completion in completions])
-
-    def _decode(self, completion: Completion) -> Response:
-        text = self._text(completion.token_ids, completion.request.params)
-        may_stay = completion.request.may_stay and completion.finish_reason != FinishReason.ABORTED
-        if self._payloads and may_stay and (stored := self._payloads.put(completion.segments, text)):
-            ids, logprobs = (StoredColumn(stored, name) for name in ("token_ids", "logprobs"))
-            completion, text = replace(completion, token_ids=ids, logprobs=logprobs, versions=stored.versions), ""
-        return Response(completion=completion, text=text, refusal=completion.failure)
-
-    def _text(self, token_ids: Sequence[int], params: SamplingParams) -> str:
-        """Decodes a response without the tokens that end or pad it. Other special tokens stay, such as tags."""
-        if not self._writes_text:
-            return ""
-        hidden = self._hidden | (self._special & set(params.stop_token_ids))
-        shown = [token for token in token_ids if token not in hidden]
-        return str(self._tokenizer.decode(shown, skip_special_tokens=False))
-
-    def _have_more(self, drawn: Mapping[str, Sequence[int]]) -> bool:
-        return any(self._has_new(name, token_ids) for name, token_ids in drawn.items())
-
-    def _has_new(self, name: str, token_ids: Sequence[int]) -> bool:
-        stream = self._streams.get(name)
-        return stream is not None and len(token_ids) > stream.num_sent
-
-    def _drafts(self, drawn: Mapping[str, Sequence[int]]) -> tuple[Draft, ...]:
-        found = []
-        for name, token_ids in drawn.items():
-            if self._has_new(name, token_ids):
-                stream = self._streams[name]
-                stream.num_sent = len(token_ids)
-                found.append(Draft(request_id=name, token_ids=token_ids, text=self._text(token_ids, stream.params)))
-        return tuple(found)
-
-
-def _refusal(request: Request, reason: str) -> Response:
-    nothing = Completion(request=request, token_ids=(), logprobs=(), versions=(), finish_reason=FinishReason.ABORTED)
-    return Response(completion=nothing, text="", refusal=reason)

@@ -82,7 +82,7 @@ class TrainedWorker(ResidentWorker):
     @operation(on_device=False)
     def checkpoint_bytes(self) -> int:
         """Estimates the bytes of a checkpoint: weights, and two moments of the trained parameters."""
-        return self._trained.num_weight_bytes + 2 * self._trained.num_trained_bytes
+        return self._trained.num_weight_bytes + 2 * self._trained.optimizer.num_bytes
 
     @operation(on_device=False)
     def memory_parts(self) -> Mapping[str, int]:

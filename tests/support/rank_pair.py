@@ -114,13 +114,13 @@ def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> T
 def update(engine: TrainEngine) -> Update:
     """Ends the minibatch with an optimizer step."""
     taken: list[torch.Tensor] = []
-    step = engine._optimizer.step
+    step = engine.optimizer.step
 
     def record(denominator: float, norm: float) -> None:
         taken.extend(whole_tensor(p.grad) / denominator for p in engine.model.parameters() if p.grad is not None)
         step(denominator, norm)
 
-    engine._optimizer.step = record  # type: ignore[method-assign]
+    engine.optimizer.step = record  # type: ignore[method-assign]
     metrics = engine.optimizer_step()
     weights = {name: tensor.clone() for name, tensor in engine.weights().items()}
     return Update(metrics, tuple(tensor.detach() for tensor in taken), weights)
@@ -197,7 +197,7 @@ class EngineWorker(Worker):
     def resident_bytes(self) -> tuple[int, int]:
         """Returns the bytes of (parameters, optimizer moments) on this rank."""
         parameters = (local_part(parameter) for parameter in self._engine.model.parameters())
-        moments = (local_part(tensor) for tensor in self._engine._optimizer.tensors() if tensor.ndim)
+        moments = (local_part(tensor) for tensor in self._engine.optimizer.tensors() if tensor.ndim)
         return sum(t.nbytes for t in parameters), sum(t.nbytes for t in moments)
 
 

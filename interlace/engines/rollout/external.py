@@ -125,8 +125,8 @@ class LiveRequests:
         )
 
 
-class ExternalEngine(ABC):
-    """Rollout protocol over an engine that receives requests and returns tokens.
+class EngineBackend(ABC):
+    """An engine that receives requests and returns tokens. `ExternalEngine` adds the rest of the rollout protocol.
 
     A subclass defines how the next tokens are received and how weights are replaced. If requests must be sent to
     another process, it also defines how.
@@ -138,34 +138,38 @@ class ExternalEngine(ABC):
     """Reason why samples depend on the other requests of their batch."""
     notes: tuple[str, ...] = ()
     """Remarks that a report adds."""
+
+    @abstractmethod
+    def advance(self, live: LiveRequests) -> Iterable[Generated]:
+        """Yields the tokens received for live requests since the last call; waits for at least one."""
+
+    @abstractmethod
+    def swap(self, weights: NamedWeights) -> None:
+        """Replaces all weights, or raises UserError and replaces none if they do not fit. Called between two steps."""
+
+    def send(self, request: Request) -> None:  # noqa: B027 - an engine that reads the live requests needs none
+        """Sends a request to the engine. Raises UserError for one that cannot be served."""
+
+    def drop(self, names: Sequence[str]) -> None:  # noqa: B027 - likewise
+        """Ends live requests; advance() yields nothing more for them."""
+
+    def sleep(self, parts: Sequence[str]) -> None:  # noqa: B027 - optional: some engines free nothing
+        """Frees parts of the state, or all of it if they cannot leave separately; no request is live."""
+
+    def wake(self, parts: Sequence[str]) -> None:  # noqa: B027 - likewise
+        """Undoes sleep(), weights first."""
+
+
+class ExternalEngine:
+    """Rollout protocol over a backend: requests, versions, abort, pause, resumption and offload."""
+
     gives_up_parts = False
 
-    def __init__(self, seed: int = 0) -> None:
-        """seed: of the sampling noise; see request_seed()."""
-        self._live, self._seed, self._version = LiveRequests(), seed, 0
+    def __init__(self, backend: EngineBackend) -> None:
+        self._backend, self._live, self._version = backend, LiveRequests(), 0
         self._paused = False
         self._away: set[str] = set()
         """Parts of the state that are off the device."""
-
-    def _send(self, request: Request) -> None:  # noqa: B027 - an engine that reads the live requests needs none
-        """Sends a request to the engine. Raises UserError for one that cannot be served."""
-
-    @abstractmethod
-    def _advance(self) -> Iterable[Generated]:
-        """Yields the tokens received for live requests since the last call; waits for at least one."""
-
-    def _drop(self, names: Sequence[str]) -> None:  # noqa: B027 - likewise
-        """Ends live requests; _advance() yields nothing more for them."""
-
-    @abstractmethod
-    def _swap(self, weights: NamedWeights) -> None:
-        """Replaces all weights, or raises UserError and replaces none if they do not fit. Called between two steps."""
-
-    def _sleep(self, parts: Sequence[str]) -> None:  # noqa: B027 - optional: some engines free nothing
-        """Frees parts of the state, or all of it if they cannot leave separately; no request is live."""
-
-    def _wake(self, parts: Sequence[str]) -> None:  # noqa: B027 - likewise
-        """Undoes _sleep(), weights first."""
 
     @property
     def version(self) -> int:
@@ -174,7 +178,7 @@ class ExternalEngine(ABC):
     def submit(self, request: Request) -> None:
         self._live.add(request)
         try:
-            self._send(request)
+            self._backend.send(request)
         except BaseException:  # A refused request, such as one with a prompt that is too long, gets no answer.
             self._live.end(request.id, FinishReason.ABORTED)
             raise
@@ -183,7 +187,7 @@ class ExternalEngine(ABC):
         finished: list[Completion] = []
         new_tokens = 0
         if len(self._live) and not self._paused and not self._away:
-            for name, token_ids, logprobs, ended in self._advance():
+            for name, token_ids, logprobs, ended in self._backend.advance(self._live):
                 self._live.extend(name, token_ids, logprobs, self._version)
                 new_tokens += len(token_ids)
                 if ended is not None:
@@ -195,15 +199,15 @@ class ExternalEngine(ABC):
             drawn=self._live.drawn(),
         )
 
-    def interrupt(self) -> None:  # noqa: B027 - a step is short
+    def interrupt(self) -> None:
         """Does nothing: a step is one forward pass."""
 
-    def release(self, owners: Sequence[SampleKey]) -> None:  # noqa: B027 - no cache is kept between requests
-        """Does nothing."""
+    def release(self, owners: Sequence[SampleKey]) -> None:
+        """Does nothing: no cache is kept between requests."""
 
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         wanted = self._live.named(ids)
-        self._drop(wanted)
+        self._backend.drop(wanted)
         return tuple(self._live.end(name, FinishReason.ABORTED) for name in wanted)
 
     def pause(self) -> None:
@@ -228,7 +232,7 @@ class ExternalEngine(ABC):
 
     def _replace(self, weights: NamedWeights, version: int, mode: UpdateMode) -> None:
         check_mode(mode)
-        self._swap(weights)
+        self._backend.swap(weights)
         self._version = version
         if mode == "recompute":
             for partial in self.abort():
@@ -237,7 +241,7 @@ class ExternalEngine(ABC):
     def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:
         back = [part for part in reversed(ENGINE_PARTS) if part in self._away and part in parts]
         if back:
-            self._wake(back)
+            self._backend.wake(back)
             self._away.difference_update(back)
 
     def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:  # noqa: ARG002
@@ -246,7 +250,7 @@ class ExternalEngine(ABC):
         if not going:
             return
         partials = self.abort()
-        self._sleep(going)
+        self._backend.sleep(going)
         self._away.update(going)
         for partial in partials:
             self.submit(partial.resumed)
@@ -258,7 +262,8 @@ class ExternalEngine(ABC):
         return {"num_running": float(len(self._live))}
 
     def report(self) -> EngineReport:
-        return EngineReport(invariant=False, reason=self.reason, attention=self.name, notes=self.notes)
+        backend = self._backend
+        return EngineReport(invariant=False, reason=backend.reason, attention=backend.name, notes=backend.notes)
 
 
 def request_seed(seed: int, request: Request) -> int:

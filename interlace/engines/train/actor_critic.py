@@ -254,9 +254,9 @@ class ActorCriticEngine(TrainEngine):
         loss = self._algorithm.policy_loss(values, logprobs, self.log_temperature.detach().exp())
         loss.backward()
         self.critics.requires_grad_(True)
-        norm = float(self._optimizer.grad_norm(1.0))
-        self._optimizer.step(1.0, norm)
-        self._optimizer.zero_grad()
+        norm = float(self.optimizer.grad_norm(1.0))
+        self.optimizer.step(1.0, norm)
+        self.optimizer.zero_grad()
         self._note(policy_loss=loss, entropy=-logprobs.mean(), grad_norm=torch.tensor(norm))
         if self.settings.temperature_lr:
             self._algorithm.temperature_loss(self.log_temperature, logprobs, self._target_entropy).backward()

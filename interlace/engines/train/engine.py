@@ -75,11 +75,14 @@ class TrainEngine(TrainedEngine):
         optimizer: OptimizerConfig,
         config: TrainConfig,
         device: str = "cpu",
-        prefix: str = "actor",
         ranks: Ranks | None = None,
         adapter: Adapter | None = None,
+        replay_loss: LossFn | None = None,
     ) -> None:
-        """adapter: LoRA layers inside the model. If given, only the adapter is trained."""
+        """adapter: LoRA layers inside the model. If given, only the adapter is trained.
+
+        replay_loss: loss of trajectories from the replay buffer. If None, `loss`.
+        """
         super().__init__(
             model,
             trained=config.actor,
@@ -87,12 +90,12 @@ class TrainEngine(TrainedEngine):
             tokens_per_microbatch=config.tokens_per_microbatch,
             optimizer=optimizer,
             device=device,
-            prefix=prefix,
+            prefix="actor",
             ranks=ranks,
         )
         self.config, self._adapter = config, adapter
         self.packed.num_ids = config.num_ids
-        self._loss = self.replay_loss = loss
+        self._loss, self._replay_loss = loss, replay_loss or loss
         self._aggregator = Aggregator(
             aggregation=config.update.aggregation, aggregation_length=config.update.aggregation_length
         )
@@ -102,8 +105,8 @@ class TrainEngine(TrainedEngine):
         return _logprobs(self, samples, self.config.temperature)
 
     def accumulate_replayed(self, samples: Sequence[Sample]) -> None:
-        """Adds trajectories from the replay buffer to the open minibatch, under `replay_loss`."""
-        own, self._loss = self._loss, self.replay_loss
+        """Adds trajectories from the replay buffer to the open minibatch, under the replay loss."""
+        own, self._loss = self._loss, self._replay_loss
         try:
             self.accumulate(samples)
         finally:
@@ -141,7 +144,7 @@ class TrainEngine(TrainedEngine):
     @torch.no_grad()
     def evaluate(self, samples: Sequence[Sample]) -> Metrics:
         """Computes the loss and the metrics of the loss on samples that are not trained on. Leaves no gradient."""
-        plan, totals = self._plan(samples), Minibatch()
+        plan, totals = self._plans.plan(samples), Minibatch()
         for rows in self._with_others(plan.split):
             _, batch, columns = plan.make(rows)
             if not rows:

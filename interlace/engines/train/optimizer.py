@@ -51,6 +51,11 @@ class Optimizer:
         self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
     @property
+    def num_bytes(self) -> int:
+        """Returns the bytes of the parameters that are trained."""
+        return sum(parameter.nbytes for parameter in self.parameters)
+
+    @property
     def next_lr(self) -> float:
         """Returns the learning rate of the next step."""
         return self.config.lr_at(self.step_count)

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from interlace.core.errors import UserError
 from interlace.core.state_parts import GRADIENTS, OPTIMIZER, WEIGHTS
 from interlace.core.trajectory import predicted
 from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, host_shards, read_optimizer
 from interlace.engines.train.config import SpeedupConfig
 from interlace.engines.train.export import model_files, named_weights
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
-from interlace.engines.train.optimizer import Optimizer, OptimizerState
+from interlace.engines.train.optimizer import Optimizer
 from interlace.engines.train.packed_model import PackedModel
 from interlace.engines.train.packing import (
     collate,
     placeholder,
-    read_columns,
     split_samples,
 )
+from interlace.engines.train.plans import PlanQueue, SamplePlan
 from interlace.engines.train.prefetch import ahead
-from interlace.engines.train.probes import check_router_loss
+from interlace.engines.train.probes import check_backward, check_router_loss
 from interlace.engines.train.ranks import Ranks
 from interlace.engines.train.row_share import share_row
-from interlace.models.length_changes import MODEL_ERRORS
 from interlace.models.residence import Residence
 from interlace.weights.shards import local_part
 
@@ -166,20 +162,6 @@ def _spread(values: FloatArray, mask: BoolArray) -> FloatArray:
 
 _PROBE_TOKENS = 32
 """Tokens of the sample that checks the backward pass."""
-_Made: TypeAlias = "tuple[Sequence[Sample], MicroBatch, Columns]"
-"""Samples of a micro-batch, with their layout."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Plan:
-    """Samples to accumulate, split into micro-batches."""
-
-    make: Callable[[Sequence[int]], _Made]
-    """Function that lays out one micro-batch."""
-    split: Sequence[Sequence[int]]
-    """This rank's micro-batches, as indices of samples."""
-    first: _Made | None = None
-    """The first micro-batch, if it was laid out ahead."""
 
 
 class TrainedEngine(PackedEngine, ABC):
@@ -212,37 +194,27 @@ class TrainedEngine(PackedEngine, ABC):
             ranks=ranks,
         )
         check_router_loss(model)
-        self._optimizer = Optimizer(model, optimizer)
+        self.optimizer = Optimizer(model, optimizer)
+        """Optimizer of the trained parameters."""
         self._prefix = prefix
         self._minibatch = Minibatch()
-        self._plans: deque[_Plan] = deque()
-        """Prepared samples, the earliest first."""
+        self._plans = PlanQueue(self._own_split, self._collate, self.packed.device)
         self._num_failed = 0
         """Failed updates since the last successful one."""
         self._stopped = False
         """Flag: the step's remaining minibatches are dropped."""
-        self._check_backward()
-
-    def _check_backward(self) -> None:
-        """Raises UserError if the model's backward pass fails. Leaves no gradient."""
-        try:
-            loss = self._accompany(self._collate([placeholder(_PROBE_TOKENS)], masks=[None]))
-            if self._trained.reshard or self._ranks.is_alone:
-                loss.backward()
-            else:
-                self._ranks.reduce(self.model, loss)
-        except MODEL_ERRORS as error:
-            raise UserError(
-                f"{type(self.model).__name__} cannot be trained: its backward pass fails "
-                f"({type(error).__name__}: {error}). Give a causal language model that can be trained."
-            ) from error
-        self._optimizer.zero_grad()
+        check_backward(
+            model,
+            lambda: self._accompany(self._collate([placeholder(_PROBE_TOKENS)], masks=[None])),
+            None if trained.reshard or self._ranks.is_alone else self._ranks,
+        )
+        self.optimizer.zero_grad()
         self._ranks.reshard(self.model)
 
     @property
     def num_updates(self) -> int:
         """Counts optimizer steps taken, skipped minibatches not counted."""
-        return self._optimizer.step_count
+        return self.optimizer.step_count
 
     def accumulate(self, samples: Sequence[Sample]) -> None:
         """Adds samples to the open minibatch: forward and backward of unnormalised sums.
@@ -250,31 +222,20 @@ class TrainedEngine(PackedEngine, ABC):
         May be called as samples arrive; only tokens whose loss mask is True are trained. Raises ValueError if a column
         that the loss reads is missing.
         """
-        self._accumulate(self._plan(samples))
+        self._accumulate(self._plans.plan(samples))
 
     def prepare(self, samples: Sequence[Sample]) -> None:
         """Lays out the first micro-batch of samples that a later accumulate_prepared() adds.
 
         May be called in another thread while a minibatch is computed, because it does not read the model.
         """
-        plan = self._plan(samples)
-        self._plans.append(replace(plan, first=plan.make(plan.split[0])) if plan.split else plan)
+        self._plans.prepare(samples)
 
     def accumulate_prepared(self) -> None:
         """Adds the samples of the earliest prepare() to the open minibatch."""
-        self._accumulate(self._plans.popleft())
+        self._accumulate(self._plans.take())
 
-    def _plan(self, samples: Sequence[Sample]) -> _Plan:
-        trained = [sample for sample in samples if sample.loss_mask is None or sample.loss_mask.any()]
-
-        def make(rows: Sequence[int]) -> _Made:
-            chosen = [trained[row] for row in rows] or [placeholder()]
-            masks = [sample.loss_mask for sample in chosen]
-            return chosen, self._collate(chosen, masks=masks), read_columns(chosen, self.packed.device, masks)
-
-        return _Plan(make=make, split=self._own_split(trained))
-
-    def _accumulate(self, plan: _Plan) -> None:
+    def _accumulate(self, plan: SamplePlan) -> None:
         if self._stopped:
             return
         split = self._with_others(plan.split)
@@ -299,16 +260,16 @@ class TrainedEngine(PackedEngine, ABC):
             [MinibatchTotals.parse(text) for text in self._ranks.gather_texts(own.text())[:: self._ranks.shape.copies]]
         )
         metrics = self._derive(closed.metrics()) if closed.count else {}
-        metrics["lr"] = self._optimizer.next_lr
-        norm = float(self._optimizer.grad_norm(closed.denominator or 1.0))
+        metrics["lr"] = self.optimizer.next_lr
+        norm = float(self.optimizer.grad_norm(closed.denominator or 1.0))
         # Clipping removes a token's gradient if its advantage or log-prob is NaN, but the loss is still NaN.
         fails = closed.count > 0 and (
-            not np.isfinite([norm, metrics.get("loss", 0.0)]).all() or self._optimizer.explodes()
+            not np.isfinite([norm, metrics.get("loss", 0.0)]).all() or self.optimizer.explodes()
         )
         skip = closed.count == 0 or fails or self._is_too_far(metrics)
         if not skip:
-            self._optimizer.step(closed.denominator, norm)
-        self._optimizer.zero_grad()
+            self.optimizer.step(closed.denominator, norm)
+        self.optimizer.zero_grad()
         if closed.count:  # else zeros would enter the mean of the step
             metrics["grad_norm"] = norm
         metrics["skipped_minibatches"] = float(skip)
@@ -324,8 +285,8 @@ class TrainedEngine(PackedEngine, ABC):
         minibatch, which is not sharded yet, is not moved.
         """
         # The base class makes the Residence before the optimizer exists.
-        own = {GRADIENTS: lambda move: self._optimizer.move_gradients(move)}  # noqa: PLW0108
-        own[OPTIMIZER] = lambda move: self._optimizer.relocate(move)  # noqa: PLW0108
+        own = {GRADIENTS: lambda move: self.optimizer.move_gradients(move)}  # noqa: PLW0108
+        own[OPTIMIZER] = lambda move: self.optimizer.relocate(move)  # noqa: PLW0108
         return own | super()._movable()
 
     def end_step(self) -> None:
@@ -340,15 +301,10 @@ class TrainedEngine(PackedEngine, ABC):
         return self._ranks.gather_on_first(self._own_weights())
 
     @property
-    def num_trained_bytes(self) -> int:
-        """Returns the bytes of the parameters that are trained."""
-        return sum(parameter.nbytes for parameter in self._optimizer.parameters)
-
-    @property
     def resident_bytes(self) -> Mapping[str, int]:
         """Returns the bytes of this rank's gradients, two moments and weights, without activations."""
         weights = sum(local_part(tensor).nbytes for tensor in named_weights(self.model).values())
-        trained = sum(local_part(parameter).nbytes for parameter in self._optimizer.parameters)
+        trained = sum(local_part(parameter).nbytes for parameter in self.optimizer.parameters)
         return {GRADIENTS: trained, OPTIMIZER: 2 * trained, WEIGHTS: weights}
 
     def copy_to_host(self, tokenizer: PreTrainedTokenizerBase | None) -> HostCopy:
@@ -357,25 +313,18 @@ class TrainedEngine(PackedEngine, ABC):
         ranks = self._ranks
         return HostCopy(
             files=files if ranks.rank == 0 else (),
-            optimizer=host_shards(self.state_dict(), ranks),
+            optimizer=host_shards(self.optimizer.state_dict(), ranks),
             rank=ranks.rank,
             num_ranks=ranks.num_ranks,
         )
 
     def load_optimizer(self, folder: Path) -> None:
         """Restores the optimizer's saved state; the weights are loaded with the model."""
-        read_optimizer(self._optimizer, folder)
+        read_optimizer(self.optimizer, folder)
 
     def close(self) -> None:
         """Closes the engine. No method may be called afterwards."""
         self._ranks.leave()
-
-    def state_dict(self) -> OptimizerState:
-        """Returns the optimizer's state without the weights. Aliases live tensors."""
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state: OptimizerState) -> None:
-        self._optimizer.load_state_dict(state)
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
         """Copies the files of a Hugging Face folder."""

@@ -13,7 +13,7 @@ from interlace.models.length_changes import MODEL_ERRORS, LengthChange, find_len
 from interlace.models.size import context_length
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -158,6 +158,24 @@ def _run_padded(model: PreTrainedModel, sizes: Sequence[int]) -> Tensor:
 
 def _probe_ids(model: PreTrainedModel, sizes: Sequence[int]) -> Tensor:
     return probe_ids(model.config.get_text_config().vocab_size, sum(sizes), model.device)
+
+
+def check_backward(model: PreTrainedModel, compute_loss: Callable[[], Tensor], reduced_over: Ranks | None) -> None:
+    """Raises UserError if the model's backward pass fails. The gradients stay.
+
+    compute_loss: runs a forward pass. reduced_over: ranks over which unsharded gradients are summed, or None.
+    """
+    try:
+        loss = compute_loss()
+        if reduced_over is None:
+            loss.backward()
+        else:
+            reduced_over.reduce(model, loss)
+    except MODEL_ERRORS as error:
+        raise UserError(
+            f"{type(model).__name__} cannot be trained: its backward pass fails "
+            f"({type(error).__name__}: {error}). Give a causal language model that can be trained."
+        ) from error
 
 
 def check_router_loss(model: PreTrainedModel) -> None:

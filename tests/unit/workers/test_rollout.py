@@ -6,6 +6,7 @@ from itertools import count
 from interlace.core.progress import Progress
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout.response_decoder import ResponseDecoder
 from interlace.models.tiny import build_tiny
 from interlace.runtime.worker import WorkerContext
 from interlace.workers.rollout import MIN_CALL_S, RolloutBundle, RolloutWorker
@@ -61,16 +62,15 @@ def test_an_interruption_ends_a_call_at_once_and_what_was_taken_out_comes_with_i
 
 
 def test_special_tokens_stay_in_a_text_except_those_that_end_it() -> None:
-    model, tokenizer = build_tiny("micro-chat", seed=0)
+    _, tokenizer = build_tiny("micro-chat", seed=0)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<result>", "<stop>"]})
     result, stop = tokenizer.convert_tokens_to_ids(["<result>", "<stop>"])
-    bundle = RolloutBundle(engine=NativeEngine(model), tokenizer=tokenizer, stop_token_ids=(tokenizer.eos_token_id,))
-    worker = RolloutWorker(WorkerContext(group="rollout/0", rank=0, num_ranks=1, devices=()), lambda _: bundle)
+    decoder = ResponseDecoder(tokenizer, (tokenizer.eos_token_id,), writes_text=True)
     letter = tokenizer.encode("7", add_special_tokens=False)
     ids = [result, *letter, result, tokenizer.eos_token_id]
-    assert worker._text(ids, SamplingParams()) == "<result>7<result>"
-    assert worker._text([*letter, stop], SamplingParams(stop_token_ids=(stop,))) == "7"
-    assert worker._text([*letter, stop], SamplingParams()) == "7<stop>"
+    assert decoder.decode_text(ids, SamplingParams()) == "<result>7<result>"
+    assert decoder.decode_text([*letter, stop], SamplingParams(stop_token_ids=(stop,))) == "7"
+    assert decoder.decode_text([*letter, stop], SamplingParams()) == "7<stop>"
 
 
 def test_a_sequence_that_cannot_be_finished_is_refused_with_the_reason() -> None:

@@ -7,13 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TypeVar
 
-from interlace.core.errors import InterlaceError, UserError
-from interlace.core.types import Completion, FinishReason, Request
+from interlace.core.errors import InterlaceError
+from interlace.core.types import Request
 from interlace.engines.rollout.protocol import RolloutEngine
+from interlace.engines.rollout.services.hosted_requests import HostedRequests, ServedEngine, Ticket
 from interlace.engines.rollout.services.protocol import (
     Delta,
     LoadMode,
@@ -23,38 +24,8 @@ from interlace.engines.rollout.services.protocol import (
     ServiceError,
     ServiceHealth,
 )
-from interlace.engines.rollout.services.wire import runs_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 T = TypeVar("T")
-FLUSH_EVERY_S = 0.02
-"""Seconds between two deltas of a request that continues. A server that dies loses at most the tokens of this time."""
-
-
-class ServedEngine(RolloutEngine, Protocol):
-    """An engine that can run as a service."""
-
-    def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
-        """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
-        ...
-
-    @property
-    def model(self) -> "PreTrainedModel":
-        """Returns the served model. Only the caller of this engine may run it."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    """A request at the engine."""
-
-    request: Request
-    send: Callable[[Delta], None]
-    """Callback on the engine's thread."""
-    num_sent: int
-    """Number of tokens that were sent to its client."""
 
 
 class HostedEngine:
@@ -65,17 +36,13 @@ class HostedEngine:
     ) -> None:
         """engine: from now on, only the thread of this object calls it. capacity: to be reported."""
         self.name = "the engine in this process"
-        self._engine, self._now = engine, now
+        self._engine = engine
         memory = engine.memory()
         self._capacity = replace(
             capacity, identity=secrets.token_hex(8), weight_bytes=memory.weights, kv_bytes=memory.kv_cache
         )
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._tickets: dict[str, _Ticket] = {}
-        self._waiting: list[_Ticket] = []
-        """Requests that arrived during a pause."""
-        self._is_paused = False
-        self._flushed_s = now()
+        self._requests = HostedRequests(engine, now)
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine service", daemon=True)
         self._thread.start()
@@ -100,14 +67,14 @@ class HostedEngine:
             loop.call_soon_threadsafe(deliver)
 
         tickets = [
-            _Ticket(request, lambda delta, name=request.id: send(name, delta), len(request.generated_ids))  # type: ignore[misc]
+            Ticket(request, lambda delta, name=request.id: send(name, delta), len(request.generated_ids))  # type: ignore[misc]
             for request in requests
         ]
-        await self._call(lambda: self._begin(tickets))
+        await self._call(lambda: self._requests.begin(tickets))
         try:
             await done
         except asyncio.CancelledError:
-            self._put(lambda: self._end(left))
+            self._put(lambda: self._requests.end(left))
             raise
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -116,27 +83,17 @@ class HostedEngine:
         return await self._call(lambda: score_sequences(self._engine.model, sequences))
 
     async def abort(self, ids: Sequence[str]) -> None:
-        await self._call(lambda: self._end(ids))
+        await self._call(lambda: self._requests.end(ids))
 
     async def pause(self, mode: PauseMode) -> None:
-        def stop() -> None:
-            self._is_paused = True
-            if mode == "abort":
-                self._end([*self._tickets])
-
-        await self._call(stop)
+        await self._call(lambda: self._requests.pause(aborts=mode == "abort"))
 
     async def resume(self) -> None:
-        def go_on() -> None:
-            self._is_paused = False
-            waiting, self._waiting = self._waiting, []
-            self._begin(waiting)
-
-        await self._call(go_on)
+        await self._call(self._requests.resume)
 
     async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
         def load() -> None:
-            self._flush()  # Sends the tokens so far with their versions.
+            self._requests.flush()  # Sends the tokens so far with their versions.
             self._engine.load(folder, version, mode)
 
         await self._call(load)
@@ -145,7 +102,7 @@ class HostedEngine:
         """See EngineClient. It does not wait for the engine's thread, which may be loading weights."""
         if self._fault is not None:
             raise ServiceError(f"the engine has failed: {self._fault}")
-        return ServiceHealth(version=self._engine.version, is_paused=self._is_paused)
+        return ServiceHealth(version=self._engine.version, is_paused=self._requests.is_paused)
 
     async def capacity(self) -> ServiceCapacity:
         return self._capacity
@@ -196,9 +153,8 @@ class HostedEngine:
     def _run(self) -> None:
         """Runs commands and steps until close()."""
         while True:
-            is_idle = self._is_paused or not self._tickets
             try:
-                command = self._commands.get(block=is_idle)
+                command = self._commands.get(block=self._requests.is_idle)
             except queue.Empty:
                 self._step()
                 continue
@@ -211,69 +167,6 @@ class HostedEngine:
             output = self._engine.step()
         except Exception as error:  # noqa: BLE001 - every client gets it as the reason
             self._fault = error
-            self._refuse(f"the engine failed: {type(error).__name__}: {error}")
+            self._requests.refuse_all(f"the engine failed: {type(error).__name__}: {error}")
             return
-        for completion in output.finished:
-            self._finish(completion)
-        if output.drawn:  # Requests whose clients follow each token.
-            self._send_new([*output.drawn])
-        if self._now() - self._flushed_s >= FLUSH_EVERY_S:
-            self._flush()
-
-    def _refuse(self, reason: str) -> None:
-        tickets, self._tickets = [*self._tickets.values(), *self._waiting], {}
-        for ticket in tickets:
-            ticket.send(Delta(refusal=reason))
-
-    def _begin(self, tickets: Sequence[_Ticket]) -> None:
-        if self._is_paused:
-            self._waiting += tickets
-            return
-        for ticket in tickets:
-            try:
-                self._engine.submit(ticket.request)
-            except (UserError, ValueError) as error:
-                ticket.send(Delta(refusal=str(error)))
-            else:
-                self._tickets[ticket.request.id] = ticket
-
-    def _end(self, ids: Sequence[str] | set[str]) -> None:
-        """Aborts requests; each gets its last delta."""
-        wanted = set(ids)
-        for ticket in [one for one in self._waiting if one.request.id in wanted]:
-            self._waiting.remove(ticket)
-            ticket.send(Delta(finish_reason=FinishReason.ABORTED))
-        for completion in self._engine.abort([name for name in ids if name in self._tickets]):
-            self._finish(completion)
-
-    def _flush(self) -> None:
-        """Sends the tokens so far of all live requests."""
-        self._flushed_s = self._now()
-        self._send_new([*self._tickets])
-
-    def _send_new(self, ids: Sequence[str]) -> None:
-        for completion in self._engine.peek(ids):
-            ticket = self._tickets[completion.request.id]
-            if len(completion.token_ids) > ticket.num_sent:
-                ticket.send(_delta(completion, ticket.num_sent))
-                ticket.num_sent = len(completion.token_ids)
-
-    def _finish(self, completion: Completion) -> None:
-        ticket = self._tickets.pop(completion.request.id, None)
-        if ticket is None:
-            return
-        if completion.failure:
-            ticket.send(Delta(refusal=completion.failure))
-            return
-        last = _delta(completion, ticket.num_sent)
-        ticket.send(
-            replace(last, finish_reason=completion.finish_reason, num_cached_tokens=completion.num_cached_tokens)
-        )
-
-
-def _delta(completion: Completion, first: int) -> Delta:
-    return Delta(
-        token_ids=completion.token_ids[first:],
-        logprobs=completion.logprobs[first:],
-        versions=runs_of(completion.versions[first:]),
-    )
+        self._requests.deliver(output)

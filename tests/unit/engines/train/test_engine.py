@@ -43,13 +43,13 @@ def policy_engine(aggregation: Aggregation = "token_mean", *, budget: int = 10_0
 def update(engine: TrainEngine, pieces: Sequence[Sequence[Sample]]) -> tuple[Metrics, list[torch.Tensor]]:
     """Metrics and the gradient that the update used."""
     taken: list[torch.Tensor] = []
-    step = engine._optimizer.step
+    step = engine.optimizer.step
 
     def record(denominator: float, norm: float) -> None:
         taken.extend(p.grad / denominator for p in engine.model.parameters() if p.grad is not None)
         step(denominator, norm)
 
-    engine._optimizer.step = record  # type: ignore[method-assign]
+    engine.optimizer.step = record  # type: ignore[method-assign]
     for piece in pieces:
         engine.accumulate(piece)
     return engine.optimizer_step(), taken
@@ -301,7 +301,7 @@ def test_a_run_resumed_from_its_state_goes_on_identically() -> None:
         update(first, [samples])
     second = engine()
     second.model.load_state_dict(first.model.state_dict())
-    second.load_state_dict(first.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
     for _ in range(2):
         metrics, _ = update(second, [samples])
     assert second.num_updates == 4 and metrics["actor/lr"] == pytest.approx(1e-2)
@@ -342,11 +342,9 @@ def test_samples_that_cannot_be_trained_on_are_named() -> None:
 
 
 def test_supervised_steps_learn_the_answers() -> None:
-    engine = TrainEngine(
-        tiny_model(), loss=sft_loss, optimizer=OptimizerConfig(lr=1e-2), config=TrainConfig(), prefix="warmup"
-    )
+    engine = TrainEngine(tiny_model(), loss=sft_loss, optimizer=OptimizerConfig(lr=1e-2), config=TrainConfig())
     samples = [sample_with(sample, np.zeros(0, np.float32)) for sample in ragged_samples(8)]
-    losses = [update(engine, [samples])[0]["warmup/loss"] for _ in range(30)]
+    losses = [update(engine, [samples])[0]["actor/loss"] for _ in range(30)]
     assert losses[-1] < 0.3 * losses[0]
 
 

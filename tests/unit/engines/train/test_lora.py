@@ -50,7 +50,7 @@ def test_training_changes_the_adapter_alone(kind: str) -> None:
     after = model.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in _with_base(before, after).items())
     assert all(tensor.any() for name, tensor in after.items() if "lora_B" in name)
-    trained = {id(parameter) for parameter in engine._optimizer.parameters}
+    trained = {id(parameter) for parameter in engine.optimizer.parameters}
     assert trained == {id(parameter) for name, parameter in model.named_parameters() if "lora_" in name}
 
 
@@ -134,12 +134,12 @@ def test_a_resumed_engine_goes_on_to_the_bit(tmp_path: Path, dropout: float) -> 
     straight = engine_of(tiny_model(), config)
     train(straight, 2)
     straight.copy_to_host(None).write(tmp_path)
-    state = copy.deepcopy(straight.state_dict())
+    state = copy.deepcopy(straight.optimizer.state_dict())
     train(straight, 2, first=2)
     resumed = engine_of(tiny_model(), config)
     assert resumed._adapter is not None
     resumed._adapter.load(tmp_path / ADAPTER_FOLDER)
-    resumed.load_state_dict(state)
+    resumed.optimizer.load_state_dict(state)
     train(resumed, 2, first=2)
     ours, theirs = resumed.weights(), straight.weights()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

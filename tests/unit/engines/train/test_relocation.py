@@ -66,7 +66,7 @@ def test_parts_leave_one_by_one_and_the_ledger_s_bytes_are_theirs() -> None:
         if number:
             held = {
                 GRADIENTS: [parameter.grad for parameter in moves.model.parameters() if parameter.grad is not None],
-                OPTIMIZER: [tensor for tensor in moves._optimizer.tensors() if tensor.ndim],
+                OPTIMIZER: [tensor for tensor in moves.optimizer.tensors() if tensor.ndim],
                 WEIGHTS: [*moves.model.parameters(), *moves.model.buffers()],
             }
             own = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in held.items()}
@@ -93,7 +93,7 @@ def test_a_gradient_waits_beside_where_its_parameter_is_not() -> None:
 def places_of(engine: TrainEngine) -> set[int]:
     parameters = list(engine.model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return {t.data_ptr() for t in (*parameters, *gradients, *engine._optimizer.tensors(), *engine.model.buffers())}
+    return {t.data_ptr() for t in (*parameters, *gradients, *engine.optimizer.tensors(), *engine.model.buffers())}
 
 
 def test_a_reference_gives_the_same_logprobs() -> None:
