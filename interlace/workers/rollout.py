@@ -207,12 +207,14 @@ class RolloutWorker(Worker):
     def _decode_completions(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
         for completion in completions:
             self._streams.pop(completion.request.id, None)
+        if self.context.rank:
+            return ()  # ranks that share an engine finish the same sequences, and only the first one's result counts
         return tuple([self._decode(completion) for completion in completions])
 
     def _decode(self, completion: Completion) -> Response:
         text = self._text(completion.token_ids, completion.request.params)
         may_stay = completion.request.may_stay and completion.finish_reason != FinishReason.ABORTED
-        if self._payloads and may_stay and (stored := self._payloads.put(completion.segments, text)):
+        if self._payloads and may_stay and (stored := self._payloads.put_sample(completion.segments, text)):
             ids, logprobs = (StoredColumn(stored, name) for name in ("token_ids", "logprobs"))
             completion, text = replace(completion, token_ids=ids, logprobs=logprobs, versions=stored.versions), ""
         return Response(completion=completion, text=text, refusal=completion.failure)
