@@ -16,6 +16,8 @@ import asyncio
 import gc
 import json
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -37,6 +39,7 @@ from interlace.runtime.group import WorkerGroup
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import RolloutWorker
 
+ARMS = ("by value", "by reference")
 GRANULE = 64
 GROUP = 8
 PROMPT_TOKENS = 200
@@ -186,23 +189,33 @@ def show(name: str, rounds: list[Cost]) -> dict[str, float]:
     return {field: statistics.median(found) for field, found in values.items()}
 
 
+def measure_apart(name: str, given: argparse.Namespace) -> list[Cost]:
+    """Measures one contestant in a new process, because memory that was freed may stay with a process."""
+    sizes = ["--samples", str(given.samples), "--length", str(given.length), "--rounds", str(given.rounds)]
+    command = [sys.executable, __file__, *sizes, "--only", name]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return [Cost(**each) for each in json.loads(done.stdout.splitlines()[-1])]
+
+
 def main() -> None:
     """Measures both and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument("--length", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=ARMS, help="print the costs of one contestant as JSON")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.only:
+        flow = partial(
+            measure, num_samples=given.samples, length=given.length, rounds=given.rounds, by_value=given.only == ARMS[0]
+        )
+        rounds = asyncio.run(run_on(ClusterConfig(devices="cpu:2"), Schedule(), flow))
+        print(json.dumps([asdict(each) for each in rounds]))
+        return
     print("| content | generated, ms | read, ms | readers, ms | controller, KiB | shared, KiB | wall, ms |")
     print("|---|---|---|---|---|---|---|")
-    found = {}
-    config = ClusterConfig(devices="cpu:2")
-    for name in ("by value", "by reference"):
-        flow = partial(
-            measure, num_samples=given.samples, length=given.length, rounds=given.rounds, by_value=name == "by value"
-        )
-        found[name] = show(name, asyncio.run(run_on(config, Schedule(), flow)))
+    found: dict[str, object] = {name: show(name, measure_apart(name, given)) for name in ARMS}
     limit_ms = copy_ms(given.length)
     print(f"one copy of a sample's content: {limit_ms:.3g} ms")
     if given.json:

@@ -10,7 +10,7 @@ import contextlib
 import mmap
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from interlace.core.types import Segment
 
 T = TypeVar("T")
+Dumps: TypeAlias = Callable[[object], tuple[bytes, list[memoryview]]]
+"""Pickles a value. Returns the pickle, and the arrays that it refers to."""
 N = TypeVar("N")
 MIN_BYTES = 8192
 """Content of fewer bytes travels in the message: its copy is cheaper than a file."""
@@ -185,13 +187,16 @@ class PayloadStore:
         """folder: in memory, and removed by its owner at the end of the run."""
         self._folder = folder
 
-    def put(self, value: T) -> Stored[T] | None:
-        """Writes a value. Returns None if it is small, or if the memory has no room: send it whole."""
-        arrays: list[memoryview] = []
-        body = pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: arrays.append(buffer.raw()))
+    def put(self, value: T, dumps: Dumps | None = None) -> Stored[T] | None:
+        """Writes a value. dumps: replaces the plain way to pickle.
+
+        Returns None if the value is small or of a class of the user's script, and if the memory has no room. It must
+        then be sent whole.
+        """
+        body, arrays = (dumps or _dumps)(value)
         parts = [memoryview(body), *arrays]
         path = f"{self._folder}/payload-{os.getpid()}-{next(self._numbers)}"
-        if sum(part.nbytes for part in parts) < MIN_BYTES or not self._write(parts, path):
+        if sum(part.nbytes for part in parts) < MIN_BYTES or b"__main__" in body or not self._write(parts, path):
             return None
         stored: Stored[T] = Stored(None, path, [part.nbytes for part in parts])
         stored._is_new = True
@@ -225,6 +230,11 @@ class PayloadStore:
                 os.remove(path)  # noqa: PTH107 - see above
             return False
         return True
+
+
+def _dumps(value: object) -> tuple[bytes, list[memoryview]]:
+    arrays: list[memoryview] = []
+    return pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: arrays.append(buffer.raw())), arrays
 
 
 def _receive(path: str, parts: Sequence[int], is_new: bool) -> Stored[Any]:

@@ -172,8 +172,10 @@ class WorkerContext:
         The value is freed with the flow's last reference; do not modify it. Within one process a reference is the
         value. A value of less than 8 KiB, or for a rank on another machine, travels in the message.
         """
+        from interlace.runtime.process.frames import plain_dumps
+
         store = self.open_payload_store()
-        return (store.put(value) if store else None) or Stored(value)
+        return (store.put(value, plain_dumps) if store else None) or Stored(value)
 
     def open_payload_store(self) -> PayloadStore | None:
         """Returns the store of values that stay on this machine.

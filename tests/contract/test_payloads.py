@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from interlace.core import payload
 from interlace.core.errors import WorkerDiedError
@@ -115,7 +116,7 @@ PICTURE = (64, 64, 4)
 class Camera(Worker):
     @operation(on_device=False)
     def take(self, number: int) -> "Picture":
-        return Picture(key=number, content=self.context.keep(np.full(PICTURE, number, np.uint8)))
+        return Picture(key=number, content=self.context.keep(torch.full(PICTURE, number, dtype=torch.bfloat16)))
 
     @operation(on_device=False)
     def process(self) -> int:
