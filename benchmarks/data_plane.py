@@ -8,7 +8,7 @@ of a round wait in the channel together, as those of an asynchronous run do; the
 `by value` switches the store off in the rollout worker and gives every token its own advantage, which is the code
 before references. The physical limit is one copy of a sample's content, as the memory of this machine copies it.
 
-    python benchmarks/data_plane.py [--samples 4000] [--length 8000] [--rounds 3] [--json data_plane.json]
+    python benchmarks/data_plane.py [--samples 1500] [--length 8000] [--rounds 3] [--json data_plane.json]
 """
 
 import argparse
@@ -200,7 +200,7 @@ def measure_apart(name: str, given: argparse.Namespace) -> list[Cost]:
 def main() -> None:
     """Measures both and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=4000)
+    parser.add_argument("--samples", type=int, default=1500)
     parser.add_argument("--length", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=ARMS, help="print the costs of one contestant as JSON")

@@ -167,10 +167,11 @@ class WorkerContext:
         return self._mailbox().recv(source, tag, patience_s)
 
     def keep(self, value: T) -> "Stored[T]":
-        """Returns a reference to a value that stays here. Another rank that gets the reference reads the value itself.
+        """Returns a reference to a value that stays here, as the result of an operation. Do not modify the value.
 
-        The value is freed with the flow's last reference; do not modify it. Within one process a reference is the
-        value. A value of less than 8 KiB, or for a rank on another machine, travels in the message.
+        The flow passes the reference to operations of other ranks, which read the value where it is. It is freed with
+        the flow's last reference. Within one process a reference is the value. A value of less than 8 KiB, or for a
+        rank on another machine, travels in the message.
         """
         from interlace.runtime.process.frames import plain_dumps
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from interlace.core import payload
 from interlace.core.errors import WorkerDiedError
-from interlace.core.payload import Stored, StoredSegments
+from interlace.core.payload import StoredSegments
 from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.pool import EnginePool
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.runtime.worker import WorkerContext, operation
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import RolloutWorker
 from tests.contract.clusters import CLUSTERS
+from tests.contract.payload_workers import Camera, Learner, Picture, Reader
 from tests.support.episode_runs import OneEngine
 
 KINDS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
@@ -38,12 +38,6 @@ class ApartRollout(RolloutWorker):
 def make_rollout(context: WorkerContext) -> RolloutWorker:
     payload.MIN_BYTES = 0  # in the rank's process: the responses of this test are short
     return ApartRollout(context, ENGINE._bundle)
-
-
-class Reader(Worker):
-    @operation(on_device=False, split="samples", collect="concat")
-    def read(self, samples: list[Sample]) -> list[tuple[int, bytes, bytes, str]]:
-        return [(os.getpid(), each.token_ids.tobytes(), each.logprobs.tobytes(), each.text) for each in samples]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,31 +102,6 @@ def test_contents_stay_in_shared_memory(kind: str, request: pytest.FixtureReques
         return found
 
     assert run(kind, request, apart) == run("local", request, here)
-
-
-PICTURE = (64, 64, 4)
-
-
-class Camera(Worker):
-    @operation(on_device=False)
-    def take(self, number: int) -> "Picture":
-        return Picture(key=number, content=self.context.keep(torch.full(PICTURE, number, dtype=torch.bfloat16)))
-
-    @operation(on_device=False)
-    def process(self) -> int:
-        return os.getpid()
-
-
-class Learner(Worker):
-    @operation(on_device=False, split="samples", collect="concat")
-    def learn(self, pictures: "list[Picture]") -> list[float]:
-        return [float(each.content.read().mean()) for each in pictures]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    key: int
-    content: Stored[Any]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "sim"])
