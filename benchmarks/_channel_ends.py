@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from interlace.core.payload import Stored
 from interlace.core.types import FloatArray, IntArray
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
@@ -16,6 +17,14 @@ class Row:
     key: int
     token_ids: IntArray
     logprobs: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptRow:
+    """One sample in the channel, whose content stays where it was made."""
+
+    key: int
+    content: Stored[Row]
 
 
 class End(Worker):
@@ -40,19 +49,13 @@ class End(Worker):
         return sum(int(row.token_ids[-1]) >= 0 for row in rows)
 
     @operation(on_device=False)
-    def put(self, channel: str, count: int, batch: int, length: int) -> None:
-        """Puts `count` messages of `batch` rows each into a channel of workers."""
-        end = self.context.channel(channel)
-        for number in range(count):
-            end.put(number, self.make(number * batch, batch, length))
+    def make_kept(self, first: int, count: int, length: int) -> list[KeptRow]:
+        """Returns references to rows that stay in this process's machine."""
+        return [KeptRow(key=row.key, content=self.context.keep(row)) for row in self.make(first, count, length)]
 
     @operation(on_device=False)
-    def get(self, channel: str) -> int:
-        """Reads a channel of workers to its end."""
-        end, num_rows = self.context.channel(channel), 0
-        while row := end.get():
-            num_rows += self.take(row[1])
-        return num_rows
+    def take_kept(self, rows: Sequence[KeptRow]) -> int:
+        return self.take([row.content.read() for row in rows])
 
     @operation(on_device=False)
     def echo(self, rows: Sequence[Row]) -> list[Row]:

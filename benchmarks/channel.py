@@ -6,7 +6,8 @@ the next (the bare actor keeps 16 in flight). A round trip goes there and back.
 
 interlace's path is the whole path of a sample in a run: an operation of a worker returns rows, the controller opens
 them in a `Channel` and leases them to an operation of the other worker. The round trip is timed at the controller, so
-it contains one more call and reply than the others'.
+it contains one more call and reply than the others'. Under "references" the rows are kept by the producer
+(`WorkerContext.keep`), and the consumer reads them from shared memory.
 
     python benchmarks/channel.py [--lengths 64 1024 16384] [--peers-python peers/bin/python] [--json channel.json]
 
@@ -23,10 +24,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _channel_ends import End, Row
+from _channel_ends import End, KeptRow, Row
 from _channel_moves import BOUND, WARM_UP_S
 
 from interlace.run.clusters.ray import open_cluster
@@ -36,7 +38,7 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.schedule import Schedule
 
-OURS, BY_WORKERS = "interlace Channel", "interlace, by workers"
+OURS, BY_REFERENCE = "interlace Channel", "interlace, references"
 HERE = ("bare Ray actor", "ray Queue", "multiprocessing.Queue")
 ELSEWHERE = ("RLinf Channel", "TransferQueue")
 STEP = 64
@@ -60,42 +62,37 @@ class Result:
 class Ours:
     """Two workers on the ray cluster, and channels between them."""
 
-    num_channels = 0
-
     def __init__(self, cluster: Cluster, producer: WorkerGroup[Any], consumer: WorkerGroup[Any]) -> None:
         self._cluster, self._producer, self._consumer = cluster, producer, consumer
 
-    async def throughput(self, length: int, batch: int, count: int) -> float:
-        """Returns the seconds of `count` calls of `batch` items."""
-        channel: Channel[int, Row] = Channel("rows", Row, self._cluster.waits, max_rows=BOUND * batch)
-        cursor = channel.subscribe("consumer", COLUMNS)
+    async def throughput(self, length: int, batch: int, count: int, *, keeps: bool = False) -> float:
+        """Returns the seconds of `count` calls of `batch` items. keeps: the rows are references to kept contents."""
+        kind, columns = (KeptRow, ("key", "content")) if keeps else (Row, COLUMNS)
+        make, take = (
+            (self._producer.make_kept, self._consumer.take_kept)
+            if keeps
+            else (self._producer.make, self._consumer.take)
+        )
+        channel: Channel[int, Any] = Channel("rows", kind, self._cluster.waits, max_rows=BOUND * batch)
+        cursor = channel.subscribe("consumer", columns)
 
         async def produce() -> None:
             for number in range(count):
-                rows = await self._producer.make(number * batch, batch, length)
+                rows = await make(number * batch, batch, length)
                 await channel.has_room("producer")
                 for row in rows:
-                    channel.open(row.key, row, COLUMNS)
+                    channel.open(row.key, row, columns)
             channel.close()
 
         async def consume() -> None:
             while rows := await cursor.get(batch):
-                await self._consumer.take(rows)
+                await take(rows)
                 cursor.acknowledge([row.key for row in rows])
                 if (rows[-1].key + 1) % STEP == 0:
                     self._cluster.timeline.take()
 
         start = time.perf_counter()
         await asyncio.gather(produce(), consume())
-        return time.perf_counter() - start
-
-    async def by_workers(self, length: int, batch: int, count: int) -> float:
-        """Returns the same for a channel that the workers put to and get from directly."""
-        Ours.num_channels += 1
-        name = f"rows{Ours.num_channels}"
-        self._cluster.open_channel(name, writers=("producer.0",), readers=("consumer.0",), num_rows=count)
-        start = time.perf_counter()
-        await asyncio.gather(self._producer.put(name, count, batch, length), self._consumer.get(name))
         return time.perf_counter() - start
 
     async def round_trip(self, length: int) -> float:
@@ -141,7 +138,7 @@ async def _measure(cluster: Cluster, lengths: Sequence[int], batches: Sequence[i
         await ours.throughput(lengths[0], batches[0], 16)
     for length in lengths:
         trips = [await ours.round_trip(length) for _ in range(120)][20:]
-        for name, move in ((OURS, ours.throughput), (BY_WORKERS, ours.by_workers)):
+        for name, move in ((OURS, ours.throughput), (BY_REFERENCE, partial(ours.throughput, keeps=True))):
             rates, spent = {}, {}
             for batch in batches:
                 await move(length, batch, 8)

@@ -1,21 +1,21 @@
 """Contents of samples in memory that the processes of a machine share: one file per sample, and references to it.
 
-The process that generates a sample writes its tokens, log-probs and text into a file (`PayloadStore.put`). Messages
-contain a reference (`StoredSegments`): lengths, versions, and the name of the file. A reader maps the file, so it reads
-only the pages of the arrays that it uses. The process that received the reference from the producer, which is the
-controller, owns the file, and removes it with its last reference. The file outlives the process that wrote it.
+The process that generates a sample writes its tokens, log-probs and text into a file (`PayloadStore.put_sample`).
+Messages contain a reference (`StoredSegments`): sizes, versions, and the name of the file. A reader maps the file, so
+it reads only the pages of the arrays that it uses. The process that receives the reference from the producer, which is
+the controller, owns the file, and removes it with its last reference. The file outlives the process that wrote it.
 """
 
 import contextlib
 import mmap
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -26,6 +26,9 @@ from interlace.core.runs import Runs
 if TYPE_CHECKING:
     from interlace.core.types import Segment
 
+T = TypeVar("T")
+Dumps: TypeAlias = Callable[[object], tuple[bytes, list[memoryview]]]
+"""Pickles a value. Returns the pickle, and the arrays that it refers to."""
 N = TypeVar("N")
 MIN_BYTES = 8192
 """Content of fewer bytes travels in the message: its copy is cheaper than a file."""
@@ -45,40 +48,63 @@ def pickling_by_value(is_wanted: bool) -> Iterator[None]:
         _by_value.reset(before)
 
 
-class PayloadSizes(NamedTuple):
-    """Metadata of a sample's content."""
+class Stored(Generic[T]):
+    """A value that stays where it was made. It is in a file, or in the memory of this process if it needs no file."""
+
+    __slots__ = ("__weakref__", "_is_new", "_owner", "_parts", "_path", "_value")
+
+    def __init__(self, value: T | None = None, path: str = "", parts: Sequence[int] = ()) -> None:
+        """path: file with the value. parts: bytes of its parts: a pickle, then the arrays that it refers to."""
+        self._value, self._path, self._parts = value, path, tuple(parts)
+        self._is_new = False
+        """True in the process that wrote the file. The process that receives this object then owns the file."""
+        self._owner = 0
+        """Process that removes the file. 0 if it is another process than this one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _by_value.get() or not self._path:
+            return Stored, (self.read(),)
+        return _receive, (self._path, self._parts, self._is_new)
+
+    def __del__(self) -> None:
+        if self._owner and self._owner == os.getpid():  # a forked process has a copy, and is not the owner
+            with contextlib.suppress(OSError):
+                os.remove(self._path)  # noqa: PTH107 - as for `open` in PayloadStore
+
+    def read(self) -> T:
+        """Returns the value; do not modify it. A file is mapped, once. Raises PayloadLostError if it does not exist."""
+        if self._value is None and self._path:
+            parts = _split(_map(self._path), self._parts)
+            self._value = pickle.loads(parts[0].data, buffers=parts[1:])
+        return cast("T", self._value)
+
+
+Content: TypeAlias = "tuple[tuple[Segment, ...], NDArray[np.uint8]]"
+"""Segments of a sample, and its text in UTF-8."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of a sample's content."""
 
     num_segments: int
     num_tokens: int
     """Tokens of all segments."""
     num_sampled: int
     """Tokens that the policy sampled."""
-    parts: tuple[int, ...]
-    """Bytes of the parts of the file: a pickle, then the arrays that it refers to."""
 
 
 class StoredSegments(Sequence["Segment"]):
-    """The segments and the text of a sample in a file. Its length, sizes and versions are known without the file."""
+    """The segments of a sample in a file, with its text. Sizes and versions are known without the file."""
 
-    __slots__ = ("__weakref__", "_content", "_is_new", "_owner", "_path", "sizes", "versions")
+    __slots__ = ("content", "sizes", "versions")
 
-    def __init__(self, path: str, sizes: PayloadSizes, versions: Runs[int], *, is_new: bool = False) -> None:
-        """is_new: True in the process that wrote the file. The process that receives this object then owns the file."""
-        self._path, self.sizes, self.versions = path, sizes, versions
-        self._is_new = is_new
-        self._owner = 0
-        """Process that removes the file. 0 if it is another process than this one."""
-        self._content: tuple[tuple[Segment, ...], NDArray[np.uint8]] | None = None
+    def __init__(self, content: Stored[Content], sizes: Sizes, versions: Runs[int]) -> None:
+        self.content, self.sizes, self.versions = content, sizes, versions
 
     def __reduce__(self) -> tuple[Any, ...]:
         if _by_value.get():
-            return tuple, (self._read()[0],)
-        return _receive, (self._path, tuple(self.sizes), self.versions, self._is_new)
-
-    def __del__(self) -> None:
-        if self._owner and self._owner == os.getpid():  # a forked process has a copy, and is not the owner
-            with contextlib.suppress(OSError):
-                os.remove(self._path)  # noqa: PTH107 - as for `open` in PayloadStore
+            return tuple, (self.content.read()[0],)
+        return StoredSegments, (self.content, self.sizes, self.versions)
 
     def __len__(self) -> int:
         return self.sizes.num_segments
@@ -88,17 +114,10 @@ class StoredSegments(Sequence["Segment"]):
     @overload
     def __getitem__(self, index: slice) -> Sequence["Segment"]: ...
     def __getitem__(self, index: int | slice) -> "Segment | Sequence[Segment]":
-        return self._read()[0][index]
+        return self.content.read()[0][index]
 
     def __iter__(self) -> Iterator["Segment"]:
-        return iter(self._read()[0])
-
-    def _read(self) -> "tuple[tuple[Segment, ...], NDArray[np.uint8]]":
-        """Maps the file, once. Raises PayloadLostError if it does not exist."""
-        if self._content is None:
-            parts = _split(_map(self._path), self.sizes.parts)
-            self._content = pickle.loads(parts[0].data, buffers=parts[1:])
-        return self._content
+        return iter(self.content.read()[0])
 
 
 class StoredColumn(Sequence[Any]):
@@ -140,7 +159,7 @@ class StoredText:
 
     def read(self) -> str:
         """Reads the text."""
-        return str(self._segments._read()[1].tobytes(), "utf-8", "surrogatepass")
+        return str(self._segments.content.read()[1].tobytes(), "utf-8", "surrogatepass")
 
 
 class TextField:
@@ -160,32 +179,41 @@ def in_memory(values: Sequence[N]) -> Sequence[N]:
 
 
 class PayloadStore:
-    """Writer of contents into a folder of shared memory."""
+    """Writer of values into a folder of shared memory."""
+
+    _numbers = count()
 
     def __init__(self, folder: Path) -> None:
         """folder: in memory, and removed by its owner at the end of the run."""
-        self._folder, self._numbers = folder, count()
+        self._folder = folder
 
-    def put(self, segments: Sequence["Segment"], text: str) -> StoredSegments | None:
-        """Writes the content of a sample. Returns None if it is small, or if the memory has no room: send it whole."""
-        arrays: list[memoryview] = []
-        letters = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
-        content = (tuple(segments), letters)
-        body = pickle.dumps(content, protocol=5, buffer_callback=lambda buffer: arrays.append(buffer.raw()))
+    def put(self, value: T, dumps: Dumps | None = None) -> Stored[T] | None:
+        """Writes a value. dumps: replaces the plain way to pickle.
+
+        Returns None if the value is small or of a class of the user's script, and if the memory has no room. It must
+        then be sent whole.
+        """
+        body, arrays = (dumps or _dumps)(value)
         parts = [memoryview(body), *arrays]
-        if sum(part.nbytes for part in parts) < MIN_BYTES or not self._write(parts, path := self._new_path()):
+        path = f"{self._folder}/payload-{os.getpid()}-{next(self._numbers)}"
+        if sum(part.nbytes for part in parts) < MIN_BYTES or b"__main__" in body or not self._write(parts, path):
+            return None
+        stored: Stored[T] = Stored(None, path, [part.nbytes for part in parts])
+        stored._is_new = True
+        return stored
+
+    def put_sample(self, segments: Sequence["Segment"], text: str) -> StoredSegments | None:
+        """Writes the content of a sample. Returns None as put() does."""
+        stored = self.put((tuple(segments), np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)))
+        if stored is None:
             return None
         lengths = [len(segment.token_ids) for segment in segments]
         drawn = [
             size if segment.sampled is None else int(np.count_nonzero(segment.sampled))
             for segment, size in zip(segments, lengths, strict=True)
         ]
-        sizes = PayloadSizes(len(lengths), sum(lengths), sum(drawn), tuple([part.nbytes for part in parts]))
         versions = Runs([run for segment in segments for run in segment.versions.pieces])
-        return StoredSegments(path, sizes, versions, is_new=True)
-
-    def _new_path(self) -> str:
-        return f"{self._folder}/payload-{os.getpid()}-{next(self._numbers)}"
+        return StoredSegments(stored, Sizes(len(lengths), sum(lengths), sum(drawn)), versions)
 
     def _write(self, parts: Sequence[memoryview], path: str) -> bool:
         """Returns False if the memory has no room."""
@@ -204,8 +232,13 @@ class PayloadStore:
         return True
 
 
-def _receive(path: str, sizes: tuple[Any, ...], versions: Runs[int], is_new: bool) -> StoredSegments:
-    found = StoredSegments(path, PayloadSizes(*sizes), versions)
+def _dumps(value: object) -> tuple[bytes, list[memoryview]]:
+    arrays: list[memoryview] = []
+    return pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: arrays.append(buffer.raw())), arrays
+
+
+def _receive(path: str, parts: Sequence[int], is_new: bool) -> Stored[Any]:
+    found: Stored[Any] = Stored(None, path, parts)
     found._owner = os.getpid() if is_new else 0
     return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlace.algorithms.offline import OfflineAlgorithm
+from interlace.core.errors import UserError
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.recovery import RestartBudget
 from interlace.engines.rollout.kinds import create_kind
@@ -225,8 +226,13 @@ async def launch_instances(
     """Starts the workers of a role on their placement. working_bytes: bytes per device in addition to the state."""
     places: Sequence[tuple[Device, ...]] = [()] if worker.on_host else cluster.place(role.name)
     kind = create_kind(recipe.rollout) if role.name == "rollout" else None
-    if kind and kind.num_addresses is not None:
-        places = [()] * kind.num_addresses
+    if kind and (count := kind.num_addresses) is not None:
+        if not count:
+            raise UserError(
+                f"rollout.urls_file = {getattr(recipe.rollout, 'urls_file', None)!s} had an address when the run was "
+                "checked, and has none now. Write one address per line into it, and start the run again."
+            )
+        places = [()] * count
     specs = [instance_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
     rule = revival_rule(recipe, role, places[0])
     starts = [cluster.launch(replace(spec, working_bytes=working_bytes, revival=rule)) for spec in specs]

@@ -12,7 +12,6 @@ from interlace.core.errors import (
     NoProgressError,
     RemoteError,
     RestartBudgetError,
-    UserError,
     WorkerDiedError,
     WorkerHungError,
 )
@@ -22,8 +21,7 @@ from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.group_state import DeviceUse
 from interlace.runtime.outside import OutsideWork
-from interlace.runtime.process.exchange import Exchange
-from interlace.runtime.process.mail import Directory, mailbox_of
+from interlace.runtime.process.mail import Directory
 from interlace.runtime.process.starts import Place
 from interlace.runtime.rank_set import Rank
 from interlace.runtime.revival import Revival, RevivalRule
@@ -65,7 +63,7 @@ class WorkerSpec:
     """Rule by which ranks with a separate process are replaced after a death. If None, a death ends the run."""
     may_die: bool = False
     """True if the run continues when a rank's process dies. The rank then has a separate process. Its calls raise
-    WorkerDiedError. Channels request its rows again or end them as `failed`."""
+    WorkerDiedError, and values that it kept (`WorkerContext.keep`) stay readable."""
 
 
 class Cluster(ABC):
@@ -96,7 +94,6 @@ class Cluster(ABC):
         self.tasks = RunTasks()
         self.loop_limit_s: Callable[[], float] = lambda: hang_after_s
         """Returns how long the event loop may be blocked. Called on another thread."""
-        self._exchanges: list[Exchange] = []
         self.on_note: Callable[[str], None] = lambda _: None
         """Receiver of notes about processes, which are shown to users."""
         self.processes = WorkerProcesses()
@@ -119,42 +116,15 @@ class Cluster(ABC):
         spec = WorkerSpec(name=name, factory=factory, worker_class=worker_class, devices=devices, may_die=may_die)
         return await self.launch(spec)
 
-    def open_channel(
-        self,
-        name: str,
-        *,
-        writers: Sequence[str],
-        readers: Sequence[str],
-        num_rows: int | None = None,
-        on_lost: Callable[[int, str], bool] | None = None,
-    ) -> Exchange:
-        """Opens a channel that ranks write and read directly (`context.channel(name)`). See Exchange.
-
-        Raises UserError on a virtual clock.
-        """
-        directory = self._mail_directory()
-        if directory is None:
-            raise UserError(f"channel {name!r}: ranks cannot exchange messages on a virtual clock.")
-        make_box = partial(mailbox_of, directory)
-        made = Exchange(
-            name, make_box, self.waits, writers=writers, readers=readers, num_rows=num_rows, on_lost=on_lost
-        )
-        self._exchanges.append(made)
-        return made
-
-    def _broke(self, spec: WorkerSpec, context: WorkerContext) -> Callable[[Exception], None]:
+    def _broke(self, spec: WorkerSpec) -> Callable[[Exception], None]:
         """Returns the handler for a rank's failures that no caller waits for."""
+        survives = spec.may_die or spec.revival  # then the next call to the rank raises its death, or replaces it
 
         def lost(error: Exception) -> None:
-            if not isinstance(error, WorkerDiedError):
+            if not survives or not isinstance(error, WorkerDiedError):
                 self.fail(error)
-                return
-            if spec.revival:
-                return  # the next call to the rank replaces it
-            for exchange in self._exchanges:
-                exchange.lost(context.name, str(error))
 
-        return lost if spec.may_die or spec.revival else self.fail
+        return lost
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
         """Starts a group. Raises RemoteError if a constructor fails, UserError if memory does not suffice."""

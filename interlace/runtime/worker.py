@@ -8,13 +8,13 @@ from inspect import isfunction
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from interlace.core.errors import InterlaceError, UserError, nearest
-from interlace.core.payload import PayloadStore
+from interlace.core.payload import PayloadStore, Stored
 from interlace.core.state_parts import STATE
 
 if TYPE_CHECKING:
-    from interlace.runtime.process.exchange import ChannelEnd
     from interlace.runtime.process.mail import Directory, Mailbox
 
+T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 SplitFunction: TypeAlias = Callable[[tuple[Any, ...], int], Sequence[tuple[Any, ...]]]
 """Splits an operation's arguments into a number of parts. Returns one tuple of arguments per part."""
@@ -166,16 +166,22 @@ class WorkerContext:
         """Returns the next value that a rank sent with this tag. Raises InterlaceError if none arrives in time."""
         return self._mailbox().recv(source, tag, patience_s)
 
-    def channel(self, name: str, *, patience_s: float = PATIENCE_S) -> "ChannelEnd":
-        """Returns this rank's end of a channel that the flow has opened (`cluster.open_channel`)."""
-        from interlace.runtime.process.exchange import ChannelEnd
+    def keep(self, value: T) -> "Stored[T]":
+        """Returns a reference to a value that stays here, as the result of an operation. Do not modify the value.
 
-        return ChannelEnd(name, self._mailbox(), patience_s)
+        The flow passes the reference to operations of other ranks, which read the value where it is. It is freed with
+        the flow's last reference. Within one process a reference is the value. A value of less than 8 KiB, or for a
+        rank on another machine, travels in the message.
+        """
+        from interlace.runtime.process.frames import plain_dumps
+
+        store = self.open_payload_store()
+        return (store.put(value, plain_dumps) if store else None) or Stored(value)
 
     def open_payload_store(self) -> PayloadStore | None:
-        """Returns the store of contents that stay on this machine.
+        """Returns the store of values that stay on this machine.
 
-        None if there is nothing to keep back: the rank is in the run's process, or does not share its memory.
+        None if the rank is in the run's process, or does not share its memory.
         """
         directory = self.directory
         if directory is None or directory.shared is None or directory.process == os.getpid():

@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 
 from interlace.core import payload
+from interlace.core.errors import WorkerDiedError
 from interlace.core.payload import StoredSegments
 from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.pool import EnginePool
+from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.runtime.worker import WorkerContext, operation
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import RolloutWorker
 from tests.contract.clusters import CLUSTERS
+from tests.contract.payload_workers import Camera, Learner, Picture, Reader
 from tests.support.episode_runs import OneEngine
 
 KINDS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
@@ -35,12 +38,6 @@ class ApartRollout(RolloutWorker):
 def make_rollout(context: WorkerContext) -> RolloutWorker:
     payload.MIN_BYTES = 0  # in the rank's process: the responses of this test are short
     return ApartRollout(context, ENGINE._bundle)
-
-
-class Reader(Worker):
-    @operation(on_device=False, split="samples", collect="concat")
-    def read(self, samples: list[Sample]) -> list[tuple[int, bytes, bytes, str]]:
-        return [(os.getpid(), each.token_ids.tobytes(), each.logprobs.tobytes(), each.text) for each in samples]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +102,33 @@ def test_contents_stay_in_shared_memory(kind: str, request: pytest.FixtureReques
         return found
 
     assert run(kind, request, apart) == run("local", request, here)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sim"])
+def test_values_that_a_worker_keeps_are_read_where_they_are_used(kind: str, request: pytest.FixtureRequest) -> None:
+    async def body(cluster: Cluster) -> None:
+        camera = await cluster.start("camera", Camera, on="0", may_die=kind != "sim")
+        ranks = 1 if kind == "sim" else 2
+        learner = await cluster.launch(
+            WorkerSpec(
+                name="learner", factory=Learner, worker_class=Learner, devices=cluster.devices[:ranks], num_ranks=ranks
+            )
+        )
+        channel = Channel[int, Picture]("pictures", Picture, cluster.waits)
+        cursor = channel.subscribe("learner", ("content",))
+        for number in range(4):
+            channel.open(number, await camera.take(number), ("key", "content"))
+        channel.close()
+        if kind != "sim":
+            os.kill(await camera.process(), signal.SIGKILL)  # its pictures outlive it
+            with pytest.raises(WorkerDiedError, match="camera"):
+                await camera.take(5)
+        # A batch by size: each picture counts as its number of bytes, and two fit.
+        sizes = []
+        while rows := cursor.lease(max_weight=2 * 64 * 64 * 4, weight=lambda _: 64 * 64 * 4):
+            assert await learner.learn(rows) == [row.key for row in rows]
+            cursor.acknowledge([row.key for row in rows])
+            sizes.append(len(rows))
+        assert sizes == [2, 2]
+
+    run(kind, request, body)

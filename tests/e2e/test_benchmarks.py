@@ -27,6 +27,7 @@ SMALLEST = {
     "channel": ("--lengths", "64", "--batches", "64"),
     "control": ("--task", "cartpole", "--seeds", "0", "--steps", "300"),
     "checkpoint": ("--hidden", "32", "--layers", "1", "--rounds", "1"),
+    "data_plane": ("--samples", "64", "--rounds", "1"),
     "drift": ("--steps", "8", "--schedules", "one-step-off"),
     "eight_bits": ("--model", "tiny:micro", "--sequences", "4", "--tokens", "4", "--rounds", "1"),
     "embodied": ("--only", "swap", "fleet", "--rounds", "1", "--chunks", "1"),

@@ -49,6 +49,7 @@ class Setting:
     context: int = 1
     expert: int = 1
     replicate: int = 1
+    num_ids: int | None = None
     tied: bool = False
     key_value_heads: int = 2
     in_parts: bool = False
@@ -102,6 +103,7 @@ def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> T
             ),
             tokens_per_microbatch=setting.budget,
             temperature=0.9,
+            num_ids=setting.num_ids,
         ),
         ranks=ranks,
         adapter=adapter,

@@ -230,8 +230,7 @@ class TrainConfig:
     """Most probable tokens of a teacher at each place whose log-probs the loss needs."""
     num_ids: int | None = None
     """Number of ids, from 0, over which log-probs are normalized; None for all outputs of the model. Models may have
-    more outputs than the tokenizer has tokens, and the native engine never samples these. Ranks that share the
-    vocabulary keep all."""
+    more outputs than the tokenizer has tokens, and the native engine never samples these."""
 
 
 def training_temperature(params: SamplingParams) -> float:

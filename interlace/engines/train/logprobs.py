@@ -130,8 +130,10 @@ class _TokenLogprobs(torch.autograd.Function):
 
 def _part_sums(logits_TV: Tensor, targets_T: Tensor, is_mine_T: Tensor, temperature: float) -> Tensor:
     """Computes [4, T] of this rank's columns: largest score m, sum of exp(score - m), the sum of exp(score - m) x
-    score, and the target's score (0 if the target is on another rank)."""
-    found = logits_TV.new_empty(4, logits_TV.shape[0], dtype=torch.float32)
+    score, and the target's score (0 if the target is on another rank). Without columns, m is -inf and the sums are 0.
+    """
+    found = logits_TV.new_zeros(4, logits_TV.shape[0], dtype=torch.float32)
+    found[0] = -torch.inf
     for rows in _chunks(logits_TV):
         scores = _scores(logits_TV[rows], temperature)
         largest = scores.amax(-1)
@@ -155,6 +157,8 @@ def _over_ranks(sums: Tensor, mesh: DeviceMesh) -> tuple[Tensor, Tensor, Tensor]
 
 def _chunks(logits_TV: Tensor) -> list[slice]:
     num_tokens, vocabulary = logits_TV.shape
+    if not vocabulary:
+        return []
     rows = max(1, CHUNK_ELEMENTS.get(logits_TV.device.type, DEFAULT_CHUNK) // vocabulary)
     return [slice(first, min(first + rows, num_tokens)) for first in range(0, num_tokens, rows)]
 

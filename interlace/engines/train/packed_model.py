@@ -141,9 +141,16 @@ class PackedModel:
         if self._head:
             logprobs, entropy = self._head.logprobs(outputs, targets_T, temperature)
         else:
-            known = outputs if self.vocabulary is not None else outputs[:, : self.num_ids]
+            known = outputs[:, : self._num_known_columns]
             logprobs, entropy = token_logprobs(known, targets_T, temperature, self.vocabulary)
         return self.on_all(batch, logprobs), self.on_all(batch, entropy)
+
+    @property
+    def _num_known_columns(self) -> int | None:
+        """Columns of this rank's logits whose ids can be drawn. None if all can be."""
+        if self.num_ids is None or self.vocabulary is None:
+            return self.num_ids
+        return max(0, self.num_ids - self.vocabulary.first)
 
     def several_logprobs(self, batch: MicroBatch, ids_TK: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """Computes as logprobs() does, and in addition the log-probs of K further tokens at each place, [T, K].

@@ -113,7 +113,7 @@ class LocalCluster(Cluster):
             rank = ThreadRank(context, self.clock, self._patience_s)
             await rank.start(spec.factory)
             return rank
-        spawned = SpawnedRank(context, self.clock, self._shared, self._broke(spec, context))
+        spawned = SpawnedRank(context, self.clock, self._shared, self._broke(spec))
         self._after_workers.push_async_callback(spawned.close)
         await spawned.start(spec.factory, self._folder.path if self._folder else None)
         if not spec.may_die:

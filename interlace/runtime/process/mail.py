@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,13 +23,9 @@ from interlace.runtime.process.shared import SharedArrays, write_all
 
 _SECRET_BYTES = 32
 _CHUNK = 1 << 20
-_NOTHING = object()
 _LOOK_EVERY_S = 0.01
 """Seconds between two lookups of a mailbox that does not exist yet."""
 GREET_WITHIN_S = 10.0
-LET_GO, GONE = "\0let go", "\0gone"
-"""Tags of messages to the mailbox itself: to release a held value, and to report a rank whose process is gone."""
-_FETCH = "\0fetch"
 
 
 class Directory(Protocol):
@@ -94,12 +89,8 @@ class Mailbox:
 
     _here: dict[tuple[str, str], "Mailbox"] = {}  # noqa: RUF012 - of this process, by secret and name
 
-    def __init__(self, name: str, directory: Directory, receive: Callable[[str, object], None] | None = None) -> None:
-        """receive: called with each message and its sender, on any thread. If given, recv() gets no messages."""
-        self.name, self._directory, self._receive = name, directory, receive
-        self.held: dict[Hashable, object] = {}
-        """Values that other ranks may fetch."""
-        self._gone: set[str] = set()
+    def __init__(self, name: str, directory: Directory) -> None:
+        self.name, self._directory = name, directory
         self._secret = secrets.token_hex(_SECRET_BYTES)
         shared = directory.shared
         self._shared = SharedArrays(shared, passes_on=False) if shared and shared.is_dir() else None
@@ -127,40 +118,12 @@ class Mailbox:
                 raise InterlaceError(f"{self.name}: {to} is gone, and a message to it was lost ({error}).") from error
 
     def recv(self, source: str, tag: str, patience_s: float) -> Any:
-        """Waits for the next value from a sender. Raises InterlaceError if none arrives in time, or none can."""
-        arrived = self._queues[source, tag]
+        """Waits for the next value from a sender. Raises InterlaceError if none arrives in time."""
         try:
-            found = arrived.get(timeout=0 if source in self._gone else patience_s)
+            return self._queues[source, tag].get(timeout=patience_s)
         except queue.Empty:
-            found = _NOTHING
-        if found is not _NOTHING:
-            return found
-        what = f" tagged {tag!r}" if tag else ""
-        why = "it is gone" if source in self._gone else f"within {patience_s:g} s"
-        raise InterlaceError(f"{self.name}: no message{what} came from {source} {why}.")
-
-    def fetch(self, holder: str, key: Hashable, patience_s: float) -> Any:
-        """Returns a value that a rank holds.
-
-        Raises LookupError if the rank does not hold it or is gone, InterlaceError if the answer is late.
-        """
-        tag = f"{_FETCH} {key}"
-        try:
-            with self._lock:
-                line = self._line(holder, patience_s)
-            if isinstance(line, _Neighbour):
-                return line.mailbox.held[key]
-            self.send(holder, (key, tag), _FETCH, patience_s)
-            is_there, value = self.recv(holder, tag, patience_s)
-        except (InterlaceError, OSError) as error:
-            if holder in self._gone or isinstance(error.__cause__ or error, OSError):
-                raise LookupError(f"{holder} is gone") from error
-            raise
-        finally:
-            self._queues.pop((holder, tag), None)
-        if not is_there:
-            raise LookupError(f"{holder} does not hold {key} any more")
-        return value
+            what = f" tagged {tag!r}" if tag else ""
+            raise InterlaceError(f"{self.name}: no message{what} came from {source} within {patience_s:g} s.") from None
 
     def close(self) -> None:
         """Closes the mailbox and its connections."""
@@ -215,25 +178,9 @@ class Mailbox:
                     self.put(message)
 
     def put(self, message: Call) -> None:
-        """Handles a message."""
+        """Adds a message to its queue."""
         source, value = message.args
-        if message.method == LET_GO:
-            self.held.pop(value, None)
-        elif message.method == GONE:
-            self._gone.add(value)
-            for waiting in [arrived for (of, _), arrived in [*self._queues.items()] if of == value]:
-                waiting.put(_NOTHING)
-        elif message.method == _FETCH:  # on a separate thread: the receiving thread must never block on a write
-            threading.Thread(target=self._give, args=(source, *value), name="mail", daemon=True).start()
-        elif self._receive:
-            self._receive(source, value)
-        else:
-            self._queues[source, message.method].put(value)
-
-    def _give(self, to: str, key: Hashable, tag: str) -> None:
-        found = self.held.get(key, _NOTHING)
-        with contextlib.suppress(InterlaceError):  # the requesting rank is gone
-            self.send(to, (found is not _NOTHING, None if found is _NOTHING else found), tag, GREET_WITHIN_S)
+        self._queues[source, message.method].put(value)
 
 
 class _Line:
@@ -272,11 +219,11 @@ _boxes: dict[tuple[str, str], Mailbox] = {}
 _opening = threading.Lock()
 
 
-def mailbox_of(directory: Directory, name: str, receive: Callable[[str, object], None] | None = None) -> Mailbox:
-    """Returns a rank's mailbox, opened on the first call. receive: see Mailbox."""
+def mailbox_of(directory: Directory, name: str) -> Mailbox:
+    """Returns a rank's mailbox, opened on the first call."""
     with _opening:
         key = (directory.run, name)
-        return _boxes.get(key) or _boxes.setdefault(key, Mailbox(name, directory, receive))
+        return _boxes.get(key) or _boxes.setdefault(key, Mailbox(name, directory))
 
 
 def close_mailboxes(directory: Directory) -> None:

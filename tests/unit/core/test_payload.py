@@ -46,7 +46,7 @@ def segments(mask: bool) -> tuple[Segment, ...]:
 
 
 def store(folder: Path, content: tuple[Segment, ...]) -> StoredSegments:
-    found = PayloadStore(folder).put(content, TEXT)
+    found = PayloadStore(folder).put_sample(content, TEXT)
     assert found is not None
     return found
 
@@ -112,11 +112,11 @@ def test_a_receiver_on_another_machine_gets_the_content(folder: Path) -> None:
 
 def test_small_contents_and_a_full_memory_are_sent_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = Segment(token_ids=np.arange(9, dtype=np.int32))
-    assert PayloadStore(folder).put((short,), "") is None
+    assert PayloadStore(folder).put_sample((short,), "") is None
     monkeypatch.setattr(payload, "_FREE_SHARE", 1.1)
-    assert PayloadStore(folder).put(segments(False), TEXT) is None
+    assert PayloadStore(folder).put_sample(segments(False), TEXT) is None
     monkeypatch.setattr(payload, "_FREE_SHARE", 0)
-    assert PayloadStore(folder / "missing").put(segments(False), TEXT) is None
+    assert PayloadStore(folder / "missing").put_sample(segments(False), TEXT) is None
 
 
 def test_a_completion_with_stored_columns_continues_from_values(folder: Path) -> None:
@@ -138,7 +138,7 @@ from interlace.core import payload
 from interlace.core.payload import PayloadStore
 from tests.unit.core.test_payload import TEXT, segments
 payload._FREE_SHARE = 0
-sys.stdout.buffer.write(pickle.dumps(PayloadStore(Path(sys.argv[1])).put(segments(False), TEXT)))
+sys.stdout.buffer.write(pickle.dumps(PayloadStore(Path(sys.argv[1])).put_sample(segments(False), TEXT)))
 sys.stdout.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -53,7 +53,7 @@ def tiny_model(kind: str = "qwen2", **extra: object) -> PreTrainedModel:
     return model
 
 
-def ragged_samples(count: int, seed: int = 0, *, longest: int = 20) -> list[Sample]:
+def ragged_samples(count: int, seed: int = 0, *, longest: int = 20, num_ids: int = VOCABULARY) -> list[Sample]:
     """Samples of random lengths with every column that a policy loss reads; some tokens are not trained.
 
     Of four in a row three answer one prompt.
@@ -72,7 +72,7 @@ def ragged_samples(count: int, seed: int = 0, *, longest: int = 20) -> list[Samp
                 prompt=samples[-1].prompt if index % 4 in (1, 2) else prompt,
                 segments=(
                     Segment(
-                        token_ids=_tokens(draw, length, length + 1),
+                        token_ids=_tokens(draw, length, length + 1) % num_ids,
                         logprobs=behaviour,
                         sampled=None if index % 3 == 0 else mask,
                     ),

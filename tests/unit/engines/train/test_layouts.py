@@ -10,7 +10,7 @@ import torch
 
 from interlace.engines.train.ranks import Ranks
 from tests.support.rank_pair import RankPair, Setting, make_engine, rank_pair, update
-from tests.unit.engines.train.models import ragged_samples, tiny_model
+from tests.unit.engines.train.models import VOCABULARY, ragged_samples, tiny_model
 from tests.unit.engines.train.test_engine import close
 
 TOLERANCE = 2e-5
@@ -30,7 +30,7 @@ def assert_trains_as_one(ranks: RankPair, setting: Setting, folder: Path | None 
     engine = make_engine(dataclasses.replace(setting, tensor=1, context=1, expert=1, replicate=1), Ranks())
     ranks.start(setting, folder)
     for step in range(3):
-        samples = ragged_samples(7, seed=step)
+        samples = ragged_samples(7, seed=step, num_ids=setting.num_ids or VOCABULARY)
         for ours, theirs in zip(ranks.logprobs(samples), engine.logprobs(samples), strict=True):
             assert np.allclose(ours, theirs, atol=TOLERANCE)
         engine.accumulate(samples)
@@ -47,6 +47,11 @@ def assert_trains_as_one(ranks: RankPair, setting: Setting, folder: Path | None 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "gemma2", "mixtral"])
 def test_two_ranks_share_the_layers(pair: RankPair, kind: str) -> None:
     assert_trains_as_one(pair, Setting(kind=kind, budget=60, tensor=2, max_grad_norm=0.1))
+
+
+@pytest.mark.parametrize("num_ids", [VOCABULARY - 3, VOCABULARY // 2 - 1], ids=["some", "all of a rank"])
+def test_ranks_that_share_the_vocabulary_leave_out_ids_without_a_token(pair: RankPair, num_ids: int) -> None:
+    assert_trains_as_one(pair, Setting(kind="llama", budget=60, tensor=2, num_ids=num_ids))
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "mixtral", "gpt_oss"])
