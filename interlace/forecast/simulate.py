@@ -28,8 +28,8 @@ from interlace.observe.jsonl import to_line
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, default_name
 from interlace.observe.transcripts import step_file
+from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.base import Episode
-from interlace.rollouts.by_row import simulators_of
 from interlace.run.outcome import ScheduleOutcome, under_each
 from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_placement, check_sizes

@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
+from interlace.core.errors import UserError
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.pool import EnvBatch, EnvCounts
-from interlace.robots.envs.process import SlotJob
-from interlace.robots.envs.spec import EnvSpec
+from interlace.rollouts.config import EpisodeConfig
+from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, SlotJob
+from interlace.rollouts.envs.spec import EnvSpec
 from interlace.rollouts.role_groups import EnvGroup
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
@@ -135,3 +136,14 @@ def fleet_of(
         EnvInstance(group, cluster, config.share(number, len(groups)), each) for number, group in enumerate(groups)
     ]
     return EnvFleet(config, instances)
+
+
+def simulators_of(config: EpisodeConfig) -> EnvConfig | None:
+    """Returns the environments of a recipe's episodes, or None. Raises UserError if two episodes differ in theirs."""
+    found = [env for each in (config, *config.others.values()) if (env := getattr(each, "env", None)) is not None]
+    if any(env != found[0] for env in found[1:]):
+        raise UserError(
+            "episode and episode.others have different `env`, and a run has one set of simulators: write the same in "
+            "all, with every task in its `tasks`."
+        )
+    return found[0] if found else None

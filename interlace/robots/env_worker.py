@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 from interlace.robots.envs.load import EnvConfig, simulators_bytes
-from interlace.robots.envs.pool import EnvBatch, EnvPool
-from interlace.robots.envs.process import JobKind, SlotJob
-from interlace.robots.envs.spec import EnvSpec
+from interlace.robots.envs.pool import EnvPool
+from interlace.rollouts.envs.jobs import EnvBatch, JobKind, SlotJob
+from interlace.rollouts.envs.spec import EnvSpec
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 

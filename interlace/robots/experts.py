@@ -15,11 +15,12 @@ from interlace.core.types import FloatArray, Prompt
 from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.layout import STATS
 from interlace.robots.datasets.lerobot_read import LeRobotReader
-from interlace.robots.envs.base import Start
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.spec import EnvSpec, Observation, stacked
+from interlace.robots.envs.spec import stacked
 from interlace.robots.episodes.robot import TASK
+from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import EnvSpec, Observation
 
 DEMONSTRATED_FROM = 700_000_000
 """First initial state reserved for demonstrations; it is used neither for training nor for evaluation."""

@@ -8,9 +8,9 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import PROMPT, IntArray, Prompt, Sample, SampleKey, Segment
+from interlace.models.action_tokens import ActionTokens
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.experts import Demonstrated, demonstrate, first_of_each_task
-from interlace.robots.models.actions import ActionTokens
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe
 

@@ -13,12 +13,12 @@ from interlace.core.types import FloatArray
 from interlace.flows.run import RoleGroups
 from interlace.robots.datasets.episodes import STATE, chunk_steps, with_reward
 from interlace.robots.datasets.lerobot_read import LeRobotReader
-from interlace.robots.envs.spec import Observation
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.replay.buffer import Replay
 from interlace.robots.replay.learning import Learning
 from interlace.robots.replay.off_policy import OffPolicy
 from interlace.robots.world_model.flow import WorldLearning, WorldModelGroup
+from interlace.rollouts.envs.spec import Observation
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER

@@ -20,6 +20,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.secrets import mask_secrets
 from interlace.observe.stop import StopSignal
 from interlace.rewards.trial import try_reward
+from interlace.robots.replay.learning import TrajectoryLearner
 from interlace.rollouts.config import create_kind
 from interlace.run.callbacks import Callbacks
 from interlace.run.engine_control import EngineControl
@@ -113,7 +114,9 @@ class _PolicySession(RunProcess):
                 await cluster.outside.run("reward", "trial", trial)
         hosted = await self._host(cluster, stream)
         learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups)
-        hosted.run.replay.learning = learning
+        if learning:
+            flow = hosted.run
+            flow.replay.learner = TrajectoryLearner(learning, hosted.groups.actor, flow.needs, lambda: flow.version)
         boundary = self._boundary = StepBoundary(
             job,
             hosted,

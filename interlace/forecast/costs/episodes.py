@@ -7,8 +7,8 @@ import numpy as np
 from interlace.core.types import Prompt
 from interlace.forecast.costs.lengths import interpolate, uniforms
 from interlace.forecast.profile.types import Turns
-from interlace.robots.envs.base import Start
 from interlace.rollouts.base import Session
+from interlace.rollouts.envs.jobs import Start
 
 NO_ACTIONS = np.zeros((1, 1), np.float32)
 """[K, A] actions of a chunk that only takes time."""

@@ -8,8 +8,9 @@ from statistics import median
 import numpy as np
 
 from interlace.forecast.profile.types import EnvCosts
-from interlace.robots.envs.base import Start
-from interlace.robots.envs.fleet import EnvEpisode, EnvFleet
+from interlace.robots.envs.fleet import EnvFleet
+from interlace.rollouts.envs.episode import EnvEpisode
+from interlace.rollouts.envs.jobs import Start
 
 ROUNDS = 8
 """Timed chunks per number of environments, if the time allows."""

@@ -29,7 +29,7 @@ from interlace.forecast.profile.types import (
 )
 from interlace.forecast.recipe_check import AcceptsHere
 from interlace.observe.progress import ProgressView
-from interlace.rollouts.by_row import simulators_of
+from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RolloutGroup
 from interlace.run.clusters.base import back_end, run_on
 from interlace.run.host import envs_of, sampling_of

@@ -14,7 +14,7 @@ from interlace.robots.datasets import layout
 from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.layout import Info
 from interlace.robots.datasets.video import read_video
-from interlace.robots.envs.spec import Array
+from interlace.rollouts.envs.spec import Array
 
 TOLERANCE_S = 1e-3
 """Largest difference of a frame's time from its number divided by the frame rate."""

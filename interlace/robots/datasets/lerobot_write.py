@@ -13,7 +13,7 @@ from interlace.robots.datasets import layout
 from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.layout import ColumnFeature, Info, PictureSums
 from interlace.robots.datasets.video import VideoWriter, import_av
-from interlace.robots.envs.spec import Array
+from interlace.rollouts.envs.spec import Array
 
 
 class LeRobotWriter:

@@ -18,7 +18,8 @@ from pydantic import Field
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.robots.envs.base import RetracedSimulator, Step, required
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 _STATELESS_WRAPPERS = ("OrderEnforcing", "PassiveEnvChecker")
 """Wrappers whose state affects no observation or reward."""

@@ -13,8 +13,9 @@ from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
 from interlace.models.published import newest_model
 from interlace.robots.envs.base import Simulator, Step
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
 from interlace.robots.world_model.model import WorldModel, load_world_model
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 
 class ImaginedSettings(EnvSettings):

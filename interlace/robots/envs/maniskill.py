@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.robots.envs.base import Simulator, Step, required
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 INSTRUCTIONS: Mapping[str, str] = {
     "PushCube-v1": "push the cube to the goal",

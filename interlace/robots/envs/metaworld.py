@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from interlace.core.errors import UserError, nearest
 from interlace.robots.envs.base import Simulator, Step, required
 from interlace.robots.envs.mujoco_camera import MujocoCamera
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 INSTRUCTIONS: Mapping[str, str] = {
     "reach-v3": "reach the goal",

@@ -11,60 +11,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.robots.envs.load import EnvConfig, check_memory
-from interlace.robots.envs.process import NO_JOB, SlotAnswer, SlotChunk, SlotJob, serve_envs
-from interlace.robots.envs.spec import EnvSpec, SimulatorError
+from interlace.robots.envs.process import NO_JOB, serve_envs
+from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, SlotAnswer, SlotChunk, SlotJob
+from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
 from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import TRIES, Children
 from interlace.runtime.process.links import Child
-
-
-@dataclass(kw_only=True, slots=True)
-class EnvCounts:
-    """Counts of a fleet since its start."""
-
-    num_resets: int = 0
-    num_actions: int = 0
-    """Executed actions; each may be several steps of the simulator."""
-    busy_s: float = 0.0
-    """Processor seconds spent in simulators."""
-    num_broken: int = 0
-    """Episodes that ended because their simulator raised an error or returned NaN."""
-    num_died: int = 0
-    """Episodes that ended because their process died."""
-    num_hung: int = 0
-    """Episodes that ended because a chunk or a reset took longer than env.timeout_s."""
-    num_brought_back: int = 0
-    """Episodes that a new process restored."""
-
-    @property
-    def num_failed(self) -> int:
-        """Episodes whose simulator failed, for any reason."""
-        return self.num_broken + self.num_died + self.num_hung
-
-    def add(self, work: SlotJob, value: object) -> None:
-        """Counts a job that has succeeded. value: its result."""
-        if work.kind == "reset":
-            self.num_resets += 1
-        elif isinstance(value, SlotChunk):
-            self.num_actions += int(value.valid.sum())
-
-    def plus(self, other: "EnvCounts") -> "EnvCounts":
-        """Returns the sum of both counts."""
-        return EnvCounts(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EnvBatch:
-    """Results of a batch of jobs."""
-
-    answers: Sequence[SlotAnswer]
-    """One answer per job, in the jobs' order."""
-    counts: EnvCounts
-    """Counts of the processes since their start."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

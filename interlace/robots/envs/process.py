@@ -10,71 +10,19 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Start, VectorEnv
+from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.load import create_envs
-from interlace.robots.envs.spec import Array, Observation, SimulatorError
 from interlace.robots.envs.stepping import SimulatedEnvs
+from interlace.rollouts.envs.jobs import SlotAnswer, SlotChunk, SlotJob
+from interlace.rollouts.envs.spec import Observation, SimulatorError
 from interlace.runtime.process.child import become_child, framed, receive
 
 NO_JOB = 0xFFFFFFFF
 """Number of the first message of a process: an EnvSpec, or the UserError that prevented it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SlotChunk:
-    """Result of one chunk in one environment."""
-
-    observation: Observation
-    """Observation after the last valid action: the final one if the episode ended."""
-    reward: NDArray[np.float32]
-    """[K] rewards, 0 for an invalid action."""
-    valid: NDArray[np.bool_]
-    """[K] True on executed actions, which come first."""
-    terminated: bool
-    """True if the task ended the episode: no bootstrap."""
-    truncated: bool
-    """True if the horizon ended the episode: bootstrap from `observation`."""
-    success: bool
-    """True if the task has been solved since the reset."""
-
-    @property
-    def ended(self) -> bool:
-        """Returns whether the episode is over."""
-        return self.terminated or self.truncated
-
-
-JobKind: TypeAlias = Literal["reset", "chunk", "render", "expert", "offload", "onload"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SlotJob:
-    """Job of one environment. Offload and onload apply to a whole process; `slot` is any of its slots."""
-
-    slot: int
-    kind: JobKind
-    start: Start | None = None
-    """Start of the episode; set for a reset."""
-    actions: Array | None = None
-    """[K, A] actions; set for a chunk."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SlotAnswer:
-    """Result of a job."""
-
-    value: object = None
-    """Observation after a reset, SlotChunk, [H, W, 3] picture, or [A] action of the expert."""
-    error: Exception | None = None
-    """UserError, or SimulatorError if the simulator failed."""
-    busy_s: float = 0.0
-    """Processor seconds of the job."""
 
 
 def serve_envs(

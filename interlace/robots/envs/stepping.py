@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Simulator, Start, VectorEnv
-from interlace.robots.envs.simulators import EnvSlot, Simulators
-from interlace.robots.envs.spec import Array, ChunkResult, EnvSettings, EnvSpec, Observation, SimulatorError, stacked
+from interlace.robots.envs.base import Simulator, VectorEnv
+from interlace.robots.envs.simulator_states import EnvSlot, SimulatorStates
+from interlace.robots.envs.spec import ChunkResult, EnvSettings, stacked
+from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError
 
 _KEPT_STARTS = 512
 """Number of cached states after a reset, if states are swapped: the samples of a group share an initial state."""
@@ -25,7 +27,7 @@ class SimulatedEnvs(VectorEnv):
         """Raises UserError if a task cannot be created, or two tasks have different shapes."""
         super().__init__(settings, num_envs)
         self._kind, self._settings = kind, settings
-        self._simulators = Simulators(kind, settings)
+        self._simulators = SimulatorStates(kind, settings)
         self._starts: OrderedDict[Start, tuple[Any, Observation]] = OrderedDict()
         self.spec = self._checked_spec()
 

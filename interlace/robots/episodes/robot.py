@@ -13,19 +13,19 @@ from pydantic import Field
 
 from interlace.core.errors import UserError
 from interlace.core.types import BoolArray, FinishReason, Inputs, Prompt
+from interlace.models.action_tokens import ActionTokens
 from interlace.models.inputs import IMAGE, STATE
 from interlace.observe.films import Film
-from interlace.robots.envs.base import Start
-from interlace.robots.envs.film import FilmRecorder
-from interlace.robots.envs.fleet import EnvEpisode, EnvFleet, read_spec
+from interlace.robots.envs.fleet import EnvFleet, read_spec
 from interlace.robots.envs.load import EnvConfig, check_memory, find_family
-from interlace.robots.envs.process import SlotChunk
-from interlace.robots.envs.spec import EnvSpec, Observation
 from interlace.robots.features import Feature, StateFeatures
-from interlace.robots.models.actions import ActionTokens
 from interlace.robots.world_model.imagination import ImaginationConfig
 from interlace.rollouts.base import FILMED, FinalContext, Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
+from interlace.rollouts.envs.episode import EnvEpisode
+from interlace.rollouts.envs.film import FilmRecorder
+from interlace.rollouts.envs.jobs import SlotChunk, Start
+from interlace.rollouts.envs.spec import EnvSpec, Observation
 
 TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
 """Columns of a prompt that define the start of its episodes, and parts of a reward that count successes."""

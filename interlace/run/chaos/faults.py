@@ -8,7 +8,7 @@ from typing import Literal
 from interlace.core.errors import UserError, nearest
 from interlace.core.random import keyed_random
 from interlace.engines.rollout.kinds import create_kind
-from interlace.rollouts.by_row import simulators_of
+from interlace.robots.env_stage import simulators_of
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import find_needed_roles, num_ranks

@@ -8,10 +8,9 @@ from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Start
-from interlace.robots.envs.fleet import Around, EnvEpisode
-from interlace.robots.envs.process import JobKind
-from interlace.robots.envs.spec import Array, EnvSpec, Observation, SimulatorError
+from interlace.rollouts.envs.episode import Around, EnvEpisode
+from interlace.rollouts.envs.jobs import JobKind, Start
+from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError
 from interlace.rollouts.session import EpisodeSession
 
 Wish: TypeAlias = JobKind | Literal["lease", "release"]

@@ -1,11 +1,13 @@
-"""Simulators of a vector of environments, each in the state of one environment at a time."""
+"""SimulatorStates of a vector of environments, each in the state of one environment at a time."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Simulator, Start
-from interlace.robots.envs.spec import EnvSettings, Observation
+from interlace.robots.envs.base import Simulator
+from interlace.robots.envs.spec import EnvSettings
+from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import Observation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,7 +25,7 @@ class EnvSlot:
     """Reason why its simulator failed; empty while it works."""
 
 
-class Simulators:
+class SimulatorStates:
     """The simulators of environments of one family.
 
     If the family swaps states, all environments share one simulator per task. Otherwise each has a separate simulator,
@@ -35,7 +37,7 @@ class Simulators:
         self.slots: dict[int, EnvSlot] = {}
         """The environments that have been reset."""
         self._simulators: dict[tuple[int, int], Simulator] = {}
-        """Simulators by (task, slot); the slot is 0 if all share one."""
+        """SimulatorStates by (task, slot); the slot is 0 if all share one."""
         self._present: dict[tuple[int, int], int] = {}
         """(task, slot) of a simulator -> slot of the environment whose state it is in."""
         self.is_offloaded = False
