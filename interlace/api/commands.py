@@ -44,7 +44,7 @@ class ScheduleTable:
     """Report of all runs on one page; None of simulated ones."""
 
     def __repr__(self) -> str:
-        lines = [", ".join(f"{name} {_short(row.get(name))}" for name in _SHOWN) for row in self.rows]
+        lines = [", ".join(f"{name} {_shorten_value(row.get(name))}" for name in _SHOWN) for row in self.rows]
         return "\n".join([type(self).__name__, *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
@@ -236,5 +236,5 @@ def serve(
     return Server(recipe, ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key))
 
 
-def _short(value: object) -> str:
+def _shorten_value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -126,7 +126,7 @@ class PolicyRun:
         self.redraws = Redraws(settings.recovery, cluster, self.admission, generate=self.rollout.stage.generate)
         player = Player(cluster, self.rollout.pool, episode, settings.limits)
         self.outside = OutsideGeneration(self.rollout.pool, player, self._meter)
-        self._baseline = self._greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
+        self._baseline = self._make_greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
         self.reward = RewardRole(
             stages,
             groups.reward,
@@ -159,7 +159,7 @@ class PolicyRun:
         scoring = ReferenceGroup.top_logprobs if num_top else ReferenceGroup.logprobs
         return ReferenceRole(stages, groups.reference, scoring, num_top=num_top)
 
-    def _greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
+    def _make_greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
         if not isinstance(episode, SingleTurn) or reward is None:  # the check of the recipe refuses this earlier
             raise ValueError(
                 "a greedy baseline is a single response, scored by the reward role; here are "

@@ -31,7 +31,7 @@ class RunLock:
     def __enter__(self) -> Self:
         """Takes the lock. Raises UserError if another process has it, or the file system has no locks."""
         while is_supported() and self._file is None:
-            self._file = self._take()
+            self._file = self._take_lock()
         if self._file is not None:
             os.ftruncate(self._file, 0)
             holder = {"pid": os.getpid(), "host": socket.gethostname()}
@@ -46,7 +46,7 @@ class RunLock:
             os.close(self._file)
             self._file = None
 
-    def _take(self) -> int | None:
+    def _take_lock(self) -> int | None:
         """Returns the locked file; None if its holder removed it in the meantime, which makes the lock void."""
         import fcntl
 

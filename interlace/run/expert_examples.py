@@ -29,9 +29,9 @@ class ExpertExamples:
         """Returns the examples of a step."""
         draw = np.random.default_rng(stable_hash("imitation", self.seed, step))
         places = draw.integers(len(self.shown), size=self.batch_size)
-        return [self._sample(self.shown[place], draw) for place in places]
+        return [self._make_sample(self.shown[place], draw) for place in places]
 
-    def _sample(self, shown: Demonstrated, draw: np.random.Generator) -> Sample:
+    def _make_sample(self, shown: Demonstrated, draw: np.random.Generator) -> Sample:
         is_apart = self.actions.leads is not None  # then the observation is part of the prompt
         put_in = self.actions.context(shown.prompt.token_ids.tolist()) if is_apart else self.actions.placeholders
         answer = self.actions.encode(shown.actions, draw)

@@ -112,7 +112,7 @@ class _PolicySession(RunProcess):
             for prompt in {prompt.source: prompt for prompt in reversed(prompts)}.values():
                 trial = try_reward(recipe.task.rewards.get(prompt.source, recipe.reward), prompt)
                 await cluster.outside.run("reward", "trial", trial)
-        hosted = await self._host(cluster, stream)
+        hosted = await self._host_flow(cluster, stream)
         learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups)
         if learning:
             flow = hosted.run
@@ -135,7 +135,7 @@ class _PolicySession(RunProcess):
         await policy_optimization(hosted.run)
         await boundary.finish()
 
-    async def _host(self, cluster: Cluster, stream: PromptStream) -> Hosted:
+    async def _host_flow(self, cluster: Cluster, stream: PromptStream) -> Hosted:
         recipe = imagining(self._recipe, self._folder.path)
         groups, sources = await self._launch(cluster, recipe)
         await self._say_how_it_computes(groups)

@@ -125,7 +125,7 @@ class _ChatStream(_Chunks):
             yield from self._begin(place, turn.prompt_ids)
             thought = self._thought[place].rest(found.reasoning or "")
             yield from self._texts(place, thought, self._sent[place].rest(found.content))
-            for number, call in enumerate(_calls(found)):
+            for number, call in enumerate(_format_calls(found)):
                 assert isinstance(call, dict)
                 yield self._chunk(_choice(place, {"tool_calls": [{"index": number, **call}]}))
             last: dict[str, JSON] = {**_choice(place, {}), "finish_reason": finish_of(turn), **tokens_of(answer, turn)}
@@ -166,7 +166,7 @@ def completion_ask(request: CompletionFields, context: Context) -> Ask:
 
 def chat_message(message: Message) -> dict[str, JSON]:
     """Writes an answer's message."""
-    calls = _calls(message)
+    calls = _format_calls(message)
     found: dict[str, JSON] = {
         "role": "assistant",
         "content": message.content or (None if calls else ""),
@@ -179,7 +179,7 @@ def chat_message(message: Message) -> dict[str, JSON]:
     return found
 
 
-def _calls(message: Message) -> list[JSON]:
+def _format_calls(message: Message) -> list[JSON]:
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
         for call in calls_of(message)

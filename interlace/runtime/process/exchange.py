@@ -106,7 +106,7 @@ class Exchange:
         self.name = name
         self.failed: dict[int, str] = {}
         """Rows that ended as `failed`, with the reason."""
-        self.rows: Channel[int, HeldRow] = Channel(name, HeldRow, waits, on_end=self._ended)
+        self.rows: Channel[int, HeldRow] = Channel(name, HeldRow, waits, on_end=self._end_row)
         """The existing rows, for further readers in the flow."""
         self._ranks = self.rows.subscribe("ranks", ("holder",), self)
         self._writers, self._readers, self._num_rows, self._on_lost = (*writers,), (*readers,), num_rows, on_lost
@@ -152,7 +152,7 @@ class Exchange:
             del self._lent[key]
             self._again.add(key)
         for key in [key for key, holder in self._holders.items() if holder == rank and key not in self._lent]:
-            self._lose(key, reason)  # the reader of a lent row either has its content or will report the loss
+            self._lose_row(key, reason)  # the reader of a lent row either has its content or will report the loss
         self._give_out()
 
     def row_ready(self, row: HeldRow) -> None:
@@ -168,17 +168,17 @@ class Exchange:
         return self._num_rows is not None and self._next >= self._num_rows and not self._again
 
     @property
-    def _living(self) -> list[str]:
+    def _list_living_readers(self) -> list[str]:
         """Returns the readers that are alive."""
         return [reader for reader in self._readers if reader not in self._dead]
 
     def _heard(self, source: str, message: Any) -> None:
         what, key = message
         if what == "put":
-            self._answer(source, self._put(source, key))
+            self._answer_rank(source, self._put_row(source, key))
         elif what == "lost" and self._lent.get(key) == source:
             holder = self._holders[key]
-            self._lose(key, self._dead.get(holder, f"{source} cannot fetch it: {holder} is gone"))
+            self._lose_row(key, self._dead.get(holder, f"{source} cannot fetch it: {holder} is gone"))
         elif what == "get":
             done = [row for row, reader in self._lent.items() if reader == source]
             for row in done:
@@ -187,7 +187,7 @@ class Exchange:
             self._asking.add(source)
         self._give_out()
 
-    def _put(self, source: str, key: int) -> str:
+    def _put_row(self, source: str, key: int) -> str:
         """Opens a row. Returns the reason of a refusal as text, or an empty string if the row is open."""
         where = f"channel {self.name!r}, row {key}:"
         if source not in self._writers:
@@ -203,52 +203,52 @@ class Exchange:
         """Hands rows out to waiting readers in the order of their numbers. A missing row delays all later rows."""
         while not self._is_over:
             key = min([*self._again, self._next])
-            lost = self._hopeless(key)
+            lost = self._find_hopelessness(key)
             if key in self.failed:
                 self._next += 1
             elif lost:
-                self._lose(key, lost)
+                self._lose_row(key, lost)
             elif key in self._holders and (reader := self._reader_of(key)) in self._asking:
                 self._asking.discard(reader)
                 self._again.discard(key)
                 self._next += key == self._next
                 self._lent[key] = reader
-                self._answer(reader, Grant(key, self._holders[key]))
+                self._answer_rank(reader, Grant(key, self._holders[key]))
             else:
                 break
         if self._is_over:
             for reader in sorted(self._asking):
-                self._answer(reader, Grant(-1, ""))
+                self._answer_rank(reader, Grant(-1, ""))
             self._asking.clear()
             self.rows.close()
         self._changed.fire()
 
-    def _hopeless(self, key: int) -> str:
+    def _find_hopelessness(self, key: int) -> str:
         """Returns the reason why a row will never be made or read. Empty if it still can be."""
-        if not self._living and (key in self._holders or self._num_rows is not None):
+        if not self._list_living_readers and (key in self._holders or self._num_rows is not None):
             return f"no reader is left: {self._dead[self._readers[0]]}"
         is_there = key in self._holders or key in self._again
         return "" if is_there else self._dead.get(self._writers[key % len(self._writers)], "")
 
     def _reader_of(self, key: int) -> str:
-        own, living = self._readers[key % len(self._readers)], self._living
+        own, living = self._readers[key % len(self._readers)], self._list_living_readers
         return own if own in living or not living else living[key % len(living)]
 
-    def _lose(self, key: int, reason: str) -> None:
+    def _lose_row(self, key: int, reason: str) -> None:
         """Ends a row whose content is lost, unless the flow has it made again."""
         self.rows.end(key, TerminalEvent.FAILED)
         self._again.discard(key)
-        if self._on_lost is not None and self._living and self._on_lost(key, reason):
+        if self._on_lost is not None and self._list_living_readers and self._on_lost(key, reason):
             self._again.add(key)
         else:
             self.failed[key] = reason
 
-    def _ended(self, row: HeldRow, event: TerminalEvent | None) -> None:  # noqa: ARG002 - any event
+    def _end_row(self, row: HeldRow, event: TerminalEvent | None) -> None:  # noqa: ARG002 - any event
         del self._holders[row.key]
         if row.holder not in self._dead:
             with contextlib.suppress(InterlaceError):
                 self._box.send(row.holder, (self.name, row.key), LET_GO, _ANSWER_S)
 
-    def _answer(self, rank: str, message: object) -> None:
+    def _answer_rank(self, rank: str, message: object) -> None:
         with contextlib.suppress(InterlaceError):  # it is gone, which the cluster reports
             self._box.send(rank, message, _ROWS, _ANSWER_S)

@@ -101,7 +101,7 @@ class Mailbox:
         self._calls: dict[str, _Line] = {}
         self._lock = threading.Lock()
         self._listener = socket.create_server((directory.host, 0))
-        threading.Thread(target=self._welcome, name=f"mail of {name}", daemon=True).start()
+        threading.Thread(target=self._welcome_senders, name=f"mail of {name}", daemon=True).start()
         address = [directory.host, self._listener.getsockname()[1], self._secret, os.getpid(), self._shared is not None]
         Mailbox._here[self._secret, name] = self
         directory.publish(name, json.dumps(address))
@@ -113,7 +113,7 @@ class Mailbox:
         InterlaceError if the rank does not exist or is gone.
         """
         with self._lock:
-            line = self._line(to, patience_s)
+            line = self._find_line(to, patience_s)
             try:
                 line.send(Call(number=1, method=tag, args=(self.name, value)))
             except OSError as error:
@@ -141,7 +141,7 @@ class Mailbox:
         tag = f"{_FETCH} {key}"
         try:
             with self._lock:
-                line = self._line(holder, patience_s)
+                line = self._find_line(holder, patience_s)
             if isinstance(line, _Neighbour):
                 return line.mailbox.held[key]
             self.send(holder, (key, tag), _FETCH, patience_s)
@@ -165,10 +165,10 @@ class Mailbox:
         for line in self._calls.values():
             line.close()
 
-    def _line(self, to: str, patience_s: float) -> "_Line":
-        return self._calls.get(to) or self._calls.setdefault(to, self._open(to, patience_s))
+    def _find_line(self, to: str, patience_s: float) -> "_Line":
+        return self._calls.get(to) or self._calls.setdefault(to, self._open_line(to, patience_s))
 
-    def _open(self, to: str, patience_s: float) -> "_Line":
+    def _open_line(self, to: str, patience_s: float) -> "_Line":
         until_s = time.monotonic() + patience_s
         while (found := self._directory.find(to)) is None:
             if time.monotonic() > until_s:
@@ -183,13 +183,13 @@ class Mailbox:
             return _Neighbour(neighbour)
         return _Line(host, port, secret, self._shared if has_memory else None)
 
-    def _welcome(self) -> None:
+    def _welcome_senders(self) -> None:
         with contextlib.suppress(OSError):  # the listener was closed
             while True:
                 connection, _ = self._listener.accept()
-                threading.Thread(target=self._hear, args=(connection,), name="mail", daemon=True).start()
+                threading.Thread(target=self._receive_messages, args=(connection,), name="mail", daemon=True).start()
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive_messages(self, connection: socket.socket) -> None:
         """Receives one sender's messages until it hangs up. No bytes of a caller without the secret are unpickled."""
         with connection, contextlib.suppress(OSError):
             connection.settimeout(GREET_WITHIN_S)
@@ -218,13 +218,13 @@ class Mailbox:
             for waiting in [arrived for (of, _), arrived in [*self._queues.items()] if of == value]:
                 waiting.put(_NOTHING)
         elif message.method == _FETCH:  # on a separate thread: the receiving thread must never block on a write
-            threading.Thread(target=self._give, args=(source, *value), name="mail", daemon=True).start()
+            threading.Thread(target=self._give_message, args=(source, *value), name="mail", daemon=True).start()
         elif self._receive:
             self._receive(source, value)
         else:
             self._queues[source, message.method].put(value)
 
-    def _give(self, to: str, key: Hashable, tag: str) -> None:
+    def _give_message(self, to: str, key: Hashable, tag: str) -> None:
         found = self.held.get(key, _NOTHING)
         with contextlib.suppress(InterlaceError):  # the requesting rank is gone
             self.send(to, (found is not _NOTHING, None if found is _NOTHING else found), tag, GREET_WITHIN_S)

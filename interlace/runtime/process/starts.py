@@ -82,7 +82,7 @@ class ProcessStarts:
 
     def _launch(self, child: Child, target: Callable[..., None], args: tuple[object, ...]) -> None:
         """Starts a process. Runs on a thread of its start."""
-        place = self._place or self._start_here
+        place = self._place or self._start_local
         try:
             process, connection = place(self._name, target, args)
             launch = Launch(child=child, process=process, connection=connection)
@@ -98,7 +98,7 @@ class ProcessStarts:
         if launch.connection:
             launch.connection.close()
 
-    def _start_here(
+    def _start_local(
         self, name: str, target: Callable[..., None], args: tuple[object, ...]
     ) -> tuple[Any, socket.socket]:
         ours, theirs = socket.socketpair()
