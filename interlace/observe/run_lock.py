@@ -61,8 +61,8 @@ class RunLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(
-                    f"run {self._folder.name!r} is being trained by {self._holder()}. Wait for it, stop it with "
-                    "Ctrl-C, or give this one another name (--name)."
+                    f"run {self._folder.name!r} is being trained by {self._describe_holder()}. Wait for it, stop it "
+                    "with Ctrl-C, or give this one another name (--name)."
                 ) from None
             except OSError as error:
                 raise UserError(
@@ -74,7 +74,7 @@ class RunLock:
             unless_held.pop_all()
         return file
 
-    def _holder(self) -> str:
+    def _describe_holder(self) -> str:
         try:
             holder = json.loads(self._folder.process.read_text(encoding="utf-8"))
             return f"process {int(holder['pid'])} on {holder['host']}"

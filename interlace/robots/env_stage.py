@@ -50,7 +50,7 @@ class EnvInstance:
         self._leased.add(job.slot)
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._jobs.append((job, future))
-        self._look()
+        self._start_ready_jobs()
         who, what = f"environment {job.slot} of {self._group.name}", f"its {job.kind}"
         if self._granule > 1:
             what += f", with {self._granule - 1} more environments or all that are leased"
@@ -65,7 +65,7 @@ class EnvInstance:
         """Ends the episode of a slot, so that granules no longer wait for it."""
         self._leased.discard(slot)
         self._group.notify(EnvGroup.forget, slot)
-        self._look()
+        self._start_ready_jobs()
 
     def close(self) -> None:
         """Does nothing: the workers end with the cluster."""
@@ -75,46 +75,48 @@ class EnvInstance:
         if self._flush or not self._jobs:
             return False
         self._flush = True
-        self._look()
+        self._start_ready_jobs()
         return True
 
     def _is_ready(self) -> bool:
         return bool(self._jobs) and (self._flush or len(self._jobs) >= min(self._granule, len(self._leased)))
 
-    def _look(self) -> None:
+    def _start_ready_jobs(self) -> None:
         if self._is_serving or not self._is_ready():
             return
         if not self._group.devices:
             while self._is_ready():
-                for each in self._take():
-                    self._cluster.spawn(self._beside(each), name=self._group.name)
+                for each in self._take_granule():
+                    self._cluster.spawn(self._run_beside(each), name=self._group.name)
             return
         self._is_serving = True
-        self._cluster.spawn(self._serve(), name=self._group.name)
+        self._cluster.spawn(self._serve_granules(), name=self._group.name)
 
-    def _take(self) -> list[tuple[SlotJob, asyncio.Future[object]]]:
+    def _take_granule(self) -> list[tuple[SlotJob, asyncio.Future[object]]]:
         """Removes a granule from the queue; if a granule is one job, all waiting jobs."""
         self._flush = False
         most = self._granule if self._granule > 1 else len(self._jobs)
         return [self._jobs.popleft() for _ in range(min(most, len(self._jobs)))]
 
-    async def _serve(self) -> None:
+    async def _serve_granules(self) -> None:
         while self._is_ready():
             async with self._group.hold("simulate"):
-                taken = self._take()  # taken here, because jobs may arrive or be cancelled during the wait for devices
+                taken = (
+                    self._take_granule()
+                )  # taken here, because jobs may arrive or be cancelled during the wait for devices
                 batch = None
                 if taken:
                     batch, _ = await self._group.inline(EnvGroup.simulate, [job for job, _ in taken])
             if batch:
-                self._deliver([future for _, future in taken], batch)
+                self._deliver_results([future for _, future in taken], batch)
         self._is_serving = False
 
-    async def _beside(self, one: tuple[SlotJob, asyncio.Future[object]]) -> None:
+    async def _run_beside(self, one: tuple[SlotJob, asyncio.Future[object]]) -> None:
         job, future = one
         batch, _ = await self._group.inline(EnvGroup.simulate_beside, [job], cause="simulate")
-        self._deliver([future], batch)
+        self._deliver_results([future], batch)
 
-    def _deliver(self, futures: Sequence["asyncio.Future[object]"], batch: EnvBatch) -> None:
+    def _deliver_results(self, futures: Sequence["asyncio.Future[object]"], batch: EnvBatch) -> None:
         if batch.counts.busy_s >= self.counts.busy_s:  # results may arrive out of order
             self.counts = batch.counts
         for future, answer in zip(futures, batch.answers, strict=True):

@@ -174,18 +174,20 @@ class _ResponseStream:
                 yield from self._message_end(item, at)
             else:
                 arguments = item["arguments"]
-                yield self._event("response.output_item.added", output_index=place, item={**item, "arguments": ""})
-                yield self._event("response.function_call_arguments.delta", **at, delta=arguments)
-                yield self._event("response.function_call_arguments.done", **at, name=item["name"], arguments=arguments)
-            yield self._event("response.output_item.done", output_index=place, item=item)
+                yield self._make_event("response.output_item.added", output_index=place, item={**item, "arguments": ""})
+                yield self._make_event("response.function_call_arguments.delta", **at, delta=arguments)
+                yield self._make_event(
+                    "response.function_call_arguments.done", **at, name=item["name"], arguments=arguments
+                )
+            yield self._make_event("response.output_item.done", output_index=place, item=item)
         whole = Responses().write(answer, None)
-        yield self._event(f"response.{whole['status']}", response=whole)
+        yield self._make_event(f"response.{whole['status']}", response=whole)
 
     def fail(self, error: ApiError) -> Iterator[Event]:
         """Writes the error, which ends the stream."""
-        yield self._event("error", code=error.code or error.kind, message=str(error), param=error.param or None)
+        yield self._make_event("error", code=error.code or error.kind, message=str(error), param=error.param or None)
 
-    def _event(self, kind: str, **fields: JSON) -> Event:
+    def _make_event(self, kind: str, **fields: JSON) -> Event:
         return kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
 
     def _begin(self) -> Iterator[Event]:
@@ -193,7 +195,7 @@ class _ResponseStream:
             return
         self._has_begun = True
         for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response={**_make_head(self._answer), "status": "in_progress"})
+            yield self._make_event(kind, response={**_make_head(self._answer), "status": "in_progress"})
 
     def _text(self, new: str) -> Iterator[Event]:
         item = _message_item(self._answer, "")
@@ -201,15 +203,15 @@ class _ResponseStream:
         if not self._is_text_open:
             self._is_text_open = True
             added: dict[str, JSON] = {**item, "content": [], "status": "in_progress"}
-            yield self._event("response.output_item.added", output_index=0, item=added)
-            yield self._event("response.content_part.added", **at, part=_make_part(""))
+            yield self._make_event("response.output_item.added", output_index=0, item=added)
+            yield self._make_event("response.content_part.added", **at, part=_make_part(""))
         if new:
-            yield self._event("response.output_text.delta", **at, delta=new, logprobs=[])
+            yield self._make_event("response.output_text.delta", **at, delta=new, logprobs=[])
 
     def _message_end(self, item: Mapping[str, JSON], at: dict[str, JSON]) -> Iterator[Event]:
         content = item["content"]
         assert isinstance(content, list) and isinstance(content[0], dict)
         text, at_part = str(content[0]["text"]), {**at, "content_index": 0}
         yield from self._text(self._sent.rest(text))
-        yield self._event("response.output_text.done", **at_part, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **at_part, part=content[0])
+        yield self._make_event("response.output_text.done", **at_part, text=text, logprobs=[])
+        yield self._make_event("response.content_part.done", **at_part, part=content[0])

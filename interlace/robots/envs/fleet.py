@@ -158,7 +158,7 @@ class EnvFleet:
         """
         with around():
             spec = await self.start()
-            home = await self._lease()
+            home = await self._lease_environment()
         try:
             with around():
                 observation: Any = await home.server.do(SlotJob(slot=home.slot, kind="reset", start=start))
@@ -173,7 +173,7 @@ class EnvFleet:
         for server in servers:
             server.close()
 
-    async def _lease(self) -> "_Home":
+    async def _lease_environment(self) -> "_Home":
         most = max(self._free, key=len)  # the first maximum belongs to the process with the fewest episodes
         if most:
             return most.pop(0)

@@ -52,7 +52,7 @@ def serve_envs(
             # A family that steps many environments at once runs all waiting jobs in one call.
             while not isinstance(envs, SimulatedEnvs) and select.select([connection], [], [], 0)[0]:
                 numbered.append(receive(connection))
-            answers = _answers(envs, [job for _, job in numbered])
+            answers = _answer_jobs(envs, [job for _, job in numbered])
             for (number, _), answer in zip(numbered, answers, strict=True):
                 connection.sendall(framed(number, answer))
 
@@ -74,7 +74,7 @@ def _is_there(library: str) -> bool:
     return True
 
 
-def _answers(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
+def _answer_jobs(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
     """Runs jobs: chunks of equal length together, then the others one by one."""
     found: dict[int, SlotAnswer] = {}
     together: dict[tuple[int, ...], list[int]] = {}
@@ -82,14 +82,14 @@ def _answers(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
         if job.actions is not None:
             together.setdefault(job.actions.shape, []).append(place)
     for places in together.values():
-        found |= dict(zip(places, _timed(_chunks, envs, [jobs[place] for place in places]), strict=True))
+        found |= dict(zip(places, _run_timed(_run_chunks, envs, [jobs[place] for place in places]), strict=True))
     for place, job in enumerate(jobs):
         if place not in found:
-            [found[place]] = _timed(_done, envs, [job])
+            [found[place]] = _run_timed(_run_job, envs, [job])
     return [found[place] for place in range(len(jobs))]
 
 
-def _timed(
+def _run_timed(
     work: Callable[[VectorEnv, Sequence[SlotJob]], Sequence[object]], envs: VectorEnv, jobs: Sequence[SlotJob]
 ) -> list[SlotAnswer]:
     """Runs some jobs together and divides their processor seconds evenly."""
@@ -110,21 +110,21 @@ def _timed(
     ]
 
 
-def _done(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
+def _run_job(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
     """Runs one job that is not a chunk."""
     [job] = jobs
     slots = [job.slot]
     if job.start is not None:
         start = job.start
         found = envs.reset(seeds=[start.seed], task_ids=[start.task], init_state_ids=[start.init_state], slots=slots)
-        return [_row(found, 0)]
+        return [_select_row(found, 0)]
     if job.kind in ("offload", "onload"):
         (envs.offload if job.kind == "offload" else envs.onload)()
         return [None]
     return envs.render(slots) if job.kind == "render" else list(envs.expert_actions(slots))
 
 
-def _chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | SimulatorError]:
+def _run_chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | SimulatorError]:
     """Executes a chunk in each of several environments."""
     actions = np.stack([job.actions for job in jobs if job.actions is not None])
     result = envs.chunk_step(actions, [job.slot for job in jobs])
@@ -132,7 +132,7 @@ def _chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | Simula
         SimulatorError(result.failures[row])
         if row in result.failures
         else SlotChunk(
-            observation=_row(result.observation, row),
+            observation=_select_row(result.observation, row),
             reward=result.reward[row],
             valid=result.valid[row],
             terminated=bool(result.terminated[row].any()),
@@ -143,5 +143,5 @@ def _chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | Simula
     ]
 
 
-def _row(observation: Observation, row: int) -> Observation:
+def _select_row(observation: Observation, row: int) -> Observation:
     return {name: array[row] for name, array in observation.items()}

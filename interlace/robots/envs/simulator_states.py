@@ -45,12 +45,12 @@ class SimulatorStates:
 
     def set_present(self, task: int, slot: int) -> None:
         """Notes that the simulator of a slot is in the state of this environment."""
-        self._present[self._place(task, slot)] = slot
+        self._present[self._find_place(task, slot)] = slot
 
     def enter(self, slot: int) -> Simulator:
         """Returns an environment's simulator, loaded with the environment's state."""
         one = self.slots[slot]
-        place = self._place(one.start.task, slot)
+        place = self._find_place(one.start.task, slot)
         simulator = self.find(one.start.task, slot)
         if self._present.get(place) != slot:
             self.save_present(one.start.task, slot)
@@ -60,14 +60,14 @@ class SimulatorStates:
 
     def save_present(self, task: int, slot: int) -> None:
         """Saves the state that the simulator of a slot is in, if it is the state of another environment."""
-        present = self._present.get(self._place(task, slot))
+        present = self._present.get(self._find_place(task, slot))
         if present is not None and present != slot:
             self.save(present)
 
     def save(self, slot: int) -> None:
         """Saves an environment's state if a simulator is in it."""
         one = self.slots[slot]
-        place = self._place(one.start.task, slot)
+        place = self._find_place(one.start.task, slot)
         if self._present.get(place) == slot:
             one.state = self._simulators[place].save()
 
@@ -76,14 +76,14 @@ class SimulatorStates:
         for place in [place for place, present in self._present.items() if present == slot]:
             del self._present[place]
 
-    def _place(self, task: int, slot: int) -> tuple[int, int]:
+    def _find_place(self, task: int, slot: int) -> tuple[int, int]:
         return task, 0 if self._kind.swaps else slot
 
     def find(self, task: int, slot: int) -> Simulator:
         """Returns the simulator for an environment and a task. Creates it if necessary. Raises UserError."""
         if self.is_offloaded:
             raise UserError("the environments are offloaded: onload() comes before the next call")
-        place = self._place(task, slot)
+        place = self._find_place(task, slot)
         if place not in self._simulators:
             self._simulators[place] = self._kind(self._settings, self._settings.tasks[task])
         return self._simulators[place]

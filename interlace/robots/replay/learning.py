@@ -52,7 +52,7 @@ class TrajectoryLearner:
         found, config, off_policy = self._learning.replay, self._learning.config, self._learning.off_policy
         ordered = sorted(batch.groups, key=lambda group: group.gid)
         samples = [sample for group in ordered for sample in group.samples if is_real(sample)]
-        found.add(samples, priorities=[_priority(sample) for sample in samples])
+        found.add(samples, priorities=[_compute_priority(sample) for sample in samples])
         if off_policy:
             batch.metrics.update(await self._learn_off_policy(off_policy, batch.step, samples) | _metrics(found, []))
             return
@@ -61,7 +61,7 @@ class TrajectoryLearner:
         drawn = [draw for draw in draws if draw]
         world = self._learning.world
         to_fit = world.drawn(found, self._version()) if world else []
-        learnt, fitted = await gather(self._train(drawn), self._fit(batch.step + 1, samples, to_fit))
+        learnt, fitted = await gather(self._train_on(drawn), self._fit_world_model(batch.step + 1, samples, to_fit))
         batch.metrics.update(learnt | fitted | _metrics(found, [one for draw in drawn for one in draw]))
 
     async def _learn_off_policy(self, off_policy: OffPolicy, step: int, samples: Sequence[Sample]) -> Metrics:
@@ -70,12 +70,12 @@ class TrajectoryLearner:
         self.num_updates += 1  # before the updates: a stop in between does not save their weights as the last step's
         return await off_policy.learn(step, self._learning.replay, num_turns, self._actor)
 
-    async def _fit(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
+    async def _fit_world_model(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
         """Fits the world model, if there is one, while the policy learns."""
         world = self._learning.world
         return await world.fit(step, fresh, drawn) if world else {}
 
-    async def _train(self, drawn: Sequence[Sequence[Drawn]]) -> Metrics:
+    async def _train_on(self, drawn: Sequence[Sequence[Drawn]]) -> Metrics:
         """Makes one update per draw. Returns the actor's metrics of them, under `replay/`."""
         if not drawn:
             return {}
@@ -107,7 +107,7 @@ def to_imitate(sample: Sample) -> Sample:
     )
 
 
-def _priority(sample: Sample) -> float:
+def _compute_priority(sample: Sample) -> float:
     """Returns the mean absolute advantage of a sample: its distance from the expected return."""
     if sample.advantages is None or not sample.num_sampled:
         return TINY_PRIORITY

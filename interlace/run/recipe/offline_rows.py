@@ -91,8 +91,8 @@ class RowEncoder:
 
         if self.scores is None or not isinstance(chosen, str) or not isinstance(rejected, str):
             raise UserError(
-                f"{_name_row(prompt)}: a reward model scores one answer, and the row has several messages. Give `chosen` "
-                "and `rejected` as text."
+                f"{_name_row(prompt)}: a reward model scores one answer, and the row has several messages. Give "
+                "`chosen` and `rejected` as text."
             )
         end = self.tokenizer.eos_token_id
         margin = self._read_margin(prompt)
