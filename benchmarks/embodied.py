@@ -33,13 +33,14 @@ from _page import write_table
 from interlace.core.types import PROMPT, Prompt, Sample, SampleKey, Segment
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
+from interlace.models.action_tokens import action_tokens
 from interlace.models.config import RobotShape
-from interlace.robots.envs.base import Start, VectorEnv
+from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig, create_envs
-from interlace.robots.models.actions import action_tokens
 from interlace.robots.models.vla import VLAForCausalLM, build_tiny_vla
 from interlace.robots.world_model.model import Transitions, WorldModel, WorldModelConfig, error_by_horizon
+from interlace.rollouts.envs.jobs import Start
 
 PARTS = ("swap", "light", "fleet", "imagined", "prefetch")
 TASKS = ("reach-v3", "push-v3", "pick-place-v3", "drawer-open-v3", "button-press-topdown-v3")

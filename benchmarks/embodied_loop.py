@@ -40,6 +40,7 @@ from interlace.core.types import (
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import CriticEngine, TrainEngine, critic_model
 from interlace.engines.train.config import CriticConfig, TrainConfig
+from interlace.models.action_tokens import action_tokens
 from interlace.models.loading import load_model
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
@@ -47,7 +48,6 @@ from interlace.observe.stop import StopSignal
 from interlace.robots.envs.load import create_envs
 from interlace.robots.episodes.robot import RobotConfig
 from interlace.robots.features import StateFeatures
-from interlace.robots.models.actions import action_tokens
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train

@@ -60,7 +60,7 @@ class PolicyChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         """Generates an answer from another thread; the session belongs to the episode's loop."""
-        _, loop = _current()
+        _, loop = _find_session()
         return asyncio.run_coroutine_threadsafe(self._agenerate(messages, stop, **kwargs), loop).result()
 
     async def _agenerate(
@@ -70,23 +70,23 @@ class PolicyChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - LangChain's
         **kwargs: Any,
     ) -> ChatResult:
-        session, _ = _current()
+        session, _ = _find_session()
         params = session.params
         if stop:
             params = params.model_copy(update={"stop": (*params.stop, *stop)})
-        given = [_message(each) for each in convert_to_openai_messages(messages)]
+        given = [_read_message(each) for each in convert_to_openai_messages(messages)]
         turn = await session.generate(given, tools=kwargs.get("tools", ()), params=params)
-        return ChatResult(generations=[ChatGeneration(message=_answer(turn))])
+        return ChatResult(generations=[ChatGeneration(message=_make_answer(turn))])
 
 
-def _current() -> tuple[Session, asyncio.AbstractEventLoop]:
+def _find_session() -> tuple[Session, asyncio.AbstractEventLoop]:
     try:
         return SESSION.get()
     except LookupError:
         raise UserError("the policy's chat model answers only within an episode, and no episode is running.") from None
 
 
-def _message(value: Any) -> Message:
+def _read_message(value: Any) -> Message:
     content = value.get("content")
     if isinstance(content, list):
         if any(not isinstance(part, str) and part.get("type") != "text" for part in content):
@@ -95,7 +95,7 @@ def _message(value: Any) -> Message:
     return as_message({**value, "content": content})
 
 
-def _answer(turn: Turn) -> AIMessage:
+def _make_answer(turn: Turn) -> AIMessage:
     calls = turn.message.tool_calls
     invalid = [
         {"type": "invalid_tool_call", "id": call.id, "name": call.name, "args": "", "error": call.error}

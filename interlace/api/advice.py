@@ -45,10 +45,10 @@ def in_any_loop(function: Callable[P, T]) -> Callable[P, T]:
 
 def advise(text: str) -> str:
     """Returns a message with each option of the command line as an argument of Python: `overwrite=True`."""
-    return _OPTION.sub(_argument, text)
+    return _OPTION.sub(_format_argument, text)
 
 
-def _argument(match: "re.Match[str]") -> str:
+def _format_argument(match: "re.Match[str]") -> str:
     name = match[1].replace("-", "_")
     if name in _FLAGS:
         return f"{name}=True" + (f" {match[2]}" if match[2] else "")

@@ -20,7 +20,7 @@ class Server:
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: queue.SimpleQueue[Serving | BaseException] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, args=(recipe, options), name="server", daemon=True)
+        self._thread = threading.Thread(target=self._serve_model, args=(recipe, options), name="server", daemon=True)
         self._thread.start()
         found = self._started.get()
         if isinstance(found, BaseException):
@@ -33,7 +33,7 @@ class Server:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
-    def _serve(self, recipe: Recipe, options: ServeOptions) -> None:
+    def _serve_model(self, recipe: Recipe, options: ServeOptions) -> None:
         try:
             serve_model(recipe, options, on_ready=self._on_ready, stop=self._stop)
             self._started.put(InterlaceError("the server ended before it listened."))

@@ -45,7 +45,7 @@ class ScheduleTable:
     """Report of all runs on one page; None of simulated ones."""
 
     def __repr__(self) -> str:
-        lines = [", ".join(f"{name} {_short(row.get(name))}" for name in _SHOWN) for row in self.rows]
+        lines = [", ".join(f"{name} {_shorten_value(row.get(name))}" for name in _SHOWN) for row in self.rows]
         return "\n".join([type(self).__name__, *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
@@ -265,5 +265,5 @@ def _named(run_or_model: str | Path | TrainedRun, checkpoint: str | int | None) 
     return str(run_or_model), NEWEST if checkpoint is None else checkpoint
 
 
-def _short(value: object) -> str:
+def _shorten_value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -28,7 +28,7 @@ def generate_texts(
 
     if not prompts:
         return []
-    rows = [_row(prompt, f"prompts[{place}]") for place, prompt in enumerate(prompts)]
+    rows = [_make_row(prompt, f"prompts[{place}]") for place, prompt in enumerate(prompts)]
     ids = [each.token_ids.tolist() for each in to_prompts(rows, [render(row, style) for row in rows], style, tokenizer)]
     width = max(map(len, ids))
     pad = next(each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if isinstance(each, int))
@@ -42,7 +42,7 @@ def generate_texts(
     return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in written[:, width:]]
 
 
-def _row(prompt: str | Sequence[Mapping[str, JSON]], place: str) -> Row:
+def _make_row(prompt: str | Sequence[Mapping[str, JSON]], place: str) -> Row:
     if isinstance(prompt, str):
         return Row(uid=place, origin=place, prompt=prompt, answer="")
     if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):

@@ -70,7 +70,7 @@ class TrainedRun:
     @property
     def metrics(self) -> Table:
         """Returns the metrics, one row for each step, with `step` first."""
-        return _table(self._stored.data.rows)
+        return _make_table(self._stored.data.rows)
 
     @property
     def rewards(self) -> Sequence[float]:
@@ -80,12 +80,12 @@ class TrainedRun:
     @property
     def samples(self) -> Table:
         """Returns the samples that ended: step, prompt, response, reward, event and others."""
-        return _table([asdict(transcript) for transcript in self._stored.data.transcripts])
+        return _make_table([asdict(transcript) for transcript in self._stored.data.transcripts])
 
     @property
     def evaluations(self) -> Table:
         """Returns the held-out accuracies, one row for each evaluation; step 0 is before training."""
-        return _table(self._stored.data.evaluations)
+        return _make_table(self._stored.data.evaluations)
 
     @cached_property
     def model(self) -> "PreTrainedModel":
@@ -207,7 +207,7 @@ class TrainedRun:
         return StoredRun(self.folder, self.chosen)
 
 
-def _table(rows: Sequence[Mapping[str, object]]) -> Table:
+def _make_table(rows: Sequence[Mapping[str, object]]) -> Table:
     try:
         import pandas
     except ImportError:

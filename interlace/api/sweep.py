@@ -70,12 +70,12 @@ def sweep(
 
     settings: key -> values, such as {"optimizer.lr": [1e-4, 3e-4], "seed": [0, 1, 2]}. overrides: changes of all runs.
     """
-    swept = [f"{key}={','.join(_text(value) for value in values)}" for key, values in settings.items()]
+    swept = [f"{key}={','.join(_format_value(value) for value in values)}" for key, values in settings.items()]
     options = SweepOptions(name, resume, metric)
     console = Console(quiet=quiet)
     return SweepTable(result=run_sweep(recipe, [*overrides, *swept], Path(folder), options, console, quiet=quiet))
 
 
-def _text(value: JSON) -> str:
+def _format_value(value: JSON) -> str:
     """Returns a value as on the command line; a text with commas, spaces or brackets in quotes."""
     return value if isinstance(value, str) and _PLAIN.fullmatch(value) else json.dumps(value)

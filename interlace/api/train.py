@@ -94,9 +94,9 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
         if resume:
             chosen, run = _load_resumed(asked, held)
         else:
-            chosen, run, planner = _fresh(asked, console, held, overwrite=overwrite)
+            chosen, run, planner = _open_fresh_run(asked, console, held, overwrite=overwrite)
         run.write_config(chosen)
-        progress = held.enter_context(_progress(console, chosen.steps, quiet=quiet))
+        progress = held.enter_context(_make_progress(console, chosen.steps, quiet=quiet))
         return _train_recipe(chosen, run, _Options(resume, planner, Callbacks(callbacks)), progress)
 
 
@@ -144,7 +144,7 @@ class _Options:
     callbacks: Callbacks
 
 
-def _fresh(
+def _open_fresh_run(
     asked: _Asked, console: Console, held: ExitStack, *, overwrite: bool
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
     """Checks a new run and makes its folder. held: keeps the run's lock."""
@@ -187,7 +187,7 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
     return recipe, folder
 
 
-def _progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:
+def _make_progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:
     if not quiet and is_notebook():
         return NotebookProgress(num_steps)
     return open_progress(console, num_steps=num_steps, quiet=quiet)

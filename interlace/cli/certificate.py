@@ -29,12 +29,12 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
     console = Console()
     recipes = equivalence.variants(equivalence.toy(load_recipe(spec, overrides)))
     small = next(iter(recipes.values()))
-    say(console, f"{spec} at toy size: {_sizes(small)}")
+    say(console, f"{spec} at toy size: {_format_sizes(small)}")
     trials: list[Trial] = []
     with (
         StopSignal(lambda: console.print("Stopping at the end of this step.")) as stop,
         console.status("") as status,
-        _scratch(stop) as folder,
+        _make_scratch(stop) as folder,
     ):
         names = iter(recipes)
         status.update(f"training under schedule {next(names)!r}")
@@ -43,14 +43,14 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
             if not trial.moved:
                 break  # further runs could not show a difference either
             status.update(f"training under schedule {next(names, '')!r}")
-    console.print(_table(trials))
-    verdict = "\n".join(_verdict(trials))
+    console.print(_make_table(trials))
+    verdict = "\n".join(_list_verdict(trials))
     say(console, verdict)
     return trials[0].moved > 0 and all(trial.holds for trial in trials)
 
 
 @contextmanager
-def _scratch(stop: "StopSignal") -> Iterator[Path]:
+def _make_scratch(stop: "StopSignal") -> Iterator[Path]:
     """Makes a temporary folder for the runs. It is kept after an error, whose message may refer to its files."""
     folder = Path(tempfile.mkdtemp(prefix="interlace-doctor-"))
     try:
@@ -62,7 +62,7 @@ def _scratch(stop: "StopSignal") -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def _sizes(recipe: "Recipe") -> str:
+def _format_sizes(recipe: "Recipe") -> str:
     warmup = " after its warm-up" if recipe.warmup else ""
     return (
         f"{recipe.steps} steps of {recipe.prompts_per_step} prompts x {recipe.samples_per_prompt} samples of at most "
@@ -70,7 +70,7 @@ def _sizes(recipe: "Recipe") -> str:
     )
 
 
-def _table(trials: Sequence["Trial"]) -> Table:
+def _make_table(trials: Sequence["Trial"]) -> Table:
     table = Table(title="Synchronous schedules", title_justify="left")
     for heading in ("schedule", "samples", "identical", "largest weight difference", ""):
         table.add_column(heading, justify="left" if heading in ("schedule", "") else "right")
@@ -86,7 +86,7 @@ def _table(trials: Sequence["Trial"]) -> Table:
     return table
 
 
-def _verdict(trials: Sequence["Trial"]) -> Iterator[str]:
+def _list_verdict(trials: Sequence["Trial"]) -> Iterator[str]:
     from interlace.run.equivalence import TOLERANCE
 
     moved, failed = trials[0].moved, [trial.schedule for trial in trials if not trial.holds]

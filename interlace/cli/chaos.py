@@ -43,18 +43,18 @@ def chaos(
 
     specs = parse_faults(faults)
     if devices is not None:
-        found = _simulated(recipe, overrides or [], specs, devices, profile, restart_s)
+        found = _simulate_faults(recipe, overrides or [], specs, devices, profile, restart_s)
     else:
         found = certify_faults(recipe, overrides or [], specs, quiet=as_json)
     if as_json:
         print(to_line(found.row()), end="")
     else:
-        _show(found)
+        _show_certificate(found)
     if not found.holds:
         raise typer.Exit(1)
 
 
-def _simulated(
+def _simulate_faults(
     recipe: str,
     overrides: list[str],
     specs: "tuple[FaultSpec, ...]",
@@ -92,19 +92,19 @@ def certify_faults(
     check_recipe(recipe)
     console = Console(quiet=quiet)
     say = lambda text: console.print(text, highlight=False)  # noqa: E731
-    with StopSignal(lambda: say("Stopping at the end of this step.")) as stop, _scratch() as folder:
+    with StopSignal(lambda: say("Stopping at the end of this step.")) as stop, _make_scratch() as folder:
         return run_with_faults(recipe, faults, folder, stop, say)
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
+def _make_scratch() -> Iterator[Path]:
     """Makes a folder for the runs. It stays after an error, whose message may name a file in it."""
     folder = Path(tempfile.mkdtemp(prefix="interlace-chaos-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _show(found: "Certificate") -> None:
+def _show_certificate(found: "Certificate") -> None:
     console = Console()
     table = Table(title="Faults", title_justify="left")
     for heading in ("fault", "target", "at (s)", "recovered after (s)"):

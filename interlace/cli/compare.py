@@ -47,7 +47,7 @@ def compare(
     hush_libraries()
     console, changes = Console(), [*(overrides or []), *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
-        found = Comparison(outcomes=_simulated(recipe, changes, schedules, devices or 8, profile))
+        found = Comparison(outcomes=_simulate_schedules(recipe, changes, schedules, devices or 8, profile))
     elif devices is not None or profile is not None:
         raise UserError(
             "--devices and --profile are of a virtual cluster: add --cluster sim. A real one has cluster.devices=cpu:4."
@@ -75,7 +75,7 @@ def compare(
         raise InterlaceError(f"{len(failed)} of the schedules failed.\n{reasons}")
 
 
-def _simulated(
+def _simulate_schedules(
     recipe: str, overrides: Sequence[str], schedules: str, devices: int, profile: str | None
 ) -> "list[ScheduleOutcome]":
     from interlace.cli.virtual import virtual_cluster
@@ -96,18 +96,20 @@ def show_comparison(
     rest = list(outcomes)
     while rest:
         size = len(rest)
-        while size > 1 and _width(_table(rest[:size], outcomes[0], bins, title), console) > console.width:
+        while size > 1 and _measure_width(_make_table(rest[:size], outcomes[0], bins, title), console) > console.width:
             size -= 1
-        console.print(_table(rest[:size], outcomes[0], bins, title))
+        console.print(_make_table(rest[:size], outcomes[0], bins, title))
         rest = rest[size:]
 
 
-def _width(table: Table, console: Console) -> int:
+def _measure_width(table: Table, console: Console) -> int:
     """Returns the width of a table without line breaks, in terminal columns."""
     return Measurement.get(console, console.options.update(max_width=10**6), table).maximum
 
 
-def _table(outcomes: Sequence["ScheduleOutcome"], first: "ScheduleOutcome", bins: Sequence[str], title: str) -> Table:
+def _make_table(
+    outcomes: Sequence["ScheduleOutcome"], first: "ScheduleOutcome", bins: Sequence[str], title: str
+) -> Table:
     """Returns the table, with ratios to the first schedule in brackets. bins: bins of the ledger to show."""
     table = Table(title=title, title_justify="left")
     table.add_column("", overflow="fold")

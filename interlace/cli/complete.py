@@ -15,7 +15,7 @@ def complete_recipe(incomplete: str) -> list[str]:
     """Returns the shipped recipes and the YAML files that begin with a text."""
     from interlace.run.recipe.load import recipe_names
 
-    return [name for name in recipe_names() if name.startswith(incomplete)] + _paths(incomplete, ".yaml")
+    return [name for name in recipe_names() if name.startswith(incomplete)] + _list_paths(incomplete, ".yaml")
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -37,7 +37,7 @@ def complete_setting(incomplete: str) -> list[str]:
     return [f"{name}=" for name in Recipe.model_fields if name.startswith(key)]
 
 
-def _paths(incomplete: str, suffix: str) -> list[str]:
+def _list_paths(incomplete: str, suffix: str) -> list[str]:
     start = Path(incomplete)
     folder = start if incomplete.endswith("/") else start.parent
     if not folder.is_dir():

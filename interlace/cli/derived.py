@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 def derived_numbers(recipe: "Recipe", derived: "Derived") -> list[DerivedNumber]:
     """Returns the rows of the table."""
-    return [*_counts(recipe, derived), *_memory(derived)]
+    return [*_list_counts(recipe, derived), *_list_memory(derived)]
 
 
-def _counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
+def _list_counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
     prompts, samples = recipe.prompts_per_step, recipe.samples_per_prompt
     longest = f"{derived.max_prompt_tokens} + {recipe.sampling.max_new_tokens} tokens a sample"
     yield DerivedNumber(name="parameters", value=short(derived.num_parameters), how=recipe.model.path)
@@ -46,7 +46,7 @@ def _counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
     )
 
 
-def _memory(derived: "Derived") -> Iterator[DerivedNumber]:
+def _list_memory(derived: "Derived") -> Iterator[DerivedNumber]:
     for worker in derived.memory:
         devices = ", ".join(device.name for device in worker.devices)
         passing = ""

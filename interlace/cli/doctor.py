@@ -82,7 +82,7 @@ def doctor(
     elif recipe:
         raise UserError(f"interlace doctor {recipe}: a recipe is examined with --equivalence only.")
     else:
-        healthy = _examine()
+        healthy = _examine_machine()
     if not healthy:
         raise typer.Exit(1)
 
@@ -114,39 +114,39 @@ def _restore_checkpoints(spec: str) -> bool:
     return healthy
 
 
-def _examine() -> bool:
+def _examine_machine() -> bool:
     healthy = True
-    for finding in _findings():
+    for finding in _list_findings():
         healthy &= finding.remedy is None
         print(f"ok    {finding.what}" if finding.remedy is None else f"FAIL  {finding.what}\n      {finding.remedy}")
     return healthy
 
 
-def _findings() -> Iterator[Finding]:
-    yield _python()
-    packages = list(_packages())
+def _list_findings() -> Iterator[Finding]:
+    yield _check_python()
+    packages = list(_check_packages())
     yield from packages
     if any(finding.remedy for finding in packages):
         return  # the other checks would fail for the same reason
     hush_libraries()
-    for check in (_devices, _compiler, _disk, _sandbox, _real_model, _smoke_run):
-        yield _guarded(check)
-    yield from _engines()
+    for check in (_check_devices, _check_compiler, _check_disk, _check_sandbox, _real_model, _smoke_run):
+        yield _run_check(check)
+    yield from _check_engines()
 
 
-def _guarded(check: Callable[[], Finding]) -> Finding:
+def _run_check(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except InterlaceError as error:
         return Finding(what=check.__name__.strip("_").replace("_", " "), remedy=str(error))
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     what = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     return Finding(what=what, remedy=None if sys.version_info >= (3, 11) else "interlace needs Python 3.11 or newer.")
 
 
-def _packages() -> Iterator[Finding]:
+def _check_packages() -> Iterator[Finding]:
     """Checks the packages that the installation requires, without extras."""
     from packaging.requirements import Requirement
 
@@ -164,7 +164,7 @@ def _packages() -> Iterator[Finding]:
         yield Finding(what=f"{requirement.name} {version}", remedy=None if fits else f"pip install '{wanted}'")
 
 
-def _devices() -> Finding:
+def _check_devices() -> Finding:
     from interlace.run.clusters.local import find_devices
     from interlace.run.recipe.sections import ClusterConfig
 
@@ -173,7 +173,7 @@ def _devices() -> Finding:
     return Finding(what=f"devices: {found}")
 
 
-def _engines() -> Iterator[Finding]:
+def _check_engines() -> Iterator[Finding]:
     """Reports for each value of a recipe's rollout.engine whether it runs on this machine; a missing engine is no
     failure.
     """
@@ -189,7 +189,7 @@ def _engines() -> Iterator[Finding]:
         yield Finding(what=f"rollout engine {name}: {told}")
 
 
-def _compiler() -> Finding:
+def _check_compiler() -> Finding:
     from interlace.engines.cpu import attention_kernel, kernels
     from interlace.engines.cpu.compiled import KernelsUnavailable
 
@@ -201,13 +201,13 @@ def _compiler() -> Finding:
     return Finding(what="compiled kernels")
 
 
-def _disk() -> Finding:
+def _check_disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
     remedy = None if free >= DISK_BYTES else f"Make room under {Path.cwd()}: checkpoints go to runs/ there."
     return Finding(what=f"disk: {free / 2**30:.1f} GiB free", remedy=remedy)
 
 
-def _sandbox() -> Finding:
+def _check_sandbox() -> Finding:
     """Reports the guards of a sandbox on this machine. Only tools that run a model's code need them, so this never
     fails.
     """

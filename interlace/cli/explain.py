@@ -18,26 +18,26 @@ def explanation(word: str) -> str:
     from interlace.schedule.vocabulary import vocabulary
 
     if word in preset_names() or word.endswith((".yaml", ".yml")):
-        return "\n".join(_preset(preset_path(word)))
+        return "\n".join(_explain_preset(preset_path(word)))
     words = vocabulary()
     # Other systems write settings on command lines and in files: --partial-rollout, rollout.max_lag.
     name = word.lstrip("-").replace("-", "_").rpartition(".")[2]
     if name in words.fields:
-        return "\n".join(_field(name, words))
+        return "\n".join(_explain_field(name, words))
     if name in words.aliases:
-        return "\n".join(_aliases(name, words))
+        return "\n".join(_explain_aliases(name, words))
     owners = [field for field, entry in words.fields.items() if name in entry.values or word in entry.values]
     owners = owners or [field for field, entry in words.fields.items() if _has_setting(entry, name)]
     owners = owners or [part for part in word.split(".") if part in words.fields]  # granularity.actor
     if owners:
-        return "\n\n".join("\n".join(_field(owner, words)) for owner in owners)
+        return "\n\n".join("\n".join(_explain_field(owner, words)) for owner in owners)
     foreign = {setting: values[name] for setting, values in words.values.items() if name in values}
     if foreign:
         return "\n".join(f"{setting}={word}: {sentence}" for setting, sentence in foreign.items())
-    raise _unknown(word, name, words)
+    raise _make_unknown_error(word, name, words)
 
 
-def _unknown(word: str, name: str, words: "Vocabulary") -> UserError:
+def _make_unknown_error(word: str, name: str, words: "Vocabulary") -> UserError:
     from interlace.schedule.presets import preset_names
 
     values = [value for entry in words.fields.values() for value in entry.values if value.isidentifier()]
@@ -49,20 +49,20 @@ def _unknown(word: str, name: str, words: "Vocabulary") -> UserError:
     )
 
 
-def _field(name: str, words: "Vocabulary") -> Iterator[str]:
+def _explain_field(name: str, words: "Vocabulary") -> Iterator[str]:
     from interlace.schedule.presets import load_schedule, preset_names
     from interlace.schedule.schedule import Schedule
 
     entry = words.fields[name]
     yield f"schedule.{name}, a field of a schedule"
-    yield from _meaning(entry)
+    yield from _explain_meaning(entry)
     default = Schedule().model_dump(mode="json")[name]
-    yield f"default: {entry.default or ('none' if default is None else _shown(default))}"
+    yield f"default: {entry.default or ('none' if default is None else _format_value(default))}"
     users: dict[str, list[str]] = {}
     for preset in preset_names():
         value = load_schedule(preset).model_dump(mode="json")[name]
         if value != Schedule().model_dump(mode="json")[name]:
-            users.setdefault(_shown(value), []).append(preset)
+            users.setdefault(_format_value(value), []).append(preset)
     for value, presets in users.items():
         yield f"{value}: in {', '.join(presets)}"
     foreign = [alias for alias, found in words.aliases.items() if any(f"schedule.{name}" == one.here for one in found)]
@@ -79,23 +79,23 @@ def _has_setting(entry: "FieldMeaning", name: str) -> bool:
     )
 
 
-def _meaning(entry: "FieldMeaning") -> Iterator[str]:
+def _explain_meaning(entry: "FieldMeaning") -> Iterator[str]:
     yield entry.meaning
     for value, meaning in entry.values.items():
         yield f"  {value}: {meaning}"
 
 
-def _aliases(name: str, words: "Vocabulary") -> Iterator[str]:
+def _explain_aliases(name: str, words: "Vocabulary") -> Iterator[str]:
     found = words.aliases[name]
     for alias in found:
         yield f"{name}, a word of {alias.system}"
-        yield from _alias(alias)
+        yield from _explain_alias(alias)
     fields = [words.fields.get(alias.here.removeprefix("schedule.")) for alias in found]
     if any(field and field.counts_versions for field in fields):
         yield words.staleness
 
 
-def _alias(alias: "Alias") -> Iterator[str]:
+def _explain_alias(alias: "Alias") -> Iterator[str]:
     if alias.means:
         yield f"  there: {alias.means}"
     if alias.unit:
@@ -105,7 +105,7 @@ def _alias(alias: "Alias") -> Iterator[str]:
     yield f"  convert: {alias.convert}"
 
 
-def _preset(path: Path) -> Iterator[str]:
+def _explain_preset(path: Path) -> Iterator[str]:
     from interlace.schedule.presets import FOLDER, load_schedule
     from interlace.schedule.vocabulary import vocabulary
 
@@ -116,7 +116,7 @@ def _preset(path: Path) -> Iterator[str]:
     yield from (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     meanings = vocabulary().fields
     for name, given in (parse_yaml(text) or {}).items():
-        yield f"  {name}: {_shown(given)}"
+        yield f"  {name}: {_format_value(given)}"
         meaning = meanings[name].values.get(str(fields[name])) if isinstance(fields[name], str) else None
         if meaning:
             yield f"    {meaning}"
@@ -124,6 +124,6 @@ def _preset(path: Path) -> Iterator[str]:
         yield "Measured results: docs/schedules.md"
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     """Returns the value as one line of YAML."""
     return to_yaml(value, flow=True, width=10**6).removesuffix("\n...\n").strip()

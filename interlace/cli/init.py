@@ -40,12 +40,12 @@ def write_project(folder: Path) -> Path:
     for name in TEMPLATES:
         text = (templates / f"{name}.template").read_text(encoding="utf-8")
         (folder / name).write_text(environment.from_string(text).render(name=folder.name), encoding="utf-8")
-    lines = [json.dumps(row) + "\n" for row in _questions()]
+    lines = [json.dumps(row) + "\n" for row in _make_questions()]
     (folder / "data" / "questions.jsonl").write_text("".join(lines), encoding="utf-8")
     return folder
 
 
-def _questions() -> list[dict[str, str]]:
+def _make_questions() -> list[dict[str, str]]:
     """Returns all 720 sequences of three different digits in a fixed random order, each with its largest digit."""
     digits = ["".join(each) for each in permutations("0123456789", 3)]
     keyed_random(0, "questions").shuffle(digits)

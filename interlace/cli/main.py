@@ -37,7 +37,7 @@ BAD_INPUT, FAILED = 2, 1
 P = ParamSpec("P")
 
 
-def _reporting(command: Callable[P, None]) -> Callable[P, None]:
+def _print_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Wraps a command so that its errors are printed as sentences, not as tracebacks."""
 
     @functools.wraps(command)
@@ -72,14 +72,14 @@ class _WithSettings(typer.core.TyperCommand):
         known = {"--help", *(name for parameter in self.params for name in parameter.opts)}
         for place, given in enumerate(args):
             option, equals, value = given.partition("=")
-            if option.startswith("--") and option not in known and (key := _setting(option)):
+            if option.startswith("--") and option not in known and (key := _find_setting(option)):
                 value = value if equals else next(iter(args[place + 1 :]), "...")
                 print(f"error: {option} is not an option: settings are written {key}={value}", file=sys.stderr)
                 raise typer.Exit(BAD_INPUT)
         return super().parse_args(ctx, args)
 
 
-def _setting(option: str) -> str:
+def _find_setting(option: str) -> str:
     """Returns the setting with the name of an option, or an empty text."""
     from interlace.run.recipe.config import Recipe
 
@@ -104,24 +104,24 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("init")(_reporting(init))
-app.command("train", cls=_WithSettings)(_reporting(train))
-app.command("eval")(_reporting(evaluate))
-app.command("lm-eval", context_settings={"ignore_unknown_options": True})(_reporting(lm_eval))
-app.command("compare")(_reporting(compare))
-app.command("export")(_reporting(export))
-app.command("serve")(_reporting(serve))
-app.command("engines")(_reporting(engines))
-app.command("scale")(_reporting(scale))
-app.command("simulate")(_reporting(simulate))
-app.command("advise")(_reporting(advise))
-app.command("report")(_reporting(report))
-app.command("watch")(_reporting(watch))
-app.command("record", cls=_WithSettings)(_reporting(record))
-app.command("profile")(_reporting(profile))
-app.command("doctor")(_reporting(doctor))
-app.command("recipes")(_reporting(recipes))
-app.command("chaos", cls=_WithSettings)(_reporting(chaos))
-app.command("sweep", cls=_WithSettings)(_reporting(sweep))
-app.command("plan", cls=_WithSettings)(_reporting(plan))
-app.command("presets")(_reporting(presets))
+app.command("init")(_print_errors(init))
+app.command("train", cls=_WithSettings)(_print_errors(train))
+app.command("eval")(_print_errors(evaluate))
+app.command("lm-eval", context_settings={"ignore_unknown_options": True})(_print_errors(lm_eval))
+app.command("compare")(_print_errors(compare))
+app.command("export")(_print_errors(export))
+app.command("serve")(_print_errors(serve))
+app.command("engines")(_print_errors(engines))
+app.command("scale")(_print_errors(scale))
+app.command("simulate")(_print_errors(simulate))
+app.command("advise")(_print_errors(advise))
+app.command("report")(_print_errors(report))
+app.command("watch")(_print_errors(watch))
+app.command("record", cls=_WithSettings)(_print_errors(record))
+app.command("profile")(_print_errors(profile))
+app.command("doctor")(_print_errors(doctor))
+app.command("recipes")(_print_errors(recipes))
+app.command("chaos", cls=_WithSettings)(_print_errors(chaos))
+app.command("sweep", cls=_WithSettings)(_print_errors(sweep))
+app.command("plan", cls=_WithSettings)(_print_errors(plan))
+app.command("presets")(_print_errors(presets))

@@ -20,11 +20,11 @@ def outcome_tables(recipe: "Recipe", report: "TrainReport") -> list[Table]:
     if report.before is None or report.after is None:
         return []
     answers = answers_table(_answers(report.before, report.after)) if report.after.answers else None
-    accuracy = accuracy_table(_accuracies(recipe, report.before, report.after))
+    accuracy = accuracy_table(_list_accuracies(recipe, report.before, report.after))
     return [accuracy] if answers is None else [answers, accuracy]
 
 
-def _accuracies(recipe: "Recipe", before: "Evaluation", after: "Evaluation") -> list[AccuracyRow]:
+def _list_accuracies(recipe: "Recipe", before: "Evaluation", after: "Evaluation") -> list[AccuracyRow]:
     pairs = [
         ("greedy", before.greedy_accuracy, after.greedy_accuracy),
         (f"temperature {recipe.evaluation.temperature:g}", before.sampled_accuracy, after.sampled_accuracy),

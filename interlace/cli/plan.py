@@ -61,9 +61,9 @@ def plan(
     console = Console()
     if found.note:
         say(console, found.note)
-    _show(console, made, recipe, measured, with_memory=devices is not None)
+    _show_plan(console, made, recipe, measured, with_memory=devices is not None)
     if explain:
-        _explain(console, made)
+        _explain_plan(console, made)
     say(console, f"To train with it, add to the recipe:  schedule: {found.file}")
     loads = f"which loads as any schedule does (schedule={found.file})"
     say(console, f"Written to {found.file}, {loads}. Front and reasons: {found.report}")
@@ -109,14 +109,14 @@ def plan_recipe(
     elif probe:
         raise UserError("--probe runs plans on this machine, and --devices asks for a virtual one: leave one out.")
     else:
-        made, note = _virtual(recipe, overrides, profile, settings, devices)
+        made, note = _plan_virtual(recipe, overrides, profile, settings, devices)
     found = WrittenPlan(made=made, measured=measured, file=out, report=out.with_suffix(".html"), note=note)
-    write_atomic(out, _yaml(made, found.chosen, recipe))
-    write_atomic(found.report, _page(made, recipe))
+    write_atomic(out, _format_yaml(made, found.chosen, recipe))
+    write_atomic(found.report, _make_page(made, recipe))
     return found
 
 
-def _virtual(
+def _plan_virtual(
     recipe: str, changes: Sequence[str], profile: str | None, settings: "PlanSettings", devices: str
 ) -> "tuple[RecipePlan, str]":
     """Plans for a virtual cluster. Returns the plan and a note about the recipe's sizes."""
@@ -141,7 +141,7 @@ def say_to_stderr(text: str) -> None:
     say(Console(stderr=True), text)
 
 
-def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
+def _format_yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
     """Returns the schedule's file: the fields that differ from the defaults, with the prediction as a comment."""
     from interlace.core.yaml_text import to_yaml
     from interlace.forecast.search.plans import differing
@@ -158,7 +158,9 @@ def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
     return "\n".join(lines) + "\n" + to_yaml(differing(chosen.schedule), flow=None, width=110)
 
 
-def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes | None", *, with_memory: bool) -> None:
+def _show_plan(
+    console: Console, made: "RecipePlan", recipe: str, measured: "Probes | None", *, with_memory: bool
+) -> None:
     found = made.found
     show_plans(console, made, recipe)
     say(
@@ -174,7 +176,7 @@ def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes |
         show_training(console, made)
 
 
-def _explain(console: Console, made: "RecipePlan") -> None:
+def _explain_plan(console: Console, made: "RecipePlan") -> None:
     from interlace.forecast.plan import sentence
 
     say(console, "Why not:")
@@ -182,7 +184,7 @@ def _explain(console: Console, made: "RecipePlan") -> None:
         say(console, f"- {sentence(each)}")
 
 
-def _page(made: "RecipePlan", recipe: str) -> str:
+def _make_page(made: "RecipePlan", recipe: str) -> str:
     from interlace.forecast.plan import sentence
     from interlace.forecast.plan_report import PlanPoint, plan_page
 

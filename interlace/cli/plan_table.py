@@ -32,7 +32,7 @@ def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
     for name in COLUMNS if has_price else COLUMNS[:-1]:
         table.add_column(name, justify="left" if name == "plan" else "right", overflow="fold")
     for place, each in enumerate(plans):
-        table.add_row(*map(Text, _cells(made, each, place)[: len(table.columns)]))
+        table.add_row(*map(Text, _make_cells(made, each, place)[: len(table.columns)]))
     console.print(table)
     console.print("What differs from the defaults:")
     for place, each in enumerate(plans):
@@ -74,7 +74,7 @@ def show_training(console: Console, made: "RecipePlan") -> None:
     )
 
 
-def _cells(made: "RecipePlan", plan: "Planned", place: int) -> tuple[str, ...]:
+def _make_cells(made: "RecipePlan", plan: "Planned", place: int) -> tuple[str, ...]:
     ratio, score, price = made.found.ratio(plan), plan.score, made.price(plan)
     digits = 0 if score.step_s >= 100 else 1 if score.step_s >= 10 else 2
     return (

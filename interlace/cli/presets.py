@@ -30,7 +30,7 @@ def presets(
     if name is not None and explain is not None:
         raise UserError("NAME and --explain: give one of them, a preset is explained by --explain NAME.")
     if explain is not None:
-        print("\n".join(_wrapped(line, Console().width) for line in explanation(explain).splitlines()))
+        print("\n".join(_wrap_line(line, Console().width) for line in explanation(explain).splitlines()))
     elif name is None:
         Console().print(listing([preset_path(preset) for preset in preset_names()]))
     else:
@@ -38,7 +38,7 @@ def presets(
         print(to_yaml(fields, flow=None), end="")
 
 
-def _wrapped(line: str, width: int) -> str:
+def _wrap_line(line: str, width: int) -> str:
     """Wraps a line to the terminal's width; continuation lines are indented a step further."""
     indent = " " * (len(line) - len(line.lstrip()) + 2) if line.startswith(" ") else ""
     return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)

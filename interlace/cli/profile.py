@@ -44,7 +44,7 @@ def profile(
         _of_run(run, out, Console(quiet=quiet), as_json=as_json)
         return
     measured = measured_profile(recipe, overrides or [], budget=budget, roofline=roofline, quiet=quiet or as_json)
-    _written(measured, out, Console(quiet=quiet), as_json=as_json)
+    _write_profile(measured, out, Console(quiet=quiet), as_json=as_json)
 
 
 def measured_profile(
@@ -84,12 +84,12 @@ def _of_run(run: "RunFolder", out: Path, console: Console, *, as_json: bool) -> 
 
     recipe, found = profile_of_run(run)
     kept = keep_profile(recipe, found)
-    _written(found, out, console, as_json=as_json)
+    _write_profile(found, out, console, as_json=as_json)
     if not as_json:
         say(console, f"Kept for plans of this recipe: {kept}")
 
 
-def _written(profile: "Profile", out: Path, console: Console, *, as_json: bool) -> None:
+def _write_profile(profile: "Profile", out: Path, console: Console, *, as_json: bool) -> None:
     from interlace.forecast.profile.tables import profile_tables
     from interlace.observe.atomic_file import write_atomic
 

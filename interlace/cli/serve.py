@@ -53,7 +53,7 @@ def serve(
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     options = ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key)
     try:
-        serve_model(recipe, options, on_ready=_announce, stop=stop)
+        serve_model(recipe, options, on_ready=_announce_address, stop=stop)
     except KeyboardInterrupt:
         Console().print("stopped")
 
@@ -64,7 +64,7 @@ def refuse_equal_keys(api_key: str | None, admin_key: str | None) -> None:
         raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")
 
 
-def _announce(serving: "Serving") -> None:
+def _announce_address(serving: "Serving") -> None:
     console = Console()
     console.print(f"serving on {serving.url}", highlight=False, soft_wrap=True)
     console.print(f"export OPENAI_BASE_URL={serving.url}/v1", highlight=False, soft_wrap=True)

@@ -87,7 +87,12 @@ def show_sweep(console: Console, found: "SweepResult") -> None:
     for heading in (*keys, "steps", found.metric, "best", "seconds"):
         table.add_column(heading, overflow="fold")
     for row in found.rows:
-        cells = [*(row.values[key] for key in keys), str(row.steps), _number(row.metric), _number(row.best)]
+        cells = [
+            *(row.values[key] for key in keys),
+            str(row.steps),
+            _format_number(row.metric),
+            _format_number(row.best),
+        ]
         table.add_row(*map(Text, [*cells, f"{row.seconds:.1f}"]))
     console.print(table)
     if groups := found.over_seeds():
@@ -96,7 +101,11 @@ def show_sweep(console: Console, found: "SweepResult") -> None:
         for heading in (*names, "mean", "standard deviation", "seeds"):
             seeds.add_column(heading, overflow="fold")
         for values, mean, deviation, count in groups:
-            cells = [*(values[key] for key in names), _number(mean), _number(deviation if count > 1 else None)]
+            cells = [
+                *(values[key] for key in names),
+                _format_number(mean),
+                _format_number(deviation if count > 1 else None),
+            ]
             seeds.add_row(*map(Text, [*cells, str(count)]))
         console.print(seeds)
     if found.report:
@@ -106,5 +115,5 @@ def show_sweep(console: Console, found: "SweepResult") -> None:
             "continues them.")  # fmt: skip
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"

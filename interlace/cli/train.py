@@ -45,12 +45,12 @@ def train(
     with ExitStack() as held:
         planner = None
         if resume:
-            settings, folder = _resumed(recipe, changes, name, held)
+            settings, folder = _open_resumed_run(recipe, changes, name, held)
         else:
-            settings, folder, planner = _fresh(recipe, changes, _Target(name, overwrite), console, held)
+            settings, folder, planner = _open_fresh_run(recipe, changes, _Target(name, overwrite), console, held)
         folder.write_config(settings)
         report = _run(settings, folder, planner, resume=resume, quiet=quiet, console=console)
-        _show(settings, report, folder, console)
+        _show_report(settings, report, folder, console)
 
 
 class _Target(NamedTuple):
@@ -60,7 +60,7 @@ class _Target(NamedTuple):
     overwrite: bool
 
 
-def _fresh(
+def _open_fresh_run(
     spec: str, overrides: list[str], target: _Target, console: Console, held: ExitStack
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
     """Loads and checks a recipe and opens its run folder. held: keeps the run's lock.
@@ -102,7 +102,7 @@ def _fresh(
     return settings, folder, planner
 
 
-def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack) -> "tuple[Recipe, RunFolder]":
+def _open_resumed_run(spec: str, overrides: list[str], name: str | None, held: ExitStack) -> "tuple[Recipe, RunFolder]":
     """Returns the settings stored by the run instead of the recipe's. held: keeps the run's lock."""
     from interlace.observe.checkpoints import Checkpoints
     from interlace.observe.run_folder import RunFolder, latest_name
@@ -168,7 +168,7 @@ def _run(
             raise
 
 
-def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console: Console) -> None:
+def _show_report(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console: Console) -> None:
     from interlace.cli.outcome import outcome_tables, written_paths
     from interlace.observe.goodput import ledger_of
     from interlace.observe.run_data import RunData

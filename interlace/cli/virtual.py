@@ -20,7 +20,7 @@ def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 819
     """Parses comma-separated numbers of devices and as many profiles. Raises UserError."""
     from interlace.forecast.simulate import Simulation
 
-    counts = [_count(devices, part) for part in devices.split(",")]
+    counts = [_count_devices(devices, part) for part in devices.split(",")]
     profiles = [given_profile(name.strip()) for name in profile.split(",")] if profile else [given_profile(None)]
     if len(counts) != len(profiles):
         raise UserError(
@@ -120,7 +120,7 @@ def given_profile(spec: str | None) -> "Profile":
     return profile_of_run(run)[1]
 
 
-def _count(devices: str, part: str) -> int:
+def _count_devices(devices: str, part: str) -> int:
     if not part.strip().isdecimal() or int(part) < 1:
         raise UserError(f"--devices {devices}: give a number of devices, or one a kind: 64 or 64,32.")
     return int(part)

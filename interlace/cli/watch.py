@@ -25,12 +25,12 @@ def watch(
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     try:
-        asyncio.run(_serve(folders, port))
+        asyncio.run(_serve_page(folders, port))
     except KeyboardInterrupt:
         print("stopped")
 
 
-async def _serve(folders: "list[RunFolder]", port: int) -> None:
+async def _serve_page(folders: "list[RunFolder]", port: int) -> None:
     from interlace.observe.watch.server import WatchServer
 
     server = WatchServer(folders)

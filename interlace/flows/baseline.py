@@ -50,7 +50,7 @@ class GreedyBaseline:
         self._rewards = {gid: reward for gid, reward in self._rewards.items() if self._admission.ticket(gid)}
         for sample in wave:
             if sample.key.index == 0:
-                self._cluster.spawn(self._measure(sample), name=f"baseline {sample.key.gid}")
+                self._cluster.spawn(self._measure_baseline(sample), name=f"baseline {sample.key.gid}")
 
     def attach(self, stream: Stream) -> Stream:
         """Returns the stream of samples whose groups have a baseline."""
@@ -60,7 +60,7 @@ class GreedyBaseline:
         """Returns and removes the baseline of a group."""
         return self._rewards.pop(gid)
 
-    async def _measure(self, sample: Sample) -> None:
+    async def _measure_baseline(self, sample: Sample) -> None:
         prompt, gid = sample.prompt, sample.key.gid
         request = Request(
             uid=f"greedy/{prompt.uid}",

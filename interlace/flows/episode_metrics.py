@@ -30,10 +30,10 @@ def episode_metrics(counts: Sequence[EpisodeCounts]) -> Metrics:
         "episode/tool_calls": calls.total(),
         "episode/tool_errors": errors.total(),
         **{f"episode/tool_errors/{name or UNREADABLE}": errors[name] for name in sorted({*calls, *errors})},
-        **({f"episode/tool_s_p{share}": _quantile(seconds, share) for share in (50, 99)} if seconds else {}),
+        **({f"episode/tool_s_p{share}": _find_quantile(seconds, share) for share in (50, 99)} if seconds else {}),
     }
 
 
-def _quantile(ordered: Sequence[float], share: int) -> float:
+def _find_quantile(ordered: Sequence[float], share: int) -> float:
     """Returns the smallest value that at least `share` per cent of the values do not exceed."""
     return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]

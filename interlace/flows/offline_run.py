@@ -119,14 +119,14 @@ class OfflineRun:
             return samples
         found = [
             replace(sample, ref_logprobs=logprobs)
-            for sample, logprobs in zip(samples, await self._reference(samples), strict=True)
+            for sample, logprobs in zip(samples, await self._compute_reference(samples), strict=True)
         ]
         if not self._needs_point:
             return found
         point = await self._reference_point(found)
         return [replace(sample, values=np.full(sample.num_tokens, point, np.float32)) for sample in found]
 
-    async def _reference(self, samples: Sequence[Sample]) -> list[FloatArray]:
+    async def _compute_reference(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes [L] of each sample, its share of the samples on each replica of the reference."""
         if shares_base(self._groups):
             return await self._groups.actor.base_logprobs(samples)
@@ -142,6 +142,6 @@ class OfflineRun:
             replace(sample, prompt=other.prompt)
             for sample, other in zip(samples, [*samples[1:], samples[0]], strict=True)
         ]
-        policy, reference = await self._groups.actor.logprobs(mismatched), await self._reference(mismatched)
+        policy, reference = await self._groups.actor.logprobs(mismatched), await self._compute_reference(mismatched)
         ratios = [float((mine - theirs).sum()) for mine, theirs in zip(policy, reference, strict=True)]
         return max(0.0, sum(ratios) / (2 * len(ratios)))

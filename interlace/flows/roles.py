@@ -89,7 +89,7 @@ class RewardRole:
                 [group],
                 operation=RewardGroup.score,
                 writes=("scored",) if shaping.length_weight else ("reward", "reward_parts"),
-                to_columns=self._columns,
+                to_columns=self._make_columns,
                 on_failed=on_failed,
             )
             if group
@@ -100,7 +100,7 @@ class RewardRole:
         self.num_scored += 1
         self._on_scored()
 
-    def _columns(self, result: RewardResult) -> Columns | SampleFailure:
+    def _make_columns(self, result: RewardResult) -> Columns | SampleFailure:
         if result.failure is not None:
             return SampleFailure(reason=result.failure, cause=result.cause)
         self._count()

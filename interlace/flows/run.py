@@ -19,11 +19,11 @@ from interlace.flows.baseline import GreedyBaseline
 from interlace.flows.batch_statistics import add_batch_statistics
 from interlace.flows.failed_samples import FailedSamples
 from interlace.flows.outside import OutsideGeneration
+from interlace.flows.replay import ReplayRole
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
 from interlace.flows.step_metrics import StepMeter, failure_rates
 from interlace.flows.steps import Ended, LoopSettings, StepObserver, StepResult
 from interlace.observe.goodput import Ledger
-from interlace.robots.replay.learning import ReplayRole
 from interlace.rollouts.base import Episode
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.play import Player
@@ -90,7 +90,7 @@ class PolicyRun:
     * `rollout.generate`: `Admission`, then `GenerateStage` over `EnginePool`.
     * `reward.score`, `reference.logprobs`, `critic.values`: a `MapStage` each.
     * `select`, `advantages`: a `GroupStage` each. `batches`: a `GroupStage` that feeds `Batches`.
-    * `actor.update`, `critic.update`: a `TrainStage` each. `replay.learn`: `ReplayRole`, on kept trajectories.
+    * `actor.update`, `critic.update`: a `TrainStage` each. `replay.learn`: `ReplayRole`, on kept samples.
     * `publish`: `Publisher`, then `Admission` again.
     """
 
@@ -105,7 +105,7 @@ class PolicyRun:
         episode: Episode = SINGLE_TURN,
     ) -> None:
         """stages: factory with the sizes of the loop. episode: generates each sample."""
-        self.prompts = prompts
+        self.prompts, self.needs = prompts, algorithm.needs
         self._cluster, self._settings, self._algorithm = cluster, settings, algorithm
         self._observer: StepObserver | None = None
         self._sizes = stages.sizes
@@ -126,7 +126,7 @@ class PolicyRun:
         self.redraws = Redraws(settings.recovery, cluster, self.admission, generate=self.rollout.stage.generate)
         player = Player(cluster, self.rollout.pool, episode, settings.limits)
         self.outside = OutsideGeneration(self.rollout.pool, player, self._meter)
-        self._baseline = self._greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
+        self._baseline = self._make_greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
         self.reward = RewardRole(
             stages,
             groups.reward,
@@ -145,7 +145,7 @@ class PolicyRun:
             if algorithm.needs.on_policy
             else SkippedStage()
         )
-        self.replay = ReplayRole(groups.actor, algorithm.needs, lambda: self.version)
+        self.replay = ReplayRole()
         self._batches = stages.batches(
             self.admission, self.rollout.pool, finish=partial(add_batch_statistics, algorithm)
         )
@@ -159,7 +159,7 @@ class PolicyRun:
         scoring = ReferenceGroup.top_logprobs if num_top else ReferenceGroup.logprobs
         return ReferenceRole(stages, groups.reference, scoring, num_top=num_top)
 
-    def _greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
+    def _make_greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
         if not isinstance(episode, SingleTurn) or reward is None:  # the check of the recipe refuses this earlier
             raise ValueError(
                 "a greedy baseline is a single response, scored by the reward role; here are "

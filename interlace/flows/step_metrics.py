@@ -75,12 +75,12 @@ class StepMeter:
             "version": version,
             **_rewards(samples),
             **_by_source(samples),
-            **_lengths(samples, lengths),
+            **_measure_lengths(samples, lengths),
             **length_percentiles(lengths),
             **group_metrics(samples),
             **episode_metrics([sample.counts for sample in samples if sample.counts]),
             **batch.metrics,
-            **self._timing(spans, step_s, end_s),
+            **self._measure_timing(spans, step_s, end_s),
             "perf/throughput": num_tokens / step_s,
             "perf/num_tokens": num_tokens,
             "perf/tokens_per_device_s": num_tokens / (step_s * len(self._cluster.devices)),
@@ -89,8 +89,8 @@ class StepMeter:
             "sched/staleness_mean": staleness_mean,
             "sched/staleness_max": staleness_max,
             "sched/mixed_versions": _measure_mixed_share(trained),
-            "sched/bubble": 1.0 - self._busy(spans, end_s) / (step_s * len(self._cluster.devices)),
-            **self._memory(),
+            "sched/bubble": 1.0 - self._measure_busy(spans, end_s) / (step_s * len(self._cluster.devices)),
+            **self._measure_memory(),
             **{f"samples/{event}": counts[event] for event in TerminalEvent},
             **ledger.metrics(),
             "goodput/trained_tokens_per_device_s": num_trained / (step_s * len(self._cluster.devices)),
@@ -112,7 +112,7 @@ class StepMeter:
         self._ledger, self._evaluated = self._ledger.plus(ledger), False
         return records.end_s
 
-    def _timing(self, spans: Sequence[Span], step_s: float, end_s: float) -> Metrics:
+    def _measure_timing(self, spans: Sequence[Span], step_s: float, end_s: float) -> Metrics:
         phases: dict[str, list[Span]] = {phase: [] for phase in PHASES}
         for span in spans:
             if phase := span.phase:
@@ -122,7 +122,7 @@ class StepMeter:
         busy = {f"timing_s/{phase}": busy_seconds(mine, self._start_s, end_s) for phase, mine in phases.items()}
         return {"timing_s/step": step_s, **busy}
 
-    def _memory(self) -> Metrics:
+    def _measure_memory(self) -> Metrics:
         """Returns the bytes of each role that are loaded at the end of the step, summed over the devices."""
         found: Metrics = {}
         for device in self._cluster.devices:
@@ -131,7 +131,7 @@ class StepMeter:
                 found[name] = found.get(name, 0) + sum(parts.values())
         return found
 
-    def _busy(self, spans: Sequence[Span], end_s: float) -> float:
+    def _measure_busy(self, spans: Sequence[Span], end_s: float) -> float:
         devices = by_device(spans, len(self._cluster.devices))
         return sum(busy_seconds(mine, self._start_s, end_s) for mine in devices)
 
@@ -193,7 +193,7 @@ def _by_source(samples: Sequence[Sample]) -> Metrics:
     return found
 
 
-def _lengths(samples: Sequence[Sample], lengths: Sequence[int]) -> Metrics:
+def _measure_lengths(samples: Sequence[Sample], lengths: Sequence[int]) -> Metrics:
     if not lengths:
         return {}
     cut = sum([sample.finish_reason == "length" for sample in samples])

@@ -91,14 +91,14 @@ def advise(folder: RunFolder) -> Advice:
     recipe, profile = profile_of_run(folder)
     num_devices = len(back_end(recipe.cluster).find_devices(recipe.cluster))
     simulation = Simulation(profile=profile, num_devices=num_devices)
-    now = _predict(recipe, simulation)
+    now = _predict_score(recipe, simulation)
     if now is None:
         raise UserError(f"run {folder.path} cannot be simulated with the costs of its records. Try `interlace plan`.")
     waste = ledger_of(RunData.read(folder).rows).largest_waste()
     num_tried, found = 0, []
     for setting in settings_to_try(recipe):
         try:
-            score = _predict(load_recipe(str(folder.config), [setting]), simulation)
+            score = _predict_score(load_recipe(str(folder.config), [setting]), simulation)
         except UserError:  # the recipe cannot have this setting
             continue
         num_tried += 1
@@ -144,7 +144,7 @@ def settings_to_try(recipe: Recipe) -> Iterator[str]:
     yield "schedule.on_update=keep"
 
 
-def _predict(recipe: Recipe, simulation: Simulation) -> Score | None:
+def _predict_score(recipe: Recipe, simulation: Simulation) -> Score | None:
     """Returns the prediction; None if the schedule cannot run. Raises UserError if a check of training refuses it."""
     check_simulated({"": recipe}, simulation.profile, simulation.devices)
     score = Workplace(recipe=recipe, simulation=simulation).score(recipe.schedule.resolved, ACCURACY)

@@ -28,7 +28,7 @@ def simulate_faults(
             "out."
         )
     calm = simulate(recipe, simulation)
-    injected = ProcessFaults(_times(faults, calm, recipe.seed), restart_s)
+    injected = ProcessFaults(_time_faults(faults, calm, recipe.seed), restart_s)
     schedule = recipe.schedule.resolved
     try:
         rough: Simulated | None = simulate(recipe, replace(simulation, process_faults=injected))
@@ -58,7 +58,7 @@ def simulate_faults(
     )
 
 
-def _times(faults: Sequence[FaultSpec], calm: Simulated, seed: int) -> list[ProcessFault]:
+def _time_faults(faults: Sequence[FaultSpec], calm: Simulated, seed: int) -> list[ProcessFault]:
     """Returns the faults at their times. The steps of the run without faults determine when a step begins."""
     found = []
 

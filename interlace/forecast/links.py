@@ -44,7 +44,7 @@ class Links(Config):
         mine = num_bytes / len(targets)
         if self._is_apart(sources, targets) and self.between_sites:
             return self.between_sites.seconds(num_bytes) + self.between_nodes.seconds(mine)
-        return self._nearest(sources, targets).seconds(mine)
+        return self._find_nearest(sources, targets).seconds(mine)
 
     def samples_s(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[float, float]:
         """Returns (latency, seconds a token) to move samples from engines to the workers that process them.
@@ -56,20 +56,20 @@ class Links(Config):
             return 0.0, 0.0
         if self._is_apart(sources, targets) and self.between_sites:
             return self.between_sites.latency_s, self.sample_token_bytes / self.between_sites.bytes_per_s
-        link = self._nearest(sources, targets)
+        link = self._find_nearest(sources, targets)
         return link.latency_s, self.sample_token_bytes / link.bytes_per_s / len(targets)
 
     def _is_apart(self, sources: Sequence[str], targets: Sequence[str]) -> bool:
-        return not {_pool(name) for name in sources} & {_pool(name) for name in targets}
+        return not {_pool_of_device(name) for name in sources} & {_pool_of_device(name) for name in targets}
 
-    def _nearest(self, sources: Sequence[str], targets: Sequence[str]) -> Link:
-        shared = {self._node(name) for name in sources} & {self._node(name) for name in targets}
+    def _find_nearest(self, sources: Sequence[str], targets: Sequence[str]) -> Link:
+        shared = {self._parse_node(name) for name in sources} & {self._parse_node(name) for name in targets}
         return self.in_node if shared else self.between_nodes
 
-    def _node(self, name: str) -> tuple[str, int]:
+    def _parse_node(self, name: str) -> tuple[str, int]:
         pool, _, index = name.partition(":")
         return pool, int(index) // self.devices_per_node
 
 
-def _pool(name: str) -> str:
+def _pool_of_device(name: str) -> str:
     return name.partition(":")[0]

@@ -96,14 +96,14 @@ class OnlinePlanner:
     def _process(self) -> Pool:
         """The search process, started by the first search."""
         if self._pool is None:
-            self._pool = spawn_context().Pool(1, _begin, (self._accepts,))
+            self._pool = spawn_context().Pool(1, _begin_process, (self._accepts,))
         return self._pool
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
             if self._rule.is_due and steps_left > 1:
                 request = self._refit_lengths()
-                self._search = self._process.apply_async(_plan, (request, self._schedule))
+                self._search = self._process.apply_async(_make_plan, (request, self._schedule))
             return
         if not self._search.ready():
             return
@@ -113,9 +113,9 @@ class OnlinePlanner:
         except InterlaceError as error:  # the run keeps its schedule
             progress.say(f"planning again found nothing: {error}")
             return
-        self._decide(made, steps_left, progress)
+        self._decide_change(made, steps_left, progress)
 
-    def _decide(self, made: RecipePlan, steps_left: int, progress: ProgressView) -> None:
+    def _decide_change(self, made: RecipePlan, steps_left: int, progress: ProgressView) -> None:
         best, current = made.found.best, made.found.current
         current_s = current.score.step_s if current else self._rule.predicted_s
         self._request = made.request
@@ -139,7 +139,7 @@ class OnlinePlanner:
 _accepts: Accepts
 
 
-def _begin(accepts: Accepts) -> None:
+def _begin_process(accepts: Accepts) -> None:
     """Initializes the search process, at the lowest priority."""
     global _accepts  # noqa: PLW0603 - all searches of the process share it
     _accepts = accepts
@@ -147,7 +147,7 @@ def _begin(accepts: Accepts) -> None:
     os.nice(LOWEST)
 
 
-def _plan(request: PlanRequest, current: Schedule) -> RecipePlan:
+def _make_plan(request: PlanRequest, current: Schedule) -> RecipePlan:
     return make_plan(request, accepts=_accepts, current=current)
 
 

@@ -18,7 +18,7 @@ from interlace.forecast.search.planner import search
 from interlace.forecast.search.plans import Accepts, PlanBounds, Planned, SearchResult, WhyNot, accept_all
 from interlace.forecast.simulate import Simulation, check_profile_roles
 from interlace.observe.goodput import GOVERNED_BY
-from interlace.rollouts.by_row import simulators_of
+from interlace.robots.env_stage import simulators_of
 from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule

@@ -65,7 +65,7 @@ def front_figure(points: Sequence[PlanPoint]) -> str:
     plot.grid(x, y, x_ticks, y_ticks)
     for each in sorted(points, key=lambda each: each.is_front):
         tip = f"{each.name}: {each.tokens_per_s:,.0f} tokens/s, {each.staleness:g} steps, {each.length_shift:+.1%}"
-        plot.dot(x(each.staleness), y(each.tokens_per_s), _shade(each), tip)
+        plot.dot(x(each.staleness), y(each.tokens_per_s), _choose_shade(each), tip)
     front = sorted((each for each in points if each.is_front), key=lambda each: (each.staleness, -each.tokens_per_s))
     best, steps = 0.0, list[tuple[float, float]]()
     for each in front:
@@ -77,7 +77,7 @@ def front_figure(points: Sequence[PlanPoint]) -> str:
     return plot.render("trained tokens a second of each plan, by staleness")
 
 
-def _shade(point: PlanPoint) -> str:
+def _choose_shade(point: PlanPoint) -> str:
     if not point.is_front:
         return BEHIND
     return next(shade for shade, (most, _) in zip(SHADES, SIZES, strict=True) if abs(point.length_shift) <= most)

@@ -199,7 +199,7 @@ class TimedEffort:
 _workplace: Workplace
 
 
-def _begin(workplace: Workplace) -> None:
+def _begin_worker(workplace: Workplace) -> None:
     global _workplace  # noqa: PLW0603 - all tasks of a pool's process share it
     _workplace = workplace
     become_child()
@@ -218,7 +218,7 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
     """
     # Spawned, not forked, because a run that plans has threads. This process simulates too, also while the others
     # start.
-    pool = spawn_context().Pool(processes - 1, _begin, (workplace,)) if processes > 1 else None
+    pool = spawn_context().Pool(processes - 1, _begin_worker, (workplace,)) if processes > 1 else None
     room = 2 * (processes - 1)
 
     def score(tasks: Sequence[tuple[Schedule, Fidelity]]) -> Sequence[Score | Refused | None]:

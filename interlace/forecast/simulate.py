@@ -28,8 +28,8 @@ from interlace.observe.jsonl import to_line
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, default_name
 from interlace.observe.transcripts import step_file
+from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.base import Episode
-from interlace.rollouts.by_row import simulators_of
 from interlace.run.outcome import ScheduleOutcome, under_each
 from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_placement, check_sizes
@@ -110,7 +110,7 @@ class Simulation:
         tokenizer.
         """
         del recipe
-        return _prompts(self.num_prompts, self.profile.lengths.prompt_tokens)
+        return _make_prompts(self.num_prompts, self.profile.lengths.prompt_tokens)
 
     def episode(self, recipe: Recipe) -> Episode:
         """Returns an episode with the profile's turns. Raises UserError if the recipe needs turns and the profile has
@@ -124,7 +124,7 @@ class Simulation:
         has_envs = simulators_of(recipe.episode) is not None
         return SimulatedEpisode(self.profile.turns, brings_reward=recipe.reward is None, has_envs=has_envs)
 
-    def _length(self, recipe: Recipe) -> Callable[[Request], float]:
+    def _make_length(self, recipe: Recipe) -> Callable[[Request], float]:
         """Returns a function that gives the true length of the response to a request."""
         lengths = cache_lengths(self.profile.lengths, recipe.seed)
 
@@ -136,12 +136,12 @@ class Simulation:
 
     def predictor(self, recipe: Recipe) -> LengthPredictor:
         """Returns a ranker whose predictions have the rank correlation of the profile."""
-        return NoisyRanker(self.profile.lengths, recipe.sampling.max_new_tokens, self._length(recipe), recipe.seed)
+        return NoisyRanker(self.profile.lengths, recipe.sampling.max_new_tokens, self._make_length(recipe), recipe.seed)
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
         """Returns workers that only take time."""
         profile, pace = self.profile, Pace(self.profile)
-        length = self._length(recipe)
+        length = self._make_length(recipe)
         moves = Moves.of(profile, recipe.schedule.resolved, self.devices)
 
         def costs(context: WorkerContext, role: str) -> Any:
@@ -175,7 +175,7 @@ class Simulation:
             return max(each.costs_of(role).working_bytes for each in (profile, *profile.kinds.values()))
 
         return {
-            **self._simulators(recipe, pace),
+            **self._make_simulators(recipe, pace),
             "rollout": SimulatedRole(engine, SimulatedEngine, working("rollout")),
             "reward": SimulatedRole(reward, scorer),
             "reference": SimulatedRole(reference, SimulatedInference, working("reference")),
@@ -183,7 +183,7 @@ class Simulation:
             "actor": SimulatedRole(actor, SimulatedTrainer, working("actor")),
         }
 
-    def _simulators(self, recipe: Recipe, pace: Pace) -> dict[str, SimulatedRole]:
+    def _make_simulators(self, recipe: Recipe, pace: Pace) -> dict[str, SimulatedRole]:
         costs = self.profile.env
         if costs is None or simulators_of(recipe.episode) is None:
             return {}
@@ -215,7 +215,7 @@ def check_profile_roles(recipe: Recipe, profile: Profile) -> None:
 
 
 @lru_cache(maxsize=4)
-def _prompts(count: int, num_tokens: int) -> Sequence[Prompt]:
+def _make_prompts(count: int, num_tokens: int) -> Sequence[Prompt]:
     ids = np.zeros(num_tokens, np.int32)
     return tuple([Prompt(uid=f"p{n}", token_ids=ids, text="", answer="") for n in range(count)])
 

@@ -109,7 +109,7 @@ class Simulated:
                 {name: value for name, value in result.metrics.items() if not name.startswith("reward/")}
                 for result in self.results
             ],
-            transcripts=[_transcript(result.step, ended) for result in self.results for ended in result.ended],
+            transcripts=[_make_transcript(result.step, ended) for result in self.results for ended in result.ended],
         )
 
 
@@ -257,7 +257,7 @@ async def launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRo
     return RoleGroups.of(started)
 
 
-def _transcript(step: int, ended: Ended) -> Transcript:
+def _make_transcript(step: int, ended: Ended) -> Transcript:
     sample: Sample = ended.sample
     return Transcript(
         step=step,

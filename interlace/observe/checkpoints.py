@@ -55,14 +55,14 @@ class Checkpoints:
         if final.exists():
             return final
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._sweep()
+        self._sweep_remains()
         self._check_space(step, num_bytes)
         unfinished = self._folder / f"{_UNFINISHED}{final.name}"
         unfinished.mkdir()
         try:
             write(unfinished)
             write_manifest(unfinished, self._identity(step))
-            _sync(unfinished)
+            _sync_all(unfinished)
         except (OSError, UserError) as error:
             shutil.rmtree(unfinished)
             if not is_full_disk(error):
@@ -70,7 +70,7 @@ class Checkpoints:
             raise UserError(f"{self._no_space(step)}: it filled up while the checkpoint was written.") from error
         unfinished.rename(final)
         sync_folder(self._folder)
-        self._prune()
+        self._prune_old()
         return final
 
     def keep_best(self, step: int | None) -> None:
@@ -80,7 +80,7 @@ class Checkpoints:
         """
         self._best = step
         if step in self.steps():
-            self._prune()
+            self._prune_old()
 
     def steps(self) -> list[int]:
         """Returns the steps that have a checkpoint, oldest first."""
@@ -135,19 +135,21 @@ class Checkpoints:
     def _check_space(self, step: int, num_bytes: int) -> None:
         free = shutil.disk_usage(self._folder).free
         if free < num_bytes:
-            raise UserError(f"{self._no_space(step)}: it needs {_mebibytes(num_bytes)}, {_mebibytes(free)} are free.")
+            raise UserError(
+                f"{self._no_space(step)}: it needs {_format_mebibytes(num_bytes)}, {_format_mebibytes(free)} are free."
+            )
 
     def _no_space(self, step: int) -> str:
         latest = self.latest()
         kept = f" ({latest.name} is whole; make room, then --resume)" if latest else ""
         return f"no space under {self._folder} for the checkpoint of step {step}{kept}"
 
-    def _sweep(self) -> None:
+    def _sweep_remains(self) -> None:
         """Removes folders that a killed run left half written or half deleted."""
         for path in self._folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(path)
 
-    def _prune(self) -> None:
+    def _prune_old(self) -> None:
         for step in self.steps()[: -self._keep]:
             if step == self._best:
                 continue
@@ -157,7 +159,7 @@ class Checkpoints:
             shutil.rmtree(doomed)
 
 
-def _sync(folder: Path) -> None:
+def _sync_all(folder: Path) -> None:
     """Syncs files and folders to disk, so that after a power cut a folder with a final name is complete."""
     for path in folder.rglob("*"):
         if path.is_file():
@@ -167,5 +169,5 @@ def _sync(folder: Path) -> None:
     sync_folder(folder)
 
 
-def _mebibytes(num_bytes: int) -> str:
+def _format_mebibytes(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.0f} MiB"

@@ -17,29 +17,29 @@ _PLAIN = frozenset((type(None), str, bool, int))
 
 def to_line(row: Mapping[str, object]) -> str:
     """Encodes a row as one line. Numbers not in JSON (NaN, infinity) become null; numpy numbers become plain ones."""
-    plain = {key: value if type(value) in _PLAIN else _plain(value) for key, value in row.items()}
+    plain = {key: value if type(value) in _PLAIN else _to_plain(value) for key, value in row.items()}
     return _ENCODER.encode(plain) + "\n"
 
 
-def _plain(value: object) -> JSON:
+def _to_plain(value: object) -> JSON:
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _to_plain(inner) for key, inner in value.items()}
     if isinstance(value, Sequence):
-        return [inner if type(inner) in _PLAIN else _plain(inner) for inner in value]
+        return [inner if type(inner) in _PLAIN else _to_plain(inner) for inner in value]
     to_python = getattr(value, "tolist", None)  # numpy scalars and arrays
     if to_python is None:
         raise TypeError(f"{value!r} is a {type(value).__name__}, which JSON cannot hold")
-    return _plain(to_python())
+    return _to_plain(to_python())
 
 
 def read_rows(path: Path) -> list[Row]:
     """Reads the objects of a file. Raises UserError if the file is damaged."""
     try:
-        return [json.loads(line) for line in _lines(path) if line.strip()]
+        return [json.loads(line) for line in _split_lines(path) if line.strip()]
     except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(f"{path} is damaged: {error}. Remove its last line if the run was killed.") from None
 
@@ -50,7 +50,7 @@ def read_whole_rows(path: Path) -> list[Row]:
     Raises UserError if another line is damaged.
     """
     if is_torn(path):
-        lines = [line for line in _lines(path) if line.endswith(b"\n") and line.strip()]
+        lines = [line for line in _split_lines(path) if line.endswith(b"\n") and line.strip()]
         try:
             return [json.loads(line) for line in lines]
         except ValueError as error:
@@ -62,7 +62,7 @@ def truncate_after(path: Path, step: int) -> None:
     """Removes the lines of later steps, and an incomplete last line. A missing file stays missing."""
     if not path.exists():
         return
-    kept = [line for line in _lines(path) if _step_of(line) <= step]
+    kept = [line for line in _split_lines(path) if _step_of(line) <= step]
     write_atomic(path, b"".join(kept).decode("utf-8"))
 
 
@@ -75,7 +75,7 @@ def write_step(path: Path, step: int, row: Mapping[str, object]) -> None:
 
 def lines_until(path: Path, step: int) -> dict[float, bytes]:
     """Returns the complete lines up to a step, by step; nothing if the file is missing."""
-    lines = _lines(path) if path.exists() else ()
+    lines = _split_lines(path) if path.exists() else ()
     return {number: line for line in lines if (number := _step_of(line)) <= step}
 
 
@@ -88,7 +88,7 @@ def is_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def _lines(path: Path) -> Sequence[bytes]:
+def _split_lines(path: Path) -> Sequence[bytes]:
     """Splits a file into lines with their ends. Only a line feed ends a line: the text may contain Unicode's other line
     separators.
     """

@@ -43,7 +43,7 @@ class Manifest(Config):
 
 def read_identity(folder: Path) -> CheckpointIdentity | None:
     """Reads the identity of a checkpoint; returns None if its manifest has none."""
-    return Manifest.model_validate(_content(folder)).identity
+    return Manifest.model_validate(_read_content(folder)).identity
 
 
 def write_manifest(folder: Path, identity: CheckpointIdentity | None = None) -> None:
@@ -51,8 +51,8 @@ def write_manifest(folder: Path, identity: CheckpointIdentity | None = None) -> 
     if identity is None and (folder / MANIFEST).is_file():
         with contextlib.suppress(OSError, ValueError):
             identity = read_identity(folder)
-    paths = _files(folder)
-    sums = _checksums(paths)
+    paths = _list_files(folder)
+    sums = _compute_checksums(paths)
     records = {
         path.relative_to(folder).as_posix(): FileRecord(num_bytes=path.stat().st_size, blake2b=sums[path])
         for path in paths
@@ -67,14 +67,14 @@ def find_damage(folder: Path) -> str | None:
     Files that the manifest does not name are ignored.
     """
     try:
-        expected = Manifest.model_validate(_content(folder)).files
+        expected = Manifest.model_validate(_read_content(folder)).files
     except FileNotFoundError:
         return f"has no {MANIFEST}, so it is not whole, or an earlier version of interlace wrote it"
     except (OSError, ValueError):
         return f"has a damaged {MANIFEST}"
     if missing := [name for name in expected if not (folder / name).is_file()]:
-        return f"lacks {_listed(missing)}"
-    return _changed(folder, expected)
+        return f"lacks {_format_names(missing)}"
+    return _find_change(folder, expected)
 
 
 def find_model_damage(folder: Path) -> str | None:
@@ -85,7 +85,7 @@ def find_model_damage(folder: Path) -> str | None:
     some files: the model's loader reports those. Another program's manifest.json is ignored.
     """
     try:
-        content = _content(folder)
+        content = _read_content(folder)
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
@@ -95,41 +95,41 @@ def find_model_damage(folder: Path) -> str | None:
     except ValidationError:
         return None
     beside = {name: record for name, record in expected.items() if "/" not in name and (folder / name).is_file()}
-    return _changed(folder, beside)
+    return _find_change(folder, beside)
 
 
-def _content(folder: Path) -> object:
+def _read_content(folder: Path) -> object:
     return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
 
 
-def _changed(folder: Path, expected: Mapping[str, FileRecord]) -> str | None:
+def _find_change(folder: Path, expected: Mapping[str, FileRecord]) -> str | None:
     cut = [name for name, record in expected.items() if (folder / name).stat().st_size != record.num_bytes]
     if cut:
         name = cut[0]
         return f"has {name} with {(folder / name).stat().st_size} of {expected[name].num_bytes} bytes"
     try:
-        sums = _checksums([folder / name for name in expected])
+        sums = _compute_checksums([folder / name for name in expected])
     except OSError as error:
         return f"cannot be read ({error})"
     changed = [name for name, record in expected.items() if sums[folder / name] != record.blake2b]
-    return f"has other content than was written in {_listed(changed)}" if changed else None
+    return f"has other content than was written in {_format_names(changed)}" if changed else None
 
 
-def _listed(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _checksums(paths: Sequence[Path]) -> Mapping[Path, str]:
+def _compute_checksums(paths: Sequence[Path]) -> Mapping[Path, str]:
     """Hashes files in parallel, the largest first; hashing releases the interpreter lock."""
     ordered = sorted(paths, key=lambda path: path.stat().st_size, reverse=True)
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        return dict(zip(ordered, pool.map(_checksum, ordered), strict=True))
+        return dict(zip(ordered, pool.map(_compute_checksum, ordered), strict=True))
 
 
-def _checksum(path: Path) -> str:
+def _compute_checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()

@@ -40,7 +40,7 @@ class NotebookProgress(QuietProgress):
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
         self._headline, self._share = f"{name} {done}/{total} {note}".rstrip(), done / max(total, 1)
-        self._draw()
+        self._draw_state()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         line = StepLine.of(step, metrics)
@@ -52,11 +52,11 @@ class NotebookProgress(QuietProgress):
         reward, length, *_ = line.cells()
         self._share = step / max(self._num_steps, 1)
         self._headline = f"step {step}/{self._num_steps}: reward {reward}, length {length}, about {left} left"
-        self._draw()
+        self._draw_state()
 
     def say(self, text: str) -> None:
         self._said = [*self._said, text][-_LINES:]
-        self._draw()
+        self._draw_state()
 
     def page(self) -> str:
         """Returns the display as HTML."""
@@ -68,9 +68,9 @@ class NotebookProgress(QuietProgress):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._draw(is_last=True)
+        self._draw_state(is_last=True)
 
-    def _draw(self, *, is_last: bool = False) -> None:
+    def _draw_state(self, *, is_last: bool = False) -> None:
         if not is_last and time.monotonic() - self._drawn_s < _DRAW_EVERY_S:
             return
         self._drawn_s = time.monotonic()
@@ -105,9 +105,11 @@ def table_html(rows: Sequence[Mapping[str, object]]) -> str:
     if not rows:
         return ""
     heads = "".join(f"<th>{html.escape(str(name))}</th>" for name in rows[0])
-    lines = "".join(f"<tr>{''.join(f'<td>{_cell(row.get(name))}</td>' for name in rows[0])}</tr>" for row in rows)
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{_format_cell(row.get(name))}</td>' for name in rows[0])}</tr>" for row in rows
+    )
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>"
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     return html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))

@@ -121,14 +121,14 @@ class LiveProgress:
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
         self._headline = _headline(f"{name} {done}/{total}", done, total, note)
-        self._redraw()
+        self._redraw_display()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._lines.append(StepLine.of(step, metrics))
         pace = sum(line.step_s for line in self._lines) / len(self._lines)
         left = duration(pace * (self._num_steps - step))
         self._headline = _headline(f"step {step}/{self._num_steps}", step, self._num_steps, f"about {left} left")
-        self._redraw()
+        self._redraw_display()
 
     def say(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)
@@ -142,10 +142,10 @@ class LiveProgress:
     ) -> None:
         self._live.stop()
 
-    def _redraw(self) -> None:
+    def _redraw_display(self) -> None:
         parts = [self._headline]
         if self._lines:
-            parts += [_step_table(self._lines, self._live.console.width), _legend(self._lines[-1])]
+            parts += [_step_table(self._lines, self._live.console.width), _make_legend(self._lines[-1])]
         self._live.update(Group(*parts), refresh=True)
 
 
@@ -189,7 +189,7 @@ def _time_bar(line: StepLine) -> Text:
     return bar
 
 
-def _legend(line: StepLine) -> Text:
+def _make_legend(line: StepLine) -> Text:
     legend = Text()
     for name, share in line.shares:
         glyph, colour = _LOOKS.get(name, _OTHER_LOOK)

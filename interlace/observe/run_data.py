@@ -68,7 +68,7 @@ class RunData:
             found = {
                 step: value
                 for row in [*self.rows, *self.evaluations]
-                if (step := _number(row, "step")) is not None and (value := _number(row, metric)) is not None
+                if (step := _read_number(row, "step")) is not None and (value := _read_number(row, metric)) is not None
             }
             self._curves[metric] = sorted(found.items())
         return self._curves[metric]
@@ -161,42 +161,42 @@ def file_state(path: Path) -> FileState | None:
 
 
 def _read_transcripts(path: Path) -> Sequence[Transcript]:
-    return [_transcript(row) for row in read_whole_rows(path)]
+    return [_read_transcript(row) for row in read_whole_rows(path)]
 
 
-def _transcript(row: Row) -> Transcript:
+def _read_transcript(row: Row) -> Transcript:
     return Transcript(
-        step=int(_number(row, "step") or 0),
+        step=int(_read_number(row, "step") or 0),
         uid=str(row.get("uid", "")),
         prompt=str(row.get("prompt", "")),
         response=str(row.get("response", "")),
-        num_tokens=int(_number(row, "num_tokens") or 0),
-        reward=_number(row, "reward"),
-        version_min=_whole(row, "version_min"),
-        version_max=_whole(row, "version_max"),
+        num_tokens=int(_read_number(row, "num_tokens") or 0),
+        reward=_read_number(row, "reward"),
+        version_min=_read_integer(row, "version_min"),
+        version_max=_read_integer(row, "version_max"),
         event=str(row.get("event", "")),
         reason=str(row.get("reason", "")),
         key=(_whole_or(row, "group", -1), _whole_or(row, "index", 0)),
-        tools=_tools(row),
+        tools=_read_tools(row),
     )
 
 
-def _number(row: Row, key: str) -> float | None:
+def _read_number(row: Row, key: str) -> float | None:
     value = row.get(key)
     return float(value) if isinstance(value, int | float) else None
 
 
-def _whole(row: Row, key: str) -> int | None:
-    value = _number(row, key)
+def _read_integer(row: Row, key: str) -> int | None:
+    value = _read_number(row, key)
     return None if value is None else int(value)
 
 
 def _whole_or(row: Row, key: str, default: int) -> int:
-    value = _whole(row, key)
+    value = _read_integer(row, key)
     return default if value is None else value
 
 
-def _tools(row: Row) -> list[tuple[int, float]]:
+def _read_tools(row: Row) -> list[tuple[int, float]]:
     calls = row.get("tools")
     if not isinstance(calls, list):
         return []
@@ -204,6 +204,6 @@ def _tools(row: Row) -> list[tuple[int, float]]:
         (turn, seconds)
         for call in calls
         if isinstance(call, dict)
-        and (turn := _whole(call, "turn")) is not None
-        and (seconds := _number(call, "seconds")) is not None
+        and (turn := _read_integer(call, "turn")) is not None
+        and (seconds := _read_number(call, "seconds")) is not None
     ]

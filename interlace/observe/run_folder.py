@@ -43,7 +43,7 @@ class RunFolder:
         """Creates a new folder. Raises UserError if the name is taken (unless `overwrite`) or cannot name a folder."""
         run = cls.named(root, name)
         if overwrite and run.path.exists():
-            run._delete()
+            run._delete_content()
         try:
             root.mkdir(parents=True, exist_ok=True)
             run.path.mkdir(mode=PRIVATE, exist_ok=overwrite)  # If two runs start at once, only one creates it.
@@ -158,7 +158,7 @@ class RunFolder:
                 f"cannot make the run folder {path}: {error.strerror}. Work in a folder that can be written."
             ) from error
 
-    def _delete(self) -> None:
+    def _delete_content(self) -> None:
         """Deletes the folder's content except the lock. Refuses a folder without config.yaml."""
         holds_files = any(path.is_file() and path != self.process for path in self.path.rglob("*"))
         if not self.path.is_dir() or (holds_files and not self.config.exists()):
@@ -182,7 +182,7 @@ class RunFolder:
 def default_name(root: Path, recipe: str) -> str:
     """Returns the recipe's name, or with a number from 2 if it is taken, so that a second `train` needs no new name."""
     recipe = folder_name(recipe)
-    number = max((n for _, n in _numbered(root, recipe)), default=0) + 1
+    number = max((n for _, n in _list_numbered(root, recipe)), default=0) + 1
     return recipe if number == 1 else f"{recipe}-{number}"
 
 
@@ -194,13 +194,13 @@ def folder_name(text: str) -> str:
 
 def latest_name(root: Path, recipe: str) -> str:
     """Returns the newest run that default_name named, for --resume without a name. Raises UserError if none exists."""
-    runs = _numbered(root, folder_name(recipe))
+    runs = _list_numbered(root, folder_name(recipe))
     if not runs:
         raise UserError(f"there is no run of {recipe!r} under {root} to resume. Start it without --resume.")
     return max(runs, key=lambda run: run[1])[0]
 
 
-def _numbered(root: Path, recipe: str) -> list[tuple[str, int]]:
+def _list_numbered(root: Path, recipe: str) -> list[tuple[str, int]]:
     """Returns the existing names that default_name gives for a recipe, each with its number."""
     if not root.is_dir():
         return []

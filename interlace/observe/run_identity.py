@@ -125,7 +125,7 @@ def check_changed_settings(
         is_allowed = (planned and _is_of(key, ("schedule",))) or may_change(key, before, program_names=program_names)
         refused |= not is_allowed
         verdict = "allowed" if is_allowed else "not allowed: it would make the resumed run another run"
-        lines.append(f"{key}: {_text(before)} -> {_text(after)} ({verdict})")
+        lines.append(f"{key}: {_format_value(before)} -> {_format_value(after)} ({verdict})")
     if refused:
         listed = "\n  ".join(lines)
         raise UserError(
@@ -151,5 +151,5 @@ def _is_of(key: str, sections: tuple[str, ...]) -> bool:
     return f"{key}.".startswith(tuple(f"{name}." for name in sections))
 
 
-def _text(value: JSON) -> str:
+def _format_value(value: JSON) -> str:
     return "unset" if value is None else json.dumps(value)[:200]

@@ -31,7 +31,7 @@ class RunLock:
     def __enter__(self) -> Self:
         """Takes the lock. Raises UserError if another process has it, or the file system has no locks."""
         while is_supported() and self._file is None:
-            self._file = self._take()
+            self._file = self._take_lock()
         if self._file is not None:
             os.ftruncate(self._file, 0)
             holder = {"pid": os.getpid(), "host": socket.gethostname()}
@@ -46,7 +46,7 @@ class RunLock:
             os.close(self._file)
             self._file = None
 
-    def _take(self) -> int | None:
+    def _take_lock(self) -> int | None:
         """Returns the locked file; None if its holder removed it in the meantime, which makes the lock void."""
         import fcntl
 
@@ -61,8 +61,8 @@ class RunLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(
-                    f"run {self._folder.name!r} is being trained by {self._holder()}. Wait for it, stop it with "
-                    "Ctrl-C, or give this one another name (--name)."
+                    f"run {self._folder.name!r} is being trained by {self._describe_holder()}. Wait for it, stop it "
+                    "with Ctrl-C, or give this one another name (--name)."
                 ) from None
             except OSError as error:
                 raise UserError(
@@ -74,7 +74,7 @@ class RunLock:
             unless_held.pop_all()
         return file
 
-    def _holder(self) -> str:
+    def _describe_holder(self) -> str:
         try:
             holder = json.loads(self._folder.process.read_text(encoding="utf-8"))
             return f"process {int(holder['pid'])} on {holder['host']}"

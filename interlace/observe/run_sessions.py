@@ -50,8 +50,8 @@ def record_session(folder: Path, arguments: Sequence[str]) -> RunSession:
     session = RunSession(
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         command=mask_command(arguments),
-        versions=_versions(),
-        commit=_commit(),
+        versions=_list_versions(),
+        commit=_read_commit(),
         host=socket.gethostname(),
         machine=describe_machine(),
     )
@@ -98,15 +98,15 @@ def _mask_argument(argument: str) -> str:
 def describe_machine() -> str:
     """Describes the processor, the cores that this process may use, the memory and the GPUs."""
     parts = [
-        _processor(),
+        _read_processor(),
         f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores",
     ]
     with contextlib.suppress(OSError, ValueError, AttributeError):
         parts.append(f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB memory")
-    return ", ".join([*parts, *_gpus()])
+    return ", ".join([*parts, *_list_gpus()])
 
 
-def _processor() -> str:
+def _read_processor() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -114,7 +114,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _gpus() -> list[str]:
+def _list_gpus() -> list[str]:
     """Lists the GPUs as the driver of NVIDIA names them; empty without that driver."""
     names: dict[str, int] = {}
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
@@ -125,7 +125,7 @@ def _gpus() -> list[str]:
     return [f"{count} x {name}" for name, count in names.items()]
 
 
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "system": platform.platform(terse=True)}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -133,7 +133,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _commit() -> str | None:
+def _read_commit() -> str | None:
     folder = Path(sys.modules["interlace"].__file__ or "").parent
     if not (folder.parent / ".git").exists():
         return None

@@ -27,14 +27,14 @@ _PUBLIC = ("pad_token", "eos_token")
 def mask_secrets(settings: Mapping[str, JSON]) -> tuple[dict[str, JSON], dict[str, str]]:
     """Returns the settings with every secret replaced by MASK, and the secrets by their dotted keys."""
     secrets: dict[str, str] = {}
-    return {name: _masked(value, (name,), secrets) for name, value in settings.items()}, secrets
+    return {name: _mask_value(value, (name,), secrets) for name, value in settings.items()}, secrets
 
 
-def _masked(value: JSON, path: tuple[str, ...], secrets: dict[str, str]) -> JSON:
+def _mask_value(value: JSON, path: tuple[str, ...], secrets: dict[str, str]) -> JSON:
     if isinstance(value, Mapping):
-        return {name: _masked(inner, (*path, name), secrets) for name, inner in value.items()}
+        return {name: _mask_value(inner, (*path, name), secrets) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_masked(inner, (*path, str(index)), secrets) for index, inner in enumerate(value)]
+        return [_mask_value(inner, (*path, str(index)), secrets) for index, inner in enumerate(value)]
     if not isinstance(value, str) or not value or not _is_secret(path):
         return value
     if value != MASK:
@@ -67,14 +67,14 @@ def restore_secrets(settings: dict[str, JSON], config: Path) -> dict[str, JSON]:
         raise UserError(f"{path} cannot be read: {error}. Delete it, and give the secrets as overrides.") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} holds no settings. Delete it, and give the secrets as overrides.")
-    return {name: _restored(value, (name,), found) for name, value in settings.items()}
+    return {name: _restore_value(value, (name,), found) for name, value in settings.items()}
 
 
-def _restored(value: JSON, path: tuple[str, ...], secrets: Mapping[str, str]) -> JSON:
+def _restore_value(value: JSON, path: tuple[str, ...], secrets: Mapping[str, str]) -> JSON:
     if isinstance(value, Mapping):
-        return {name: _restored(inner, (*path, name), secrets) for name, inner in value.items()}
+        return {name: _restore_value(inner, (*path, name), secrets) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_restored(inner, (*path, str(index)), secrets) for index, inner in enumerate(value)]
+        return [_restore_value(inner, (*path, str(index)), secrets) for index, inner in enumerate(value)]
     return secrets.get(".".join(path), MASK) if value == MASK else value
 
 

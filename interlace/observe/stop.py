@@ -46,7 +46,7 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._handle) for each in SIGNALS}
+            self._before = {each: signal.signal(each, self._handle_signal) for each in SIGNALS}
         return self
 
     def __exit__(
@@ -55,7 +55,7 @@ class StopSignal:
         for each, before in self._before.items():
             signal.signal(each, before)
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self._requested:
             raise KeyboardInterrupt
         self._requested, self._requested_s = True, time.monotonic()

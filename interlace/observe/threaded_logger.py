@@ -22,7 +22,7 @@ class ThreadedLogger:
         self._calls: queue.Queue[Callable[[MetricsLogger], None] | None] = queue.Queue()
         self._made = threading.Event()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(make,), name=f"logger-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run_calls, args=(make,), name=f"logger-{name}", daemon=True)
         self._thread.start()
         self._made.wait()
         if self._error:
@@ -52,7 +52,7 @@ class ThreadedLogger:
         if self._thread.is_alive():
             self._say(f"logger {self._name!r} did not finish in {CLOSE_WITHIN_S:.0f} s: its last metrics may be lost")
 
-    def _run(self, make: Callable[[], MetricsLogger]) -> None:
+    def _run_calls(self, make: Callable[[], MetricsLogger]) -> None:
         try:
             logger = make()
         except BaseException as error:  # noqa: BLE001 # house: raised on the thread that made the logger
@@ -62,10 +62,10 @@ class ThreadedLogger:
             self._made.set()
         failed = False
         while (call := self._calls.get()) is not None:
-            failed = failed or not self._try(lambda call=call: call(logger))  # type: ignore[misc]
-        self._try(logger.close)
+            failed = failed or not self._try_call(lambda call=call: call(logger))  # type: ignore[misc]
+        self._try_call(logger.close)
 
-    def _try(self, call: Callable[[], None]) -> bool:
+    def _try_call(self, call: Callable[[], None]) -> bool:
         try:
             call()
         except Exception as error:  # noqa: BLE001 # house: a service that fails must not end a run

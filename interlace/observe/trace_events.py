@@ -32,16 +32,16 @@ class TraceEvents:
         events.
         """
         *lines, last = path.read_bytes().decode(errors="replace").splitlines(keepends=True) or [""]
-        if last.endswith("\n") or _event(last):
+        if last.endswith("\n") or _parse_event(last):
             lines.append(last)
-        found = [_event(line) for line in lines if line.strip() not in ("", "[", "]")]
+        found = [_parse_event(line) for line in lines if line.strip() not in ("", "[", "]")]
         events = [event for event in found if event]
         if found and not events:
             raise UserError(f"{path} is no Chrome trace: none of its {len(found)} lines is an event. Remove it.")
         return cls(events=events, num_damaged=len(found) - len(events))
 
 
-def _event(line: str) -> Event | None:
+def _parse_event(line: str) -> Event | None:
     """Parses a line; returns None if it lacks a field that every event of its kind has."""
     try:
         found = json.loads(line.strip().rstrip(","))

@@ -29,7 +29,7 @@ def write_transcripts(folder: Path, step: int, ended: Iterable[EndedSample]) -> 
     """Writes the file of a step, samples in order of admission, and returns its path."""
     path = step_file(folder, step)
     rows = sorted(ended, key=attrgetter("sample.key"))
-    write_atomic(path, "".join(to_line(_row(step, row)) for row in rows))
+    write_atomic(path, "".join(to_line(_make_row(step, row)) for row in rows))
     return path
 
 
@@ -43,7 +43,7 @@ def read_transcripts(folder: Path) -> list[Row]:
     return [row for path in sorted(folder.glob("*.jsonl")) for row in read_rows(path)]
 
 
-def _row(step: int, ended: EndedSample) -> Mapping[str, object]:
+def _make_row(step: int, ended: EndedSample) -> Mapping[str, object]:
     sample = ended.sample
     row = {
         "step": step,

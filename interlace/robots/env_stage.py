@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from interlace.core.errors import UserError
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.pool import EnvBatch, EnvCounts
-from interlace.robots.envs.process import SlotAnswer, SlotChunk, SlotJob
-from interlace.robots.envs.spec import EnvSpec, SimulatorError
+from interlace.rollouts.config import EpisodeConfig
+from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, SlotAnswer, SlotChunk, SlotJob
+from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
 from interlace.rollouts.role_groups import EnvGroup
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.rank_set import Rank
@@ -60,7 +61,7 @@ class EnvInstance:
         self._leased.add(job.slot)
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._jobs.append((job, future))
-        self._look()
+        self._start_ready_jobs()
         who, what = f"environment {job.slot} of {self._group.name}", f"its {job.kind}"
         if self._granule > 1:
             what += f", with {self._granule - 1} more environments or all that are leased"
@@ -76,7 +77,7 @@ class EnvInstance:
         self._leased.discard(slot)
         self._history.pop(slot, None)
         self._group.notify(EnvGroup.forget, slot)
-        self._look()
+        self._start_ready_jobs()
 
     def close(self) -> None:
         """Does nothing: the workers end with the cluster."""
@@ -86,45 +87,47 @@ class EnvInstance:
         if self._flush or not self._jobs:
             return False
         self._flush = True
-        self._look()
+        self._start_ready_jobs()
         return True
 
     def _is_ready(self) -> bool:
         return bool(self._jobs) and (self._flush or len(self._jobs) >= min(self._granule, len(self._leased)))
 
-    def _look(self) -> None:
+    def _start_ready_jobs(self) -> None:
         if self._is_serving or not self._is_ready():
             return
         if not self._group.devices:
             while self._is_ready():
-                for each in self._take():
-                    self._cluster.spawn(self._beside(each), name=self._group.name)
+                for each in self._take_granule():
+                    self._cluster.spawn(self._run_beside(each), name=self._group.name)
             return
         self._is_serving = True
-        self._cluster.spawn(self._serve(), name=self._group.name)
+        self._cluster.spawn(self._serve_granules(), name=self._group.name)
 
-    def _take(self) -> list[tuple[SlotJob, asyncio.Future[object]]]:
+    def _take_granule(self) -> list[tuple[SlotJob, asyncio.Future[object]]]:
         """Removes a granule from the queue; if a granule is one job, all waiting jobs."""
         self._flush = False
         most = self._granule if self._granule > 1 else len(self._jobs)
         return [self._jobs.popleft() for _ in range(min(most, len(self._jobs)))]
 
-    async def _serve(self) -> None:
+    async def _serve_granules(self) -> None:
         while self._is_ready():
             async with self._group.hold("simulate"):
-                taken = self._take()  # taken here, because jobs may arrive or be cancelled during the wait for devices
+                taken = (
+                    self._take_granule()
+                )  # taken here, because jobs may arrive or be cancelled during the wait for devices
                 batch = None
                 if taken:
                     batch, _ = await self._group.inline(EnvGroup.simulate, [job for job, _ in taken])
             if batch:
-                self._deliver(taken, batch)
+                self._deliver_results(taken, batch)
         self._is_serving = False
 
-    async def _beside(self, one: tuple[SlotJob, asyncio.Future[object]]) -> None:
+    async def _run_beside(self, one: tuple[SlotJob, asyncio.Future[object]]) -> None:
         batch, _ = await self._group.inline(EnvGroup.simulate_beside, [one[0]], cause="simulate")
-        self._deliver([one], batch)
+        self._deliver_results([one], batch)
 
-    def _deliver(self, taken: Sequence[tuple[SlotJob, "asyncio.Future[object]"]], batch: EnvBatch) -> None:
+    def _deliver_results(self, taken: Sequence[tuple[SlotJob, "asyncio.Future[object]"]], batch: EnvBatch) -> None:
         counts = self._base.plus(batch.counts)
         if counts.busy_s >= self.counts.busy_s:  # results may arrive out of order
             self.counts = counts
@@ -169,3 +172,14 @@ def fleet_of(
         EnvInstance(group, cluster, config.share(number, len(groups)), each) for number, group in enumerate(groups)
     ]
     return EnvFleet(config, instances)
+
+
+def simulators_of(config: EpisodeConfig) -> EnvConfig | None:
+    """Returns the environments of a recipe's episodes, or None. Raises UserError if two episodes differ in theirs."""
+    found = [env for each in (config, *config.others.values()) if (env := getattr(each, "env", None)) is not None]
+    if any(env != found[0] for env in found[1:]):
+        raise UserError(
+            "episode and episode.others have different `env`, and a run has one set of simulators: write the same in "
+            "all, with every task in its `tasks`."
+        )
+    return found[0] if found else None

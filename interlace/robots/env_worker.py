@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 from interlace.robots.envs.load import EnvConfig, simulators_bytes
-from interlace.robots.envs.pool import EnvBatch, EnvPool
-from interlace.robots.envs.process import JobKind, SlotJob
-from interlace.robots.envs.spec import EnvSpec
+from interlace.robots.envs.pool import EnvPool
+from interlace.rollouts.envs.jobs import EnvBatch, JobKind, SlotJob
+from interlace.rollouts.envs.spec import EnvSpec
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 
@@ -42,12 +42,12 @@ class EnvWorker(Worker):
     async def onload(self) -> None:
         """Makes the simulators create their environments again after offload()."""
         if self._is_away:
-            await self._everywhere("onload")
+            await self._run_everywhere("onload")
             self._is_away = False
 
     async def offload(self) -> None:
         """Frees the simulators on the devices and keeps the states of their environments."""
-        await self._everywhere("offload")
+        await self._run_everywhere("offload")
         self._is_away = True
 
     @operation(on_device=False)
@@ -55,7 +55,7 @@ class EnvWorker(Worker):
         """Returns the memory of the simulators, as their family states it."""
         return simulators_bytes(self._config)
 
-    async def _everywhere(self, kind: JobKind) -> None:
+    async def _run_everywhere(self, kind: JobKind) -> None:
         jobs = [SlotJob(slot=process, kind=kind) for process in range(self._pool.num_processes)]
         for answer in (await self._pool.carry_out(jobs)).answers:
             if answer.error:

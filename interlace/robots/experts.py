@@ -15,11 +15,12 @@ from interlace.core.types import FloatArray, Prompt
 from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.layout import STATS
 from interlace.robots.datasets.lerobot_read import LeRobotReader
-from interlace.robots.envs.base import Start
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.spec import EnvSpec, Observation, stacked
+from interlace.robots.envs.spec import stacked
 from interlace.robots.episodes.robot import TASK
+from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import EnvSpec, Observation
 
 DEMONSTRATED_FROM = 700_000_000
 """First initial state reserved for demonstrations; it is used neither for training nor for evaluation."""
@@ -68,7 +69,7 @@ async def demonstrate(
     if config.dataset is not None:
         return [one for prompt in prompts for one in _read_dataset(config.dataset, config.episodes, prompt, chunk)]
     recorded = await record_demonstrations(config, env, prompts, seed)
-    return [one for prompt, episode in recorded for one in _cut(prompt, episode, chunk)]
+    return [one for prompt, episode in recorded for one in _cut_episode(prompt, episode, chunk)]
 
 
 async def record_demonstrations(
@@ -85,7 +86,9 @@ async def record_demonstrations(
     try:
         _check_noise(config.noise, await fleet.start())
         asked = [(prompt, number) for prompt in prompts for number in range(config.episodes)]
-        found = await asyncio.gather(*[_record(fleet, config, prompt, number, seed) for prompt, number in asked])
+        found = await asyncio.gather(
+            *[_record_episode(fleet, config, prompt, number, seed) for prompt, number in asked]
+        )
     finally:
         fleet.close()
     return [(prompt, episode) for (prompt, _), episode in zip(asked, found, strict=True)]
@@ -102,7 +105,9 @@ def _check_noise(noise: Sequence[float], spec: EnvSpec) -> None:
         )
 
 
-async def _record(fleet: EnvFleet, config: ExpertConfig, prompt: Prompt, number: int, seed: int) -> RecordedEpisode:
+async def _record_episode(
+    fleet: EnvFleet, config: ExpertConfig, prompt: Prompt, number: int, seed: int
+) -> RecordedEpisode:
     task = int(str(prompt.metadata[TASK]))
     state = DEMONSTRATED_FROM + stable_hash("demonstration", seed, task, number) % 100_000_000
     draw = np.random.default_rng(stable_hash("expert noise", seed, task, number))
@@ -144,10 +149,10 @@ def _read_dataset(folder: str, episodes: int, prompt: Prompt, chunk: int) -> lis
             f"warmup.experts.dataset={folder} has no episode of the instruction {prompt.text!r}; its instructions are "
             f"{', '.join(map(repr, sorted(instructions)))}. Name one of them in task.starts.instructions."
         )
-    return [one for episode in found for one in _cut(prompt, episode, chunk)]
+    return [one for episode in found for one in _cut_episode(prompt, episode, chunk)]
 
 
-def _cut(prompt: Prompt, episode: RecordedEpisode, chunk: int) -> list[Demonstrated]:
+def _cut_episode(prompt: Prompt, episode: RecordedEpisode, chunk: int) -> list[Demonstrated]:
     """Returns each state of an episode with the next `chunk` actions to imitate."""
     ahead = np.concatenate([episode.imitated, np.repeat(episode.imitated[-1:], chunk - 1, 0)])
     return [

@@ -40,11 +40,11 @@ class StateFeatures:
         self._is_plain = not features
         self._of = np.array([place for one in features for place in one.of], np.intp)
         self._minus = np.array([place for one in features for place in one.minus or one.of], np.intp)
-        has_minus = _spread(features, lambda one: [float(bool(one.minus))])
+        has_minus = _spread_numbers(features, lambda one: [float(bool(one.minus))])
         self._minus_weight: FloatArray = np.array(has_minus, np.float32)
-        self._center: FloatArray = np.array(_spread(features, lambda one: one.center or [0.0]), np.float32)
-        self._scale: FloatArray = np.array(_spread(features, lambda one: one.scale), np.float32)
-        self._squashed: BoolArray = np.array(_spread(features, lambda one: [float(one.squash)]), np.bool_)
+        self._center: FloatArray = np.array(_spread_numbers(features, lambda one: one.center or [0.0]), np.float32)
+        self._scale: FloatArray = np.array(_spread_numbers(features, lambda one: one.scale), np.float32)
+        self._squashed: BoolArray = np.array(_spread_numbers(features, lambda one: [float(one.squash)]), np.bool_)
 
     def of(self, state: FloatArray) -> FloatArray:
         """Returns the features [F] of a state [D]."""
@@ -57,7 +57,7 @@ class StateFeatures:
         return np.where(self._squashed, np.tanh(values), np.minimum(np.maximum(values, -1), 1))
 
 
-def _spread(features: Sequence[Feature], numbers: Callable[[Feature], Sequence[float]]) -> list[float]:
+def _spread_numbers(features: Sequence[Feature], numbers: Callable[[Feature], Sequence[float]]) -> list[float]:
     """Returns one number per index: a feature's numbers, or its single number repeated."""
     found: list[float] = []
     for one in features:

@@ -18,10 +18,10 @@ from interlace.core.types import (
     Prompt,
     SamplingParams,
 )
+from interlace.models.action_tokens import ActionTokens
 from interlace.observe.films import Film
-from interlace.robots.envs.base import Start
-from interlace.robots.envs.fleet import EnvEpisode, EnvFleet
-from interlace.robots.models.actions import ActionTokens
+from interlace.rollouts.envs.episode import EnvEpisode, Simulators
+from interlace.rollouts.envs.jobs import Start
 
 FILMED = "filmed"
 """Column of a prompt that requests a video of its episode."""
@@ -184,7 +184,7 @@ class Session(Protocol):
         """Counts a call of a tool for the run's metrics. name: empty if the call could not be read."""
         ...
 
-    def simulator(self, start: Start, own: EnvFleet | None = None) -> AbstractAsyncContextManager[EnvEpisode]:
+    def simulator(self, start: Start, own: Simulators | None = None) -> AbstractAsyncContextManager[EnvEpisode]:
         """Leases one of the run's environments, reset to a start: `async with session.simulator(start) as env:`.
 
         own: environments of the episode, from which it leases instead. Raises UserError if the run has no environments.

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from interlace.core.errors import UserError, nearest
 from interlace.core.types import JSON, Prompt
 from interlace.observe.films import Film
-from interlace.robots.envs.load import EnvConfig
 from interlace.rollouts.base import Closing, Episode, Filming, Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, create_kind
 
@@ -40,17 +39,6 @@ def check_rows(config: EpisodeConfig, prompts: Iterable[Prompt]) -> None:
     if config.column is not None:
         for prompt in prompts:
             config_of(config, prompt.metadata, f"prompt {prompt.uid}")
-
-
-def simulators_of(config: EpisodeConfig) -> EnvConfig | None:
-    """Returns the environments of a recipe's episodes, or None. Raises UserError if two episodes differ in theirs."""
-    found = [env for each in (config, *config.others.values()) if (env := getattr(each, "env", None)) is not None]
-    if any(env != found[0] for env in found[1:]):
-        raise UserError(
-            "episode and episode.others have different `env`, and a run has one set of simulators: write the same in "
-            "all, with every task in its `tasks`."
-        )
-    return found[0] if found else None
 
 
 class ByRow:

@@ -16,7 +16,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.messages import ToolSpec
 from interlace.core.plugins import class_names, find_class, load_object, unknown_name
-from interlace.robots.models.actions import ActionTokens
+from interlace.models.action_tokens import ActionTokens
 from interlace.rollouts.base import Episode
 
 SINGLE = "single_turn"

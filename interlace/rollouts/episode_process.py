@@ -34,9 +34,9 @@ from interlace.core.types import (
     SamplingParams,
 )
 from interlace.observe.films import Film
-from interlace.robots.episode_envs import EnvAnswer, EnvAsk, EnvProxies
 from interlace.rollouts.base import Episode, Filming, Outcome, ToolUse
 from interlace.rollouts.engine_job import OnDraft
+from interlace.rollouts.episode_envs import EnvAnswer, EnvAsk, EnvProxies
 from interlace.rollouts.generate import failure, outcome_of, sample_failure
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.runtime.clock import LoopClock

@@ -22,8 +22,8 @@ from interlace.core.recovery import RestartBudget
 from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
 from interlace.observe.films import Film
-from interlace.robots.episode_envs import EnvAsk, EnvLeases
 from interlace.rollouts.base import Outcome, Session, Turn, TurnDraft, TurnOptions
+from interlace.rollouts.episode_envs import EnvAsk, EnvLeases
 from interlace.rollouts.episode_process import (
     LEAVE_S,
     NO_EPISODE,

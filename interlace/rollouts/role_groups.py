@@ -11,9 +11,8 @@ from interlace.core.progress import Progress
 from interlace.core.row import RowName
 from interlace.core.transitions import TransitionBatch
 from interlace.core.types import FloatArray, IntArray, Metrics, Request, Response, RewardResult, Sample, SampleKey
-from interlace.robots.envs.pool import EnvBatch
-from interlace.robots.envs.process import SlotJob
-from interlace.robots.envs.spec import EnvSpec
+from interlace.rollouts.envs.jobs import EnvBatch, SlotJob
+from interlace.rollouts.envs.spec import EnvSpec
 from interlace.runtime.handle import Handle
 from interlace.runtime.typed_group import TypedGroup
 from interlace.weights.ref import Place, Route, UpdateMode, WeightPart, WeightRef

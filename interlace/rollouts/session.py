@@ -11,9 +11,7 @@ from interlace.core.errors import EnginesBusyError, UserError
 from interlace.core.messages import as_tool
 from interlace.core.random import stable_hash
 from interlace.core.types import Inputs, Request, Sample, SampleKey, SamplingParams
-from interlace.robots.envs.base import Start
-from interlace.robots.envs.fleet import Around, EnvEpisode, EnvFleet
-from interlace.robots.models.actions import ActionTokens
+from interlace.models.action_tokens import ActionTokens
 from interlace.rollouts.asker import Asker
 from interlace.rollouts.base import (
     DEFAULT_OPTIONS,
@@ -25,6 +23,8 @@ from interlace.rollouts.base import (
 )
 from interlace.rollouts.code_time import CodeTime
 from interlace.rollouts.context_encoder import ContextEncoder, read_messages
+from interlace.rollouts.envs.episode import EnvEpisode, Simulators
+from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.read_turns import pass_draft, read_turn
 from interlace.rollouts.rendering.base import Renderer
 from interlace.rollouts.turn_record import TurnRecord
@@ -32,14 +32,6 @@ from interlace.runtime.clock import Clock
 from interlace.runtime.waits import WaitRegistry
 
 T = TypeVar("T")
-
-
-class Simulators(Protocol):
-    """Environments that sessions lease: the run's, or a stand-in for them in another process."""
-
-    def episode(self, start: Start, *, around: Around) -> AbstractAsyncContextManager[EnvEpisode]:
-        """Leases an environment, reset to a start. around: a context that is entered for each wait."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -211,7 +203,7 @@ class EpisodeSession:
         self._record.add_tool_use(name, seconds=seconds, failed=failed)
 
     @asynccontextmanager
-    async def simulator(self, start: Start, own: EnvFleet | None = None) -> AsyncIterator[EnvEpisode]:
+    async def simulator(self, start: Start, own: Simulators | None = None) -> AsyncIterator[EnvEpisode]:
         """Leases an environment; see Session. The environment registers its waits."""
         simulators = own or self._limits.simulators
         if simulators is None:

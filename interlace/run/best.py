@@ -78,7 +78,7 @@ def choose_checkpoint(run: RunFolder, best: BestConfig | None, choice: str | int
     """
     checkpoints = Checkpoints(run.checkpoints, keep=1)
     if str(choice) == NEWEST:
-        return _newest(run, checkpoints)
+        return _find_newest(run, checkpoints)
     steps = checkpoints.steps()
     if not steps:
         raise _no_checkpoint(run, "checkpoint yet")
@@ -104,7 +104,7 @@ def choose_checkpoint(run: RunFolder, best: BestConfig | None, choice: str | int
     return checkpoints.path(int(choice))
 
 
-def _newest(run: RunFolder, checkpoints: Checkpoints) -> Path:
+def _find_newest(run: RunFolder, checkpoints: Checkpoints) -> Path:
     found = checkpoints.newest_whole()
     for path, damage in found.damaged.items():
         print(f"{path} {damage}", file=sys.stderr)  # noqa: T201 - the caller may be quiet

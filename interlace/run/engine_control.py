@@ -59,12 +59,12 @@ class EngineControl:
         (self._folder / "commands").mkdir(parents=True, exist_ok=True)
         while True:
             for file in sorted((self._folder / "commands").glob("*.json")):
-                await self._obey(file)
+                await self._obey_file(file)
             await self._follow_file()
             self._write_state()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _obey(self, file: Path) -> None:
+    async def _obey_file(self, file: Path) -> None:
         try:
             command = EngineCommand(**json.loads(file.read_text(encoding="utf-8")))
             said = await self.carry_out(command)
@@ -77,20 +77,20 @@ class EngineControl:
         """Executes a command. Returns a description of the result. Raises UserError or InterlaceError on failure."""
         membership = self._pool.membership
         if command.verb == "scale":
-            return await self._scale(command.engine)
+            return await self._scale_engines(command.engine)
         if command.verb == "add":
-            driver = await self._add(command.engine)
+            driver = await self._add_engine(command.engine)
             return f"{driver.group.name} serves version {driver.version}"
         driver = self._driver_named(command.engine)
         await membership.remove(driver, drains=command.verb == "drain")
         self._urls.pop(driver.group.name, None)
         return f"{driver.group.name} has left"
 
-    async def _add(self, engine: str) -> EngineDriver:
+    async def _add_engine(self, engine: str) -> EngineDriver:
         if engine.isdecimal():
             if self._kind is not None:
                 raise UserError(f"engine {engine}: engines at an address are added by their address.")
-            if any(_number(driver) == int(engine) for driver in self._pool.drivers):
+            if any(_read_number(driver) == int(engine) for driver in self._pool.drivers):
                 raise UserError(f"engine {engine} is running already.")
             return await self._pool.membership.add(self._launch(int(engine), None))
         if self._kind is None:
@@ -102,7 +102,7 @@ class EngineControl:
         self._urls[driver.group.name] = engine
         return driver
 
-    async def _scale(self, target: str) -> str:
+    async def _scale_engines(self, target: str) -> str:
         """Adds engines with the lowest free numbers, or drains those that are lost and then the highest numbers."""
         drivers, membership = self._pool.drivers, self._pool.membership
         wanted, present = int(target), len(self._pool.drivers)
@@ -118,9 +118,9 @@ class EngineControl:
                 f"rollout={wanted}: the devices of the placement have room for {self._most_engines} engines "
                 "(schedule.placement.rollout)."
             )
-        used = {_number(driver) for driver in drivers}
+        used = {_read_number(driver) for driver in drivers}
         free = [number for number in range(self._most_engines) if number not in used][: max(0, wanted - present)]
-        leaving = sorted(drivers, key=lambda driver: (driver.is_away, _number(driver)))[wanted:]
+        leaving = sorted(drivers, key=lambda driver: (driver.is_away, _read_number(driver)))[wanted:]
         await asyncio.gather(
             *(membership.add(self._launch(number, None)) for number in free),
             *(membership.remove(driver, drains=True) for driver in leaving),
@@ -131,9 +131,9 @@ class EngineControl:
 
     def _driver_named(self, engine: str) -> EngineDriver:
         for driver in self._pool.drivers:
-            if self._urls.get(driver.group.name) == engine or str(_number(driver)) == engine:
+            if self._urls.get(driver.group.name) == engine or str(_read_number(driver)) == engine:
                 return driver
-        known = ", ".join(self._urls.get(d.group.name, str(_number(d))) for d in self._pool.drivers)
+        known = ", ".join(self._urls.get(d.group.name, str(_read_number(d))) for d in self._pool.drivers)
         raise UserError(f"the run has no engine {engine}. Known: {known}.")
 
     async def _follow_file(self) -> None:
@@ -165,5 +165,5 @@ class EngineControl:
             write_atomic(self._folder / STATE, text)
 
 
-def _number(driver: EngineDriver) -> int:
+def _read_number(driver: EngineDriver) -> int:
     return int(driver.group.name.rpartition("/")[2])

@@ -115,7 +115,7 @@ def certify(recipes: Mapping[str, Recipe], scratch: Path, stop: StopSignal) -> I
     """
     first: _Result | None = None
     for name, recipe in recipes.items():
-        found = _run(recipe, RunFolder.create(scratch, "trial", overwrite=True), stop)
+        found = _run_once(recipe, RunFolder.create(scratch, "trial", overwrite=True), stop)
         first = first or found
         yield Trial(
             schedule=name,
@@ -126,19 +126,19 @@ def certify(recipes: Mapping[str, Recipe], scratch: Path, stop: StopSignal) -> I
         )
 
 
-def _run(recipe: Recipe, folder: RunFolder, stop: StopSignal) -> _Result:
+def _run_once(recipe: Recipe, folder: RunFolder, stop: StopSignal) -> _Result:
     report = train(recipe, folder, resume=False, progress=QuietProgress(), stop=stop)
     if report.was_stopped:
         raise InterlaceError("stopped: not every schedule was tried.")
     checkpoints = Checkpoints(folder.checkpoints, keep=STEPS)
     steps = checkpoints.steps()
     first, last = (read_weights(checkpoints.path(step)) for step in (steps[0], steps[-1]))
-    result = _Result(transcript=_transcript(folder), first=first, last=last)
+    result = _Result(transcript=_read_transcript(folder), first=first, last=last)
     shutil.rmtree(folder.path)
     return result
 
 
-def _transcript(folder: RunFolder) -> Transcript:
+def _read_transcript(folder: RunFolder) -> Transcript:
     rows = read_transcripts(folder.samples)
     return sorted((tuple(row[name] for name in COMPARED) for row in rows), key=str)
 

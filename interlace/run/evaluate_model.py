@@ -18,12 +18,12 @@ def evaluate_model(recipe: Recipe, progress: ProgressView) -> Evaluation:
     """Evaluates the recipe's model, without its warm-up, on held-out prompts. The recipe must have been checked."""
 
     async def evaluate(cluster: Cluster) -> Evaluation:
-        return await _evaluate(cluster, recipe, progress)
+        return await _evaluate_on(cluster, recipe, progress)
 
     return asyncio.run(run_on(recipe.cluster, recipe.schedule.resolved, evaluate))
 
 
-async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) -> Evaluation:
+async def _evaluate_on(cluster: Cluster, recipe: Recipe, progress: ProgressView) -> Evaluation:
     prompts = recipe_prompts(recipe)
     longest = len(prompts.longest.token_ids)
     sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model, longest_prompt=longest)

@@ -41,8 +41,10 @@ class Evaluator:
 
     async def evaluate(self) -> Evaluation:
         """Answers and scores all held-out prompts with the current weights."""
-        greedy = await self._answer(self._params(0.0), 1)
-        sampled = await self._answer(self._params(self._settings.temperature), self._settings.samples_per_prompt)
+        greedy = await self._answer_prompts(self._make_params(0.0), 1)
+        sampled = await self._answer_prompts(
+            self._make_params(self._settings.temperature), self._settings.samples_per_prompt
+        )
         failures = [result.failure for _, result in (*greedy, *sampled) if result.failure is not None]
         shown = sampled or greedy
         step = max(1, len(shown) // len(self._prompts))
@@ -58,11 +60,11 @@ class Evaluator:
         ]
         return Evaluation(
             num_prompts=len(self._prompts),
-            greedy_accuracy=self._share(greedy),
-            sampled_accuracy=self._share(sampled) if sampled else None,
+            greedy_accuracy=self._find_share(greedy),
+            sampled_accuracy=self._find_share(sampled) if sampled else None,
             answers=tuple(answers),
             by_set=self._by_set(greedy, sampled),
-            estimates=self._estimates(greedy, sampled),
+            estimates=self._estimate_all(greedy, sampled),
             num_failed=len(failures),
             failure=brief(failures[0]) if failures else "",
         )
@@ -72,10 +74,10 @@ class Evaluator:
         found = {}
         for name in dict.fromkeys(prompt.source for prompt in self._prompts):
             first, others = ([one for one in kind if one[0].prompt.source == name] for kind in (greedy, sampled))
-            found[name or OWN] = (self._share(first), self._share(others) if others else None)
+            found[name or OWN] = (self._find_share(first), self._find_share(others) if others else None)
         return {} if set(found) <= {OWN} else found
 
-    def _estimates(self, greedy: Sequence[Scored], sampled: Sequence[Scored]) -> dict[str, Mapping[str, Estimate]]:
+    def _estimate_all(self, greedy: Sequence[Scored], sampled: Sequence[Scored]) -> dict[str, Mapping[str, Estimate]]:
         """Returns the estimates of all prompts, and of each held-out set if there are several."""
         settings, size = self._settings, self._settings.samples_per_prompt
         first, drawn = ([self._is_right(result, sample.prompt.source) for sample, result in kind]
@@ -95,14 +97,14 @@ class Evaluator:
             for name, chosen in places.items()
         }
 
-    def _params(self, temperature: float) -> SamplingParams:
+    def _make_params(self, temperature: float) -> SamplingParams:
         return self._sampling.model_copy(update={"temperature": temperature})
 
-    async def _answer(self, params: SamplingParams, count: int) -> Sequence[Scored]:
+    async def _answer_prompts(self, params: SamplingParams, count: int) -> Sequence[Scored]:
         kind = "greedy" if params.temperature == 0 else "sampled"
         asked = [(prompt, index) for prompt in self._prompts for index in range(count)]
         if self._plays:
-            return await self._play(asked, params, kind)
+            return await self._play_episodes(asked, params, kind)
         requests = [
             Request(
                 uid=f"evaluation/{kind}/{prompt.uid}",
@@ -122,7 +124,9 @@ class Evaluator:
             results = await self._reward.with_cause("evaluation").score(samples)
         return list(zip(samples, results, strict=True))
 
-    async def _play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams, kind: str) -> Sequence[Scored]:
+    async def _play_episodes(
+        self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams, kind: str
+    ) -> Sequence[Scored]:
         """Runs episodes. The recipe's reward scores the episodes that give no reward themselves."""
         filmed = {p.uid for p in self._prompts[: self._settings.num_shown]} if kind == "greedy" else set()
         named = [
@@ -143,7 +147,7 @@ class Evaluator:
         none = RewardResult(failure="its episode brought no reward, and the recipe has none")
         return [(sample, sample.outcome or next(scored, none)) for sample in samples]
 
-    def _share(self, scored: Sequence[Scored]) -> float:
+    def _find_share(self, scored: Sequence[Scored]) -> float:
         return sum(self._is_right(result, sample.prompt.source) for sample, result in scored) / len(scored)
 
     def _is_right(self, result: RewardResult, source: str) -> bool:

@@ -8,9 +8,9 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import PROMPT, IntArray, Prompt, Sample, SampleKey, Segment
+from interlace.models.action_tokens import ActionTokens
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.experts import Demonstrated, demonstrate, first_of_each_task
-from interlace.robots.models.actions import ActionTokens
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe
 
@@ -29,9 +29,9 @@ class ExpertExamples:
         """Returns the examples of a step."""
         draw = np.random.default_rng(stable_hash("imitation", self.seed, step))
         places = draw.integers(len(self.shown), size=self.batch_size)
-        return [self._sample(self.shown[place], draw) for place in places]
+        return [self._make_sample(self.shown[place], draw) for place in places]
 
-    def _sample(self, shown: Demonstrated, draw: np.random.Generator) -> Sample:
+    def _make_sample(self, shown: Demonstrated, draw: np.random.Generator) -> Sample:
         is_apart = self.actions.leads is not None  # then the observation is part of the prompt
         put_in = self.actions.context(shown.prompt.token_ids.tolist()) if is_apart else self.actions.placeholders
         answer = self.actions.encode(shown.actions, draw)

@@ -56,8 +56,8 @@ def export_run(run: RunFolder, recipe: Recipe, options: ExportOptions) -> str:
     Raises UserError before any model is loaded if the options cannot work.
     """
     checkpoint = choose_checkpoint(run, recipe.best, options.checkpoint)
-    _check(run, recipe, options)
-    with tempfile.TemporaryDirectory(dir=_parent(options.to)) as scratch:
+    _check_options(run, recipe, options)
+    with tempfile.TemporaryDirectory(dir=_find_parent(options.to)) as scratch:
         folder = Path(scratch) / "model"
         folder.mkdir()
         export = _Export(run, recipe, checkpoint, options)
@@ -70,7 +70,7 @@ def export_run(run: RunFolder, recipe: Recipe, options: ExportOptions) -> str:
         written = folder
         if options.to.endswith(GGUF):
             written = Path(scratch) / "model.gguf"
-            _convert(folder, written, options.dtype)
+            _convert_folder(folder, written, options.dtype)
         target = Path(options.to)
         if target.is_dir():
             shutil.rmtree(target)
@@ -113,7 +113,7 @@ class _Export:
         if not _is_on_hub(self.recipe):
             settings.base_model_name_or_path, base = BASE_FOLDER, f"FOLDER/{BASE_FOLDER}"
             self._save_model(_base_model(self.recipe), folder / BASE_FOLDER)
-        weights = _cast(load_file(source / WEIGHTS_FILE), self.options.dtype)
+        weights = _cast_weights(load_file(source / WEIGHTS_FILE), self.options.dtype)
         save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         settings.save_pretrained(str(folder))
         load_tokenizer(self.recipe.model.stored_in(self.checkpoint)).save_pretrained(folder)
@@ -136,7 +136,7 @@ class _Export:
         else:
             loaded = load_model(config)
             model, tokenizer = loaded.model, loaded.tokenizer
-        weights = _cast(dict(named_weights(model)), self.options.dtype)
+        weights = _cast_weights(dict(named_weights(model)), self.options.dtype)
         model.to(dtype=_torch_dtype(self.options.dtype))  # type: ignore[call-arg]  # transformers' own stub
         model_files(model, weights, tokenizer).write(folder)
         return model
@@ -154,7 +154,7 @@ class _Export:
         (folder / "README.md").write_text(model_card(self.recipe, self.run, subject), encoding="utf-8")
 
 
-def _check(run: RunFolder, recipe: Recipe, options: ExportOptions) -> None:
+def _check_options(run: RunFolder, recipe: Recipe, options: ExportOptions) -> None:
     """Raises UserError for options that cannot work."""
     if options.dtype not in _OUTTYPES:
         raise UserError(
@@ -167,7 +167,7 @@ def _check(run: RunFolder, recipe: Recipe, options: ExportOptions) -> None:
         return
     target = Path(options.to)
     if options.to.endswith(GGUF):
-        _converter()
+        _find_converter()
     if target.exists() and not options.overwrite:
         raise UserError(f"{target} exists already. Replace it (--overwrite), or choose another name.")
     if target.exists() and target.is_dir() == options.to.endswith(GGUF):
@@ -230,7 +230,7 @@ def _no_upload(run_name: str, repo_id: str, error: Exception) -> UserError:
     )
 
 
-def _parent(to: str) -> Path | None:
+def _find_parent(to: str) -> Path | None:
     """Returns the folder in which the export is prepared; None for the system's, if the target is on the hub."""
     if to.startswith(HUB):
         return None
@@ -266,7 +266,7 @@ def _torch_dtype(name: str) -> "torch.dtype":
     return found
 
 
-def _cast(weights: dict[str, "torch.Tensor"], name: str) -> dict[str, "torch.Tensor"]:
+def _cast_weights(weights: dict[str, "torch.Tensor"], name: str) -> dict[str, "torch.Tensor"]:
     """Converts the floating-point weights. Raises UserError if one is too large for the type."""
     dtype = _torch_dtype(name)
     found = {key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
@@ -277,7 +277,7 @@ def _cast(weights: dict[str, "torch.Tensor"], name: str) -> dict[str, "torch.Ten
     return found
 
 
-def _converter() -> list[str]:
+def _find_converter() -> list[str]:
     """Returns the command of llama.cpp's converter. Raises UserError if it is not installed."""
     for name in CONVERTERS:
         if path := shutil.which(name):
@@ -289,8 +289,8 @@ def _converter() -> list[str]:
     )
 
 
-def _convert(folder: Path, file: Path, dtype: str) -> None:
-    command = [*_converter(), "--outtype", _OUTTYPES[dtype], "--outfile", str(file), str(folder)]
+def _convert_folder(folder: Path, file: Path, dtype: str) -> None:
+    command = [*_find_converter(), "--outtype", _OUTTYPES[dtype], "--outfile", str(file), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not file.is_file():
         last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]

@@ -12,13 +12,13 @@ from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import SINGLE_TURN, PolicyRun, RoleGroups
 from interlace.flows.steps import LoopSettings, StepObserver
+from interlace.models.action_tokens import ActionTokens, action_tokens
 from interlace.models.loading import empty_model
 from interlace.rewards.shaping import ShapingConfig
-from interlace.robots.env_stage import fleet_of
+from interlace.robots.env_stage import fleet_of, simulators_of
 from interlace.robots.envs.fleet import EnvFleet
-from interlace.robots.models.actions import ActionTokens, action_tokens
 from interlace.rollouts.base import Closing, Episode, Filming
-from interlace.rollouts.by_row import create_episode, simulators_of
+from interlace.rollouts.by_row import create_episode
 from interlace.rollouts.episode_process import patience_s
 from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.rollouts.role_groups import EnvGroup, RolloutGroup

@@ -16,7 +16,7 @@ from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
-from interlace.rollouts.by_row import simulators_of
+from interlace.robots.env_stage import simulators_of
 from interlace.run.make_engines import (
     EngineSource,
     make_actor_engine,

@@ -75,7 +75,7 @@ class ProgramInputs:
 
         has_completions: the run trains on given completions.
         """
-        found: dict[str, object] = {name: _plain(value) for name, value in settings.items()}
+        found: dict[str, object] = {name: _to_plain(value) for name, value in settings.items()}
         if self.reward is not None:
             found["reward"] = reward_section(self.reward)
         rows = None
@@ -99,7 +99,7 @@ class ProgramInputs:
                 f"model is of type {type(self.model).__name__}: give a Hugging Face id, a folder, a model of "
                 "transformers with its tokenizer, or the section `model`."
             )
-        section = str(self.model) if isinstance(self.model, Path) else _plain(self.model)
+        section = str(self.model) if isinstance(self.model, Path) else _to_plain(self.model)
         if self.tokenizer is None:
             return section
         if not isinstance(self.tokenizer, str | Path):
@@ -121,7 +121,7 @@ class ProgramInputs:
             rows = write_rows(self.data, columns, _calls(reward), root, has_completions=has_completions)
             task = {"files": {"train": str(rows)}}
         if self.heldout_size:
-            task = {kind: {**_mapping(section), "heldout_size": self.heldout_size} for kind, section in task.items()}
+            task = {kind: {**_to_mapping(section), "heldout_size": self.heldout_size} for kind, section in task.items()}
         if columns and rows is None:
             task["columns"] = columns
         return rows, task
@@ -137,7 +137,7 @@ class Sections:
 
     def recipe(self, base: Recipe | None = None) -> Recipe:
         """Returns the recipe, as changes of the base recipe if one is given. Raises UserError."""
-        values = dict(self.values) if base is None else _merged(base.model_dump(mode="json"), self.values)
+        values = dict(self.values) if base is None else _merge_sections(base.model_dump(mode="json"), self.values)
         try:
             recipe = Recipe.model_validate(values)
         except ValidationError as error:
@@ -162,20 +162,20 @@ def trains_on_rows(recipe: str | Path | Recipe | None, settings: Mapping[str, ob
 def reward_section(reward: Reward) -> object:
     """Returns the section `reward`. The verdict of a function counts as 1 or 0. Raises UserError."""
     if isinstance(reward, list | tuple):
-        return {"correct": 1.0, "incorrect": 0.0, "parts": _parts(reward)}
+        return {"correct": 1.0, "incorrect": 0.0, "parts": _list_parts(reward)}
     if isinstance(reward, str | Config):
-        return _plain(reward)
+        return _to_plain(reward)
     if isinstance(reward, Mapping):
         name = reward.get("name", "exact")
         return (
             dict(reward)
             if isinstance(name, str) or "parts" in reward
-            else {**_function(name), **reward, "name": name_of(name)}
+            else {**_describe_function(name), **reward, "name": name_of(name)}
         )
-    return _function(reward)
+    return _describe_function(reward)
 
 
-def _function(function: object) -> dict[str, Any]:
+def _describe_function(function: object) -> dict[str, Any]:
     if not (callable(function) or hasattr(function, "score")):
         raise UserError(
             f"reward is of type {type(function).__name__}: give a function, an object with `score`, the name of "
@@ -184,7 +184,7 @@ def _function(function: object) -> dict[str, Any]:
     return {"correct": 1.0, "incorrect": 0.0, "name": name_of(function)}
 
 
-def _parts(rewards: Sequence[object]) -> list[dict[str, object]]:
+def _list_parts(rewards: Sequence[object]) -> list[dict[str, object]]:
     """Returns the parts of a reward given as a list of names, functions, and pairs with a weight."""
     found: list[dict[str, object]] = []
     labels: set[str] = set()
@@ -199,7 +199,7 @@ def _parts(rewards: Sequence[object]) -> list[dict[str, object]]:
         label = label_of_function(reward)
         label = label if label not in labels else f"{label}_{len(found) + 1}"
         labels.add(label)
-        found.append({"name": _function(reward)["name"], "weight": weight, "label": label})
+        found.append({"name": _describe_function(reward)["name"], "weight": weight, "label": label})
     return found
 
 
@@ -212,7 +212,7 @@ def _calls(reward: object) -> Any:
     return load_rewards(config).calls if config.model is None else ()
 
 
-def _merged(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
+def _merge_sections(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
     """Returns the sections of a recipe with changes. A section with a new name drops all settings of the old one."""
     found = dict(base)
     for name, value in changes.items():
@@ -222,7 +222,7 @@ def _merged(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, An
         elif name == "task" and isinstance(value, Mapping) and isinstance(old, Mapping):
             found[name] = {"format": old["format"], **value}
         elif isinstance(value, Mapping) and isinstance(old, Mapping) and not _is_renamed(name, value):
-            found[name] = _merged(dict(old), value)
+            found[name] = _merge_sections(dict(old), value)
         else:
             found[name] = value
     return found
@@ -232,9 +232,9 @@ def _is_renamed(section: str, value: Mapping[str, object]) -> bool:
     return section in SHORT and section not in KEPT and next(iter(SHORT[section](""))) in value
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     return value.model_dump(mode="json") if isinstance(value, Config) else value
 
 
-def _mapping(section: object) -> dict[str, object]:
+def _to_mapping(section: object) -> dict[str, object]:
     return dict(section) if isinstance(section, Mapping) else {}

@@ -47,15 +47,15 @@ def model_card(recipe: Recipe, run: RunFolder, subject: CardSubject) -> str:
         f"{what} `{subject.base}`, by the algorithm `{recipe.algorithm.name}` of interlace: the checkpoint of step "
         f"{subject.step}, in {subject.dtype}.",
         "## Use\n\n```python\n" + "\n".join(subject.loading) + "\n```",
-        "## Training\n\n" + _table(("setting", "value"), _settings(recipe)),
+        "## Training\n\n" + _format_table(("setting", "value"), _list_settings(recipe)),
     ]
-    if measured := _evaluations(run, subject.step):
+    if measured := _list_evaluations(run, subject.step):
         heading = ("held-out metric", "before training", f"step {subject.step}")
-        parts.append("## Evaluation\n\n" + _table(heading, measured))
+        parts.append("## Evaluation\n\n" + _format_table(heading, measured))
     return "\n\n".join(parts) + "\n"
 
 
-def _settings(recipe: Recipe) -> list[tuple[str, str]]:
+def _list_settings(recipe: Recipe) -> list[tuple[str, str]]:
     found = [(name, str(getattr(recipe, name))) for name in _SETTINGS]
     found.append(("optimizer.lr", f"{recipe.optimizer.lr:g}"))
     found.append(("schedule", recipe.schedule.preset))
@@ -66,19 +66,19 @@ def _settings(recipe: Recipe) -> list[tuple[str, str]]:
     return found
 
 
-def _evaluations(run: RunFolder, step: int) -> list[tuple[str, str, str]]:
+def _list_evaluations(run: RunFolder, step: int) -> list[tuple[str, str, str]]:
     """Returns each evaluated metric before training and at the step, if both were measured."""
     rows = {row.get("step"): row for row in read_whole_rows(run.evaluations)} if run.evaluations.exists() else {}
     before, after = rows.get(0, {}), rows.get(step, {})
     names = [name for name in after if name.startswith(_EVALUATION)]
-    return [(name, _number(before, name), _number(after, name)) for name in names]
+    return [(name, _format_number(before, name), _format_number(after, name)) for name in names]
 
 
-def _number(row: Mapping[str, JSON], name: str) -> str:
+def _format_number(row: Mapping[str, JSON], name: str) -> str:
     value = row.get(name)
     return f"{value:.4g}" if isinstance(value, int | float) else "-"
 
 
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _format_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heading, ["---"] * len(heading), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -23,7 +23,7 @@ def save_model_object(model: Any, tokenizer: object, root: Path) -> str:
     """
     if not is_model(model):
         raise UserError(f"model is a {type(model).__name__}, not a model of transformers.")
-    tokenizer = _loaded_with(model) if tokenizer is None else tokenizer
+    tokenizer = _describe_loader(model) if tokenizer is None else tokenizer
     if not hasattr(tokenizer, "apply_chat_template"):
         raise UserError(
             f"tokenizer is of type {type(tokenizer).__name__}, not a tokenizer of transformers: give the model's, as "
@@ -34,7 +34,7 @@ def save_model_object(model: Any, tokenizer: object, root: Path) -> str:
             "model has an adapter of peft: give model.merge_and_unload(), and train a new adapter with "
             'actor={"lora": {"rank": 16}}.'
         )
-    folder = root.resolve() / DATA_FOLDER / f"model-{_digest(model)}"
+    folder = root.resolve() / DATA_FOLDER / f"model-{_compute_digest(model)}"
     if not (folder / "config.json").is_file():
         from interlace.engines.train.export import save_model
 
@@ -42,7 +42,7 @@ def save_model_object(model: Any, tokenizer: object, root: Path) -> str:
     return str(folder)
 
 
-def _loaded_with(model: "PreTrainedModel") -> object:
+def _describe_loader(model: "PreTrainedModel") -> object:
     from transformers import AutoTokenizer
 
     source = str(getattr(model.config, "_name_or_path", "") or "")
@@ -58,7 +58,7 @@ def _loaded_with(model: "PreTrainedModel") -> object:
         ) from None
 
 
-def _digest(model: "PreTrainedModel") -> str:
+def _compute_digest(model: "PreTrainedModel") -> str:
     import torch
 
     digest = hashlib.blake2b(model.config.to_json_string().encode(), digest_size=8)

@@ -33,7 +33,7 @@ def write_rows(
     """
     named = {name for call in calls for name in (*call.required, *call.optional)}
     refuse = None if has_completions else named
-    lines = [_line(row, columns, refuse, f"data[{place}]") for place, row in enumerate(_each_row(rows))]
+    lines = [_format_line(row, columns, refuse, f"data[{place}]") for place, row in enumerate(_each_row(rows))]
     if not lines:
         raise UserError("data is empty: give one row for each prompt.")
     text = "".join(lines)
@@ -71,7 +71,7 @@ def _each_row(rows: object) -> Iterable[object]:
     return rows
 
 
-def _line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str) -> str:
+def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str) -> str:
     """Returns a row as a line. named: columns of the reward; None allows rows of other objectives."""
     if not isinstance(row, Mapping):
         raise UserError(

@@ -13,12 +13,12 @@ from interlace.core.types import FloatArray
 from interlace.flows.run import RoleGroups
 from interlace.robots.datasets.episodes import STATE, chunk_steps, with_reward
 from interlace.robots.datasets.lerobot_read import LeRobotReader
-from interlace.robots.envs.spec import Observation
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.replay.buffer import Replay
 from interlace.robots.replay.learning import Learning
 from interlace.robots.replay.off_policy import OffPolicy
 from interlace.robots.world_model.flow import WorldLearning, WorldModelGroup
+from interlace.rollouts.envs.spec import Observation
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER
@@ -36,7 +36,10 @@ def open_learning(recipe: Recipe, folder: Path, newest: Path | None, groups: Rol
         replay.restore(newest / REPLAY_FOLDER)
     off_policy = _off_policy(recipe)
     return Learning(
-        replay=replay, config=recipe.replay, world=_world(recipe, folder, newest, groups), off_policy=off_policy
+        replay=replay,
+        config=recipe.replay,
+        world=_open_world_model(recipe, folder, newest, groups),
+        off_policy=off_policy,
     )
 
 
@@ -69,20 +72,22 @@ def read_demonstrations(recipe: Recipe, settings: SACSettings) -> TransitionBatc
                 f"{sorted(recorded.observations)}; the policy needs {actions.simulator_size} numbers and a {STATE!r}. "
                 "Name a data set of the same robot."
             )
-        steps = chunk_steps(with_reward(recorded, recipe.episode.reward), actions.chunk, read, encode, _scale(recipe))
+        steps = chunk_steps(
+            with_reward(recorded, recipe.episode.reward), actions.chunk, read, encode, _find_scale(recipe)
+        )
         parts += [n_step_transitions(each, n=settings.n_step, gamma=settings.gamma) for each in steps]
     if not parts:
         raise UserError(f"replay.demonstrations={folder} has no episode of {actions.chunk} steps or more. Record some.")
     return TransitionBatch.joined(parts)
 
 
-def _scale(recipe: Recipe) -> float:
+def _find_scale(recipe: Recipe) -> float:
     """Returns the factor of a recorded reward: the episode's, or 1 for successes."""
     episode = recipe.episode
     return episode.reward_scale if isinstance(episode, RobotConfig) and episode.reward == "return" else 1.0
 
 
-def _world(recipe: Recipe, folder: Path, newest: Path | None, groups: RoleGroups) -> WorldLearning | None:
+def _open_world_model(recipe: Recipe, folder: Path, newest: Path | None, groups: RoleGroups) -> WorldLearning | None:
     if recipe.world_model is None:
         return None
     published = folder / WORLD_MODEL_FOLDER

@@ -38,10 +38,10 @@ def restore_checkpoints(folder: RunFolder, recipe: Recipe) -> Iterator[RestoredP
         yield RestoredPart(what=f"{path.name}: every file is as it was written", damage=damage or "")
         newest = newest if damage else path
     if newest is not None:
-        yield from _restore(newest, recipe)
+        yield from _restore_parts(newest, recipe)
 
 
-def _restore(path: Path, recipe: Recipe) -> Iterator[RestoredPart]:
+def _restore_parts(path: Path, recipe: Recipe) -> Iterator[RestoredPart]:
     state = RunState.read(path)
     yield RestoredPart(what=f"{path.name}: state after step {state.done_steps}, {state.num_groups} groups admitted")
     model = load_model(recipe.model.stored_in(path)).model

@@ -74,7 +74,7 @@ class Saver:
         """Starts to write the copied models. A failure ends the run."""
         self._step = state.done_steps
         self._writing = asyncio.get_running_loop().create_future()
-        self._cluster.spawn(self._write(state, self._writing), name="checkpoint")
+        self._cluster.spawn(self._write_checkpoint(state, self._writing), name="checkpoint")
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -103,7 +103,7 @@ class Saver:
             async with asyncio.timeout(SAVE_WITHIN_S):
                 await self.save(state)
 
-    async def _write(self, state: RunState, done: "asyncio.Future[None]") -> None:
+    async def _write_checkpoint(self, state: RunState, done: "asyncio.Future[None]") -> None:
         loop = asyncio.get_running_loop()
 
         async def write_models(folder: Path) -> None:

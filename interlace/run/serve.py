@@ -158,14 +158,14 @@ class PoolVisitors:
         key = SampleKey(_FIRST_VISIT - next(self._numbers), 0)
         prompt = Prompt(uid=f"serve/{noise}", token_ids=np.zeros(0, np.int32), text="", answer="")
         sample = Sample(key=key, prompt=prompt)
-        session = EpisodeSession(self._cluster, self._ask, sample, self._sampling, self._limits)
+        session = EpisodeSession(self._cluster, self._request_response, sample, self._sampling, self._limits)
         session.begin()
         try:
             yield session
         finally:
             session.close()
 
-    async def _ask(
+    async def _request_response(
         self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
     ) -> Response:
         del what, patience_s  # the weights never change, so no wait has to be named or limited

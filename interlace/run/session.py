@@ -127,7 +127,7 @@ class RunProcess(ABC):
         try:
             with (
                 open_loggers(info, recipe.logging.loggers, say=self._progress.say) as logger,
-                cluster.timeline.recorded_by(self._recorder(cluster)),
+                cluster.timeline.recorded_by(self._make_recorder(cluster)),
             ):
                 done_steps = await self._run_work(cluster, self._work(cluster, logger, trace))
         finally:
@@ -162,7 +162,7 @@ class RunProcess(ABC):
 
     async def _save_after_loss(self, cluster: Cluster) -> None:
         """Saves the last boundary, unless a process that trains died with its weights."""
-        trainers = [process for process in cluster.processes if _trains(process)]
+        trainers = [process for process in cluster.processes if _is_trainer(process)]
         if self._boundary and not any([await process.death() for process in trainers]):
             with contextlib.suppress(RemoteError, WorkerDiedError):  # the error of the loss is the cause
                 await self._boundary.stop()
@@ -216,7 +216,7 @@ class RunProcess(ABC):
             )
         return saved
 
-    def _recorder(self, cluster: Cluster) -> Recorder:
+    def _make_recorder(self, cluster: Cluster) -> Recorder:
         if not self._recipe.logging.timeline or self.done_steps >= self._recipe.steps:
             return NoRecorder()  # without a remaining step, the existing timeline is kept
         self._folder.set_timeline_aside()
@@ -255,6 +255,6 @@ class RunProcess(ABC):
                 self._progress.say(f"{name}: micro-batches are {await group.attention()}")
 
 
-def _trains(process: WorkerProcess) -> bool:
+def _is_trainer(process: WorkerProcess) -> bool:
     """Returns whether a process is a rank of a role whose weights a checkpoint contains."""
     return process.name.startswith(("actor", "critic"))

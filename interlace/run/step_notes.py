@@ -30,7 +30,7 @@ class StepNotes:
 
     def refuse_failures(self, result: StepResult) -> None:
         """Raises InterlaceError if all samples of the first step failed, since nothing could be learned."""
-        if not self._has_scored and (failed := _failures(result)):
+        if not self._has_scored and (failed := _list_failures(result)):
             raise InterlaceError(
                 f"step {result.step}: all {len(failed)} samples failed, so there is nothing to train on. The first "
                 f"failed by {brief(failed[0])}; all reasons are in {self._folder.samples}."
@@ -38,7 +38,7 @@ class StepNotes:
 
     def _say_failures(self, result: StepResult) -> None:
         """Reports the first step with failed samples; otherwise a run would only seem to learn nothing."""
-        if failed := _failures(result):
+        if failed := _list_failures(result):
             self.say_once(
                 "failures",
                 f"step {result.step}: {len(failed)} of {len(result.ended)} samples failed, the first by "
@@ -88,6 +88,6 @@ class StepNotes:
             self._progress.say(text)
 
 
-def _failures(result: StepResult) -> list[str]:
+def _list_failures(result: StepResult) -> list[str]:
     """Returns the reasons of failed samples."""
     return [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]

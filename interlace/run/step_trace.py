@@ -40,7 +40,7 @@ class TorchTracer:
 
     def _record(self) -> None:
         try:
-            profiler = _profiler()
+            profiler = _make_profiler()
             profiler.start()
             self._started.set()
             self._stop.wait()
@@ -59,7 +59,7 @@ class TorchTracer:
             raise self._error
 
 
-def _profiler() -> "profile":
+def _make_profiler() -> "profile":
     # Read when the profiler first starts. Without it, the profiler prints two lines at each trace.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     import torch

@@ -194,13 +194,13 @@ class Sweep:
         self._finished: set[str] = set()
         self._failed: dict[str, str] = {}
         if resume:
-            self._read()
+            self._read_state()
         elif folder.exists():
             raise UserError(
                 f"{folder} exists already. Continue its sweep (--resume), or give this one another name (--name)."
             )
         folder.mkdir(parents=True, exist_ok=True)
-        self._write()
+        self._write_state()
 
     def run(self, progress: ProgressView, stop: StopSignal) -> SweepResult:
         """Trains each unfinished combination in turn. An error of one does not affect the others."""
@@ -211,16 +211,16 @@ class Sweep:
                 continue
             progress.say(f"run {place} of {len(self._variants)}: {variant.name}")
             try:
-                is_finished = self._train(variant, progress, stop)
+                is_finished = self._train_variant(variant, progress, stop)
             except Exception as error:  # noqa: BLE001 - an error of one run does not affect the others
                 self._failed[variant.name] = "".join(format_exception_only(error)).strip()
                 progress.say(f"run {variant.name} failed by {brief(self._failed[variant.name])}")
                 continue
             if is_finished:
                 self._finished.add(variant.name)
-                self._write()
+                self._write_state()
                 self._check_order(variant)
-        return self._result()
+        return self._make_result()
 
     def _check_order(self, variant: Variant) -> None:
         """Raises UserError if a finished run has not measured the metric that orders the runs."""
@@ -232,7 +232,7 @@ class Sweep:
                 f"Continue the sweep with another one: --name {self._folder.name} --resume --metric METRIC."
             )
 
-    def _train(self, variant: Variant, progress: ProgressView, stop: StopSignal) -> bool:
+    def _train_variant(self, variant: Variant, progress: ProgressView, stop: StopSignal) -> bool:
         """Trains a combination, from its newest checkpoint if it has one. Returns False if it was stopped."""
         from interlace.run.train import train  # loads torch
 
@@ -246,7 +246,7 @@ class Sweep:
             report = train(variant.recipe, run, resume=resume, progress=progress, stop=stop)
         return not (report.was_stopped and stop.requested)
 
-    def _read(self) -> None:
+    def _read_state(self) -> None:
         path = self._folder / SWEEP_FILE
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -263,15 +263,15 @@ class Sweep:
                     "start, to which only values may be added, or give this one another name (--name)."
                 )
 
-    def _write(self) -> None:
+    def _write_state(self) -> None:
         text = json.dumps({"finished": sorted(self._finished)}, indent=1)
         write_atomic(self._folder / SWEEP_FILE, text + "\n")
 
-    def _result(self) -> SweepResult:
-        data = dict(self._data())
+    def _make_result(self) -> SweepResult:
+        data = dict(self._list_data())
         known = next((name for name in _DEFAULTS if any(run.values(name) for run in data.values())), _DEFAULTS[-1])
         order = self._order or BestConfig(metric=known)
-        rows = [_row(variant, data[variant.name], order) for variant in self._variants if variant.name in data]
+        rows = [_make_row(variant, data[variant.name], order) for variant in self._variants if variant.name in data]
         rows.sort(key=lambda row: -math.inf if row.metric is None else order.sign * row.metric, reverse=True)
         report = self._folder / REPORT_FILE if data else None
         if report:
@@ -282,14 +282,14 @@ class Sweep:
             folder=self._folder, order=order, rows=rows, failed=self._failed, report=report, num_left=left
         )
 
-    def _data(self) -> Iterator[tuple[str, RunData]]:
+    def _list_data(self) -> Iterator[tuple[str, RunData]]:
         for variant in self._variants:
             run = RunFolder(path=self._folder / variant.name)
             if run.has_trained:
                 yield variant.name, RunData.read(run)
 
 
-def _row(variant: Variant, run: RunData, order: BestConfig) -> SweepRow:
+def _make_row(variant: Variant, run: RunData, order: BestConfig) -> SweepRow:
     metric = order.metric
     points = [(step, value) for step, value in run.curve(metric) if step > 0]
     values = [value for _, value in points]

@@ -20,6 +20,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.secrets import mask_secrets
 from interlace.observe.stop import StopSignal
 from interlace.rewards.trial import try_reward
+from interlace.robots.replay.learning import TrajectoryLearner
 from interlace.rollouts.config import create_kind
 from interlace.run.callbacks import Callbacks
 from interlace.run.engine_control import EngineControl
@@ -111,9 +112,11 @@ class _PolicySession(RunProcess):
             for prompt in {prompt.source: prompt for prompt in reversed(prompts)}.values():
                 trial = try_reward(recipe.task.rewards.get(prompt.source, recipe.reward), prompt)
                 await cluster.outside.run("reward", "trial", trial)
-        hosted = await self._host(cluster, stream)
+        hosted = await self._host_flow(cluster, stream)
         learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups)
-        hosted.run.replay.learning = learning
+        if learning:
+            flow = hosted.run
+            flow.replay.learner = TrajectoryLearner(learning, hosted.groups.actor, flow.needs, lambda: flow.version)
         boundary = self._boundary = StepBoundary(
             job,
             hosted,
@@ -132,7 +135,7 @@ class _PolicySession(RunProcess):
         await policy_optimization(hosted.run)
         await boundary.finish()
 
-    async def _host(self, cluster: Cluster, stream: PromptStream) -> Hosted:
+    async def _host_flow(self, cluster: Cluster, stream: PromptStream) -> Hosted:
         recipe = imagining(self._recipe, self._folder.path)
         groups, sources = await self._launch(cluster, recipe)
         await self._say_how_it_computes(groups)

@@ -107,7 +107,7 @@ async def warmed_model(
     return recipe.model.stored_in(folder)
 
 
-async def _examples(cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt]) -> ExampleSource:
+async def _make_examples(cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt]) -> ExampleSource:
     if recipe.warmup is None or recipe.warmup.experts is None:
         return _Examples(recipe, prompts)
     async with cluster.waiting("warm-up", "demonstrations"):
@@ -125,7 +125,7 @@ async def _warm_up(
     with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as own:
         unfinished = Path(own) / folder.name
         unfinished.mkdir()
-        examples = await _examples(cluster, recipe, prompts.train)
+        examples = await _make_examples(cluster, recipe, prompts.train)
         check = examples.build_check(prompts.heldout or prompts.train) if isinstance(examples, _Examples) else None
         trainer = await launch_warmup(cluster, recipe)
         accuracy = await run_supervised_warmup(

@@ -35,7 +35,7 @@ def deal(loads: Sequence[RankLoad], num_ranks: int) -> list[list[int]]:
     whole = list(groups.values())
     dealt = _deal_by_difference([_Rank(loads, items).total for items in whole], num_ranks)
     together = [_Rank(loads, chain.from_iterable(whole[place] for place in places)) for places in dealt]
-    _level(together)
+    _level_ranks(together)
     singly = [_Rank(loads, items) for items in apart]
     return [sorted(rank.items) for rank in min(together, singly, key=lambda ranks: max(rank.total for rank in ranks))]
 
@@ -71,7 +71,7 @@ class _Rank:
         self._num_of[self._loads[item].group] -= 1
 
 
-def _level(ranks: Sequence[_Rank]) -> None:
+def _level_ranks(ranks: Sequence[_Rank]) -> None:
     """Moves items from the fullest rank to the emptiest as long as each move lowers the larger of the two totals."""
     while True:
         fullest, emptiest = max(ranks, key=lambda rank: rank.total), min(ranks, key=lambda rank: rank.total)

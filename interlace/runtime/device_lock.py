@@ -114,7 +114,7 @@ class DeviceLock:
         history = Hold(devices=claim.devices, asked_s=self._clock.now())
         self._holds.append(history)
         try:
-            await self._acquire(claim)
+            await self._acquire_devices(claim)
         except asyncio.CancelledError:
             history.released_s = self._clock.now()
             raise
@@ -127,7 +127,7 @@ class DeviceLock:
         finally:
             history.released_s = self._clock.now()
             self._arbiter.release(claim)
-            self._pump()
+            self._grant_claims()
 
     async def bring(self, tenant: Tenant, how: Operation) -> None:
         """Loads the parts that an operation needs and makes room for them. The tenant must hold its devices."""
@@ -164,25 +164,25 @@ class DeviceLock:
         """Returns the bytes currently loaded on a device, according to the ledger."""
         return sum(sum(parts.values()) for parts in self.loaded_parts(device).values())
 
-    async def _acquire(self, claim: Claim) -> None:
+    async def _acquire_devices(self, claim: Claim) -> None:
         granted = asyncio.get_running_loop().create_future()
         self._grants[id(claim)] = granted
         self._arbiter.request(claim)
-        self._pump()
+        self._grant_claims()
         try:
             await self._waits.wait_for(
-                granted, who=claim.owner, what=f"devices {list(claim.devices)} ({self._holders(claim)})"
+                granted, who=claim.owner, what=f"devices {list(claim.devices)} ({self._describe_holders(claim)})"
             )
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
                 self._arbiter.release(claim)
             self._arbiter.cancel(claim)
-            self._pump()
+            self._grant_claims()
             raise
         finally:
             del self._grants[id(claim)]
 
-    def _pump(self) -> None:
+    def _grant_claims(self) -> None:
         decision = self._arbiter.decide()
         for claim in decision.granted:
             granted = self._grants[id(claim)]
@@ -213,9 +213,9 @@ class DeviceLock:
                 return
             name = next(iter(there), tenant.name)
             parts = there.get(name, idle)
-            await self._evict(self._residents[device][name], next(iter(parts)))
+            await self._evict_part(self._residents[device][name], next(iter(parts)))
 
-    async def _evict(self, victim: Tenant, part: str) -> None:
+    async def _evict_part(self, victim: Tenant, part: str) -> None:
         loaded = self._loaded[victim.name]
         loaded.discard(part)
         if not loaded:
@@ -224,7 +224,7 @@ class DeviceLock:
         unloading: Awaitable[None] = victim.unload([part])
         await unloading
 
-    def _holders(self, claim: Claim) -> str:
+    def _describe_holders(self, claim: Claim) -> str:
         names = dict.fromkeys(self._arbiter.holder(device) or "free" for device in claim.devices)
         return "held by " + ", ".join(names)
 

@@ -58,14 +58,14 @@ def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interv
 def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> dict[str, float]:
     """Returns the seconds of a window by bin. Each point counts for the first layer that covers it, else as `idle`."""
     free = [window] if window[1] > window[0] else []
-    free_s = _length(free)
+    free_s = _sum_lengths(free)
     seconds = dict.fromkeys(BINS, 0.0)
     for name, intervals in layers:
         inside = _clip_intervals(intervals, window)
         if not inside:
             continue
         free = without(free, union(inside))
-        before_s, free_s = free_s, _length(free)
+        before_s, free_s = free_s, _sum_lengths(free)
         seconds[name] += max(0.0, before_s - free_s)
     seconds["idle"] += free_s
     return seconds
@@ -94,7 +94,7 @@ class LedgerBuilder:
         self._note_calls(records)
         lost, self._num_dropped_tokens = num_lost_tokens + self._num_dropped_tokens, 0
         self._lost_share = lost / (lost + num_trained_tokens) if lost else 0.0
-        return self._close(records)
+        return self._close_step(records)
 
     def between(self, records: Records, *, evaluated: bool) -> Ledger:
         """Returns the ledger of the time between two steps. Generation in it gets the last step's lost share.
@@ -102,7 +102,7 @@ class LedgerBuilder:
         evaluated: whether held-out prompts were answered; if True, the engines' work does not count as generation.
         """
         self._note_calls(records)
-        ledger = self._close(records)
+        ledger = self._close_step(records)
         if not evaluated:
             return ledger
         bins = ("generate", "decode_underfilled", "re_prefill", "discarded")
@@ -110,14 +110,14 @@ class LedgerBuilder:
         moved = {**dict.fromkeys(bins, 0.0), "idle": ledger.seconds["idle"] + answering}
         return Ledger(seconds={**ledger.seconds, **moved})
 
-    def _close(self, records: Records) -> Ledger:
+    def _close_step(self, records: Records) -> Ledger:
         spans, window = records.touching, self._next_window(records)
         holds = self._lock.take_holds()
         serving = union(
             _clip_intervals(((s.start_s, s.end_s) for s in spans if s.bin == "generate" and s.devices), window)
         )
         anything = union(_clip_intervals(((s.start_s, s.end_s) for s in spans), window))
-        computing, filled = _computing(spans, self._num_devices), []
+        computing, filled = _find_compute_layers(spans, self._num_devices), []
         shared = [hold for hold in holds if len(hold.devices) > 1]
         busy = [union(chain.from_iterable(mine.values())) if shared else [] for mine in computing]
         waits = {id(hold): _find_waits(hold, busy) for hold in shared}
@@ -180,7 +180,7 @@ def sum_bins(devices: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[Interval]]]:
+def _find_compute_layers(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[Interval]]]:
     """Lists the layers of operations on each device.
 
     If operations overlap, generation and idle ones have lowest priority.
@@ -201,10 +201,10 @@ def _find_waits(hold: Hold, busy: Sequence[Sequence[Interval]]) -> list[Interval
     if hold.granted_s == math.inf:
         return []
     window = hold.granted_s, hold.released_s
-    return common([window], union(each for device in hold.devices for each in _touching(busy[device], window)))
+    return common([window], union(each for device in hold.devices for each in _select_touching(busy[device], window)))
 
 
-def _touching(intervals: Sequence[Interval], window: Interval) -> Sequence[Interval]:
+def _select_touching(intervals: Sequence[Interval], window: Interval) -> Sequence[Interval]:
     """Returns the intervals that overlap a window. The intervals must be disjoint and in order."""
     first = bisect_right(intervals, window[0], key=itemgetter(1))
     return intervals[first : bisect_left(intervals, window[1], key=itemgetter(0))]
@@ -225,7 +225,7 @@ def _find_reserved(
     loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold in held]
     waiting = [(hold.asked_s, min(hold.granted_s, hold.released_s)) for hold in mine]
     for hold in held:
-        if id(hold) in waits and _touching(busy, (hold.granted_s, hold.released_s)):
+        if id(hold) in waits and _select_touching(busy, (hold.granted_s, hold.released_s)):
             waiting += waits[id(hold)]
     return [("switch", loading), ("lock_wait", waiting), ("idle", [(h.granted_s, h.released_s) for h in held])]
 
@@ -239,5 +239,5 @@ def _clip_intervals(intervals: Iterable[Interval], window: Interval) -> list[Int
     ]
 
 
-def _length(intervals: Iterable[Interval]) -> float:
+def _sum_lengths(intervals: Iterable[Interval]) -> float:
     return sum(high - low for low, high in intervals)

@@ -178,13 +178,13 @@ class WorkerGroup(Generic[W_co]):
         call = GroupCall(method, how, args, kwargs, cause or (self._cause if is_held else ""))
         if not how.on_device or (is_held and self.state.has_one_part):
             return call, self.rank_set.run(call)
-        return call, self._with_parts(call) if is_held else self._holding(call)
+        return call, self._run_with_parts(call) if is_held else self._run_holding(call)
 
-    async def _holding(self, call: GroupCall) -> Any:
+    async def _run_holding(self, call: GroupCall) -> Any:
         async with self.hold():
-            return await (self.rank_set.run(call) if self.state.has_one_part else self._with_parts(call))
+            return await (self.rank_set.run(call) if self.state.has_one_part else self._run_with_parts(call))
 
-    async def _with_parts(self, call: GroupCall) -> Any:
+    async def _run_with_parts(self, call: GroupCall) -> Any:
         if self.devices:
             await self._services.lock.bring(self.state, call.how)
         return await self.rank_set.run(call)

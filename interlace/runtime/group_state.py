@@ -81,20 +81,20 @@ class GroupState:
 
     async def load(self, parts: Sequence[str] | None = None) -> None:
         """Loads parts of the state onto the devices. If `parts` is None, all. Called by the device lock."""
-        await self._switch("onload", (), parts)
+        await self._run_switch("onload", (), parts)
         await self.measure_memory(parts)
 
     async def unload(self, parts: Sequence[str] | None = None) -> None:
         """Unloads parts of the state from the devices. If `parts` is None, all. Called by the device lock."""
         try:
-            await self._switch("offload", self._driver.unload_arguments if self._driver else (), parts)
+            await self._run_switch("offload", self._driver.unload_arguments if self._driver else (), parts)
         except WorkerDiedError:
             if not self._ranks.revival:
                 raise  # otherwise the state ended with the process, and a later call replaces it
         if self._driver:
             self._driver.unloaded([*self.part_bytes] if parts is None else parts)
 
-    async def _switch(self, method: str, args: tuple[Any, ...], parts: Sequence[str] | None) -> None:
+    async def _run_switch(self, method: str, args: tuple[Any, ...], parts: Sequence[str] | None) -> None:
         told = {} if parts is None or STATE in self.part_bytes else {"parts": tuple(parts)}
         call = GroupCall(method, SWITCH, args, told, "switch")
         await (self._ranks.run_once(call) if method == "offload" else self._ranks.run(call))

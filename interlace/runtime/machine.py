@@ -45,15 +45,15 @@ def find_slots(spec: str, machines: Sequence[Machine]) -> tuple[DeviceSlot, ...]
     slots: list[DeviceSlot] = []
     for part in spec.split(","):
         seen = [slot.device.pool for slot in slots]
-        pool, count = _read(part.strip(), spec, seen)
-        found = _cores(count, machines) if pool == "cpu" else _gpus(count, machines, spec)
+        pool, count = _read_part(part.strip(), spec, seen)
+        found = _find_cores(count, machines) if pool == "cpu" else _find_gpus(count, machines, spec)
         for pool_index, (machine, local_index, memory_bytes) in enumerate(found):
             device = Device(index=len(slots), pool=pool, pool_index=pool_index, memory_bytes=memory_bytes)
             slots.append(DeviceSlot(device=device, machine=machine, local_name=f"{pool}:{local_index}"))
     return tuple(slots)
 
 
-def _read(part: str, spec: str, seen: Sequence[str]) -> tuple[str, int | None]:
+def _read_part(part: str, spec: str, seen: Sequence[str]) -> tuple[str, int | None]:
     match = _POOL.fullmatch(part)
     if match is None or match["count"] == "0" or match["pool"] in seen:
         raise UserError(f"cluster.devices = {spec!r}: write auto, or each kind once with a count, such as cpu:2.")
@@ -64,7 +64,7 @@ def _read(part: str, spec: str, seen: Sequence[str]) -> tuple[str, int | None]:
     return match["pool"], int(match["count"]) if match["count"] else None
 
 
-def _cores(count: int | None, machines: Sequence[Machine]) -> list[tuple[str, int, int]]:
+def _find_cores(count: int | None, machines: Sequence[Machine]) -> list[tuple[str, int, int]]:
     """Returns (machine, index, bytes) of each CPU device.
 
     If a count is given, they are spread evenly over the machines.
@@ -86,7 +86,7 @@ def _cores(count: int | None, machines: Sequence[Machine]) -> list[tuple[str, in
     ]
 
 
-def _gpus(count: int | None, machines: Sequence[Machine], spec: str) -> list[tuple[str, int, int]]:
+def _find_gpus(count: int | None, machines: Sequence[Machine], spec: str) -> list[tuple[str, int, int]]:
     found = [
         (machine.name, index, memory_bytes)
         for machine in machines

@@ -31,10 +31,10 @@ class ResultOrder:
         self._waiting.append(turn)
         if not self._is_looking:
             self._is_looking = True
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._pass_next_result)
         await turn
 
-    def _look(self) -> None:
+    def _pass_next_result(self) -> None:
         self._num_turns += 1
         if not self._ready or self._num_turns > self.MAX_TURNS:
             self._num_turns = 0
@@ -46,4 +46,4 @@ class ResultOrder:
             turn = self._waiting.popleft()
             if not turn.done():  # the waiting task may be gone
                 turn.set_result(None)
-        self._loop.call_soon(self._look)
+        self._loop.call_soon(self._pass_next_result)

@@ -54,10 +54,12 @@ class Revival:
             try:
                 return await call()
             except (WorkerDiedError, RemoteError) as error:  # the peers of a rank that died may fail first
-                await self._replace(group, ranks, error)
+                await self._replace_ranks(group, ranks, error)
                 on_repeat()
 
-    async def _replace(self, group: RankHolder, ranks: Sequence[Any], error: WorkerDiedError | RemoteError) -> None:
+    async def _replace_ranks(
+        self, group: RankHolder, ranks: Sequence[Any], error: WorkerDiedError | RemoteError
+    ) -> None:
         """Replaces ranks after an error, unless another call has done so. Raises the error if it is not by a death."""
         async with self.turn:  # the dead ranks are no longer found while another call replaces them
             death = await self.find_death()

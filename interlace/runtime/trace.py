@@ -37,7 +37,7 @@ class TraceFile:
         self._arrows = _Arrows(self._lines)
         self._counters = _Counters(self._lines)
         for process, name in ((RUN_PROCESS, "run"), (DEVICE_PROCESS, "devices"), (WORKER_PROCESS, "workers")):
-            _name(self._lines, "process_name", process, 0, name)
+            _write_name(self._lines, "process_name", process, 0, name)
         for device in devices:
             self._tracks.reserve(DEVICE_PROCESS, device.name, device.index)
         self._tracks.reserve(RUN_PROCESS, "steps", 0)
@@ -45,23 +45,26 @@ class TraceFile:
 
     def keep(self, records: Records) -> None:
         """Appends the operations and steps that ended."""
-        self._append(records)
+        self._append_records(records)
         if text := self._text():
             self._file.write(",\n" + text)
             self._file.flush()
 
     def close(self, records: Records) -> None:
         """Appends the rest. Spans that never ended are drawn until now and marked as unfinished."""
-        self._append(records)
+        self._append_records(records)
         for span in records.running:
-            self._draw(span, records.end_s)
+            self._draw_span(span, records.end_s)
         text = self._text()
         self._file.write(f",\n{text}\n]\n" if text else "\n]\n")
         self._file.close()
 
-    def _append(self, records: Records) -> None:
+    def _append_records(self, records: Records) -> None:
         calls = {served.span: served for served in records.served}
-        tracks = {span: self._draw(span, span.end_s, calls.get(span)) for span in sorted(records.spans, key=_start)}
+        tracks = {
+            span: self._draw_span(span, span.end_s, calls.get(span))
+            for span in sorted(records.spans, key=_start_of_span)
+        }
         for span in (served.span for served in records.served):
             if span.finished_groups and span in tracks:
                 self._arrows.generated(span, tracks[span])
@@ -71,32 +74,32 @@ class TraceFile:
         for span, track in tracks.items():
             self._arrows.end_at(span, track)
         for step in records.steps:
-            self._step(step)
+            self._write_step(step)
 
-    def _draw(self, span: Span, end_s: float, call: EngineCall | None = None) -> "_Track":
+    def _draw_span(self, span: Span, end_s: float, call: EngineCall | None = None) -> "_Track":
         """Draws a span.
 
         Returns its worker's track; only there, the event lists the samples that the operation was given.
         """
-        start_us, end_us = _us(span.start_s), _us(end_s)
+        start_us, end_us = _to_microseconds(span.start_s), _to_microseconds(end_s)
         when = _When(start_us, end_us, f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}')
-        what, worker = _heads(span.group, span.rank, span.operation)
+        what, worker = _make_heads(span.group, span.rank, span.operation)
         arguments = f'"cause":{_quote_text(span.cause or span.operation)},"step":{span.step},"version":{span.version}'
         if span.bin:
             arguments += f',"bin":"{span.bin}"'
         if span.end_s == math.inf:
             arguments += ',"unfinished":true'
         for device in span.devices:
-            self._slice(self._tracks[DEVICE_PROCESS, self._devices[device].name], what, when, arguments)
+            self._write_slice(self._tracks[DEVICE_PROCESS, self._devices[device].name], what, when, arguments)
         track = self._tracks[WORKER_PROCESS, worker]
         if call:
             arguments += _describe_work(call)
         if span.samples:
             arguments += f',"samples":{json.dumps(_names_of(span.samples))}'
-        self._slice(track, what, when, arguments)
+        self._write_slice(track, what, when, arguments)
         return track
 
-    def _slice(self, track: "_Track", what: str, when: "_When", arguments: str) -> None:
+    def _write_slice(self, track: "_Track", what: str, when: "_When", arguments: str) -> None:
         if track.reach_us <= when.start_us:
             track.reach_us = when.end_us
             self._lines.append(f'{{"ph":"X",{what},{track.place},{when.text},"args":{{{arguments}}}}}')
@@ -108,8 +111,8 @@ class TraceFile:
                 f'{{"ph":"e",{what},"ts":{when.end_us}}}'
             )
 
-    def _step(self, step: StepRecord) -> None:
-        start_us, end_us = _us(step.start_s), _us(step.end_s)
+    def _write_step(self, step: StepRecord) -> None:
+        start_us, end_us = _to_microseconds(step.start_s), _to_microseconds(step.end_s)
         self._lines.append(
             f'{{"ph":"X","name":"step {step.step}","cat":"step","pid":{RUN_PROCESS},"tid":0,"ts":{start_us},'
             f'"dur":{round(end_us - start_us, 3)},"args":{{"step":{step.step}}}}}'
@@ -153,7 +156,7 @@ class _Tracks(dict[tuple[int, str], _Track]):
     def reserve(self, process: int, name: str, number: int) -> _Track:
         """Makes a track before anything is drawn on it."""
         self[process, name] = _Track(f'"pid":{process},"tid":{number}')
-        _name(self._lines, "thread_name", process, number, name)
+        _write_name(self._lines, "thread_name", process, number, name)
         return self[process, name]
 
 
@@ -167,7 +170,7 @@ class _Arrows:
 
     def generated(self, span: Span, track: _Track) -> None:
         """Remembers the call that finished each group."""
-        inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
+        inside_us = max(_to_microseconds(span.start_s), round(_to_microseconds(span.end_s) - 1.0, 3))
         for gid in span.finished_groups:
             self._origins[gid] = (track, inside_us)
         while len(self._origins) > MAX_ORIGINS:
@@ -177,7 +180,7 @@ class _Arrows:
         """Draws the arrows that end at a span. Only training spans have any."""
         if span.bin != "train":
             return
-        here = f'{track.place},"ts":{_us(span.start_s)}'
+        here = f'{track.place},"ts":{_to_microseconds(span.start_s)}'
         for gid in dict.fromkeys(sample.gid for sample in span.samples):
             if origin := self._origins.get(gid):
                 self._number += 1
@@ -218,21 +221,21 @@ class _Counters:
 
     def _write(self, name: str, at_s: float, values: str) -> None:
         self._lines.append(
-            f'{{"ph":"C","name":{_quote_text(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_us(at_s)},"args":{{{values}}}}}'
+            f'{{"ph":"C","name":{_quote_text(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_to_microseconds(at_s)},"args":{{{values}}}}}'
         )
 
 
-def _start(span: Span) -> float:
+def _start_of_span(span: Span) -> float:
     return span.start_s
 
 
-def _us(seconds: float) -> float:
+def _to_microseconds(seconds: float) -> float:
     """Converts seconds to microseconds, rounded to nanoseconds, so that equal times give equal numbers."""
     return round(seconds * 1e6, 3)
 
 
 @lru_cache(maxsize=4096)
-def _heads(group: str, rank: int, operation: str) -> tuple[str, str]:
+def _make_heads(group: str, rank: int, operation: str) -> tuple[str, str]:
     """Returns the name and category of an operation's events, and the name of its worker's track."""
     role = group.partition("/")[0]
     return f'"name":{_quote_text(f"{role}.{operation}")},"cat":{_quote_text(role)}', f"{group} rank {rank}"
@@ -243,16 +246,18 @@ def _describe_work(call: EngineCall) -> str:
     prompt_tokens = call.num_prompt_tokens + call.num_repeated_tokens
     return (
         f',"batch":{call.batch},"running":{call.num_running},"new_tokens":{call.num_new_tokens},'
-        f'"prompt_tokens":{prompt_tokens},"kv_use":{round(call.kv_use, 4)}{_turns(call)}'
+        f'"prompt_tokens":{prompt_tokens},"kv_use":{round(call.kv_use, 4)}{_list_turns(call)}'
     )
 
 
-def _turns(call: EngineCall) -> str:
+def _list_turns(call: EngineCall) -> str:
     """Returns the turns of the flow's samples that began and ended, as lists of numbers.
 
     `begun`: group, index, turn, time of the request in microseconds. `ended`: group, index, turn, sampled tokens.
     """
-    begun = ",".join([f"[{each.gid},{each.number},{each.turn},{_us(each.asked_s)}]" for each in call.begun])
+    begun = ",".join(
+        [f"[{each.gid},{each.number},{each.turn},{_to_microseconds(each.asked_s)}]" for each in call.begun]
+    )
     ended = ",".join([f"[{each.gid},{each.number},{each.turn},{each.num_tokens}]" for each in call.ended])
     return (f',"begun":[{begun}]' if begun else "") + (f',"ended":[{ended}]' if ended else "")
 
@@ -278,6 +283,6 @@ def _quote_text(text: str) -> str:
     return json.dumps(text)
 
 
-def _name(lines: list[str], kind: str, process: int, thread: int, name: str) -> None:
+def _write_name(lines: list[str], kind: str, process: int, thread: int, name: str) -> None:
     args = f'"args":{{"name":{_quote_text(name)}}}'
     lines.append(f'{{"ph":"M","name":"{kind}","pid":{process},"tid":{thread},{args}}}')

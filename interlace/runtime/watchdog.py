@@ -113,7 +113,7 @@ class LoopWatch:
             if stood_s <= self._limit_s():
                 continue
             error = HangError(
-                f"the event loop has been blocked for {stood_s:.0f} s by\n{self._blocker()}{self._graph()}"
+                f"the event loop has been blocked for {stood_s:.0f} s by\n{self._find_blocker()}{self._list_waits()}"
             )
             self._loop.call_soon_threadsafe(self._on_blocked, error)
             before_s = self._beat_s
@@ -126,14 +126,14 @@ class LoopWatch:
             sys.stderr.flush()
             os._exit(self.EXIT_CODE)
 
-    def _blocker(self) -> str:
+    def _find_blocker(self) -> str:
         frame = sys._current_frames().get(self._loop_thread)
         frames = traceback.extract_stack(frame) if frame else []
         # Frames below the loop's own are omitted.
         start = max((place + 1 for place, entry in enumerate(frames) if entry.name == "_run"), default=0)
         return "".join(traceback.format_list(frames[start:]))
 
-    def _graph(self) -> str:
+    def _list_waits(self) -> str:
         try:
             return self._waits.graph()
         except RuntimeError:  # the loop continued and changed the registry

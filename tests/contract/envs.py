@@ -14,8 +14,9 @@ import numpy as np
 from interlace.robots.envs import load
 from interlace.robots.envs.base import Simulator, Step, VectorEnv
 from interlace.robots.envs.load import create_envs
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
 from interlace.robots.world_model.model import WorldModel, WorldModelConfig
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.robots.envs.base import VectorEnv
-from interlace.robots.envs.spec import Observation
+from interlace.rollouts.envs.spec import Observation
 from tests.contract.envs import FAMILIES, Family
 
 N, K = 4, 5

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from interlace.robots.envs.base import Simulator, Step
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 SIDE = 42
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlace.core.types import Prompt
-from interlace.robots.envs.spec import SimulatorError
 from interlace.rollouts.base import Episode, Outcome, Session
+from interlace.rollouts.envs.spec import SimulatorError
 from interlace.rollouts.session import SessionLimits
 
 HINT = [40, 41, 42]

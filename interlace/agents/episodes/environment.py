@@ -97,7 +97,7 @@ class EnvironmentEpisode:
         row = {**prompt.metadata, "uid": prompt.uid, "answer": prompt.answer}
         async with session.waiting("the environment's reset"):
             begun = await _call_method(environment.reset, row)
-        messages = list(prompt.messages) if begun is None else _messages(begun, "reset")
+        messages = list(prompt.messages) if begun is None else _read_messages(begun, "reset")
         text, over = "", False
         while not over:
             turn = await session.generate(messages, tools=tools)
@@ -122,13 +122,13 @@ def _read_step(returned: object) -> tuple[list[Message], float, bool]:
     if not isinstance(returned, tuple) or len(returned) != 3:
         raise TypeError("step() returns (new messages, reward, whether the episode is over)")
     said, reward, over = returned
-    messages = _messages(said or (), "step")
+    messages = _read_messages(said or (), "step")
     if not over and not messages:
         raise ValueError("step() returned no new message for the model, but the episode is not over")
     return messages, float(reward), bool(over)
 
 
-def _messages(given: object, method: str) -> list[Message]:
+def _read_messages(given: object, method: str) -> list[Message]:
     if isinstance(given, str | Mapping | Message) or not isinstance(given, Sequence):
         raise TypeError(f"{method}() must return a list of messages, not a {type(given).__name__}")
     return [as_message(each, f"message {place} of {method}()") for place, each in enumerate(given)]

@@ -74,7 +74,7 @@ class GraphEpisode:
             )
         finally:
             SESSION.reset(token)
-        return _outcome(state)
+        return _make_outcome(state)
 
 
 def _make_graph(spec: str) -> "tuple[PolicyChatModel, Any]":
@@ -93,7 +93,7 @@ def _make_graph(spec: str) -> "tuple[PolicyChatModel, Any]":
     return model, graph
 
 
-def _outcome(state: object) -> Outcome:
+def _make_outcome(state: object) -> Outcome:
     if not isinstance(state, Mapping) or not state.get("messages"):
         raise TypeError("the graph's last state has no `messages`, of which the last one is the answer")
     reward, last = state.get("reward"), state["messages"][-1]

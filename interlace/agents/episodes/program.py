@@ -85,7 +85,7 @@ class ProgramKind(EpisodeKind):
 
     def tools(self) -> tuple[ToolSpec, ...]:
         """Returns the tools that the recipe declares for the program's requests."""
-        return tuple(map(_tool, self.config.shown_tools))
+        return tuple(map(_read_tool, self.config.shown_tools))
 
     def create(self) -> Episode:
         """Creates the object that runs programs."""
@@ -109,12 +109,12 @@ class Program:
         serving = self._host.serve(session, keeps_distribution=keeps, patience_s=patience_s)
         async with serving as (conversation, endpoint):
             if self._function:
-                outcome = await self._call(prompt, endpoint)
+                outcome = await self._call_function(prompt, endpoint)
             else:
-                outcome = await self._execute(prompt, endpoint, session.seed)
+                outcome = await self._execute_command(prompt, endpoint, session.seed)
         return _read_reward(outcome, conversation)
 
-    async def _call(self, prompt: Prompt, endpoint: SessionAddress) -> Outcome:
+    async def _call_function(self, prompt: Prompt, endpoint: SessionAddress) -> Outcome:
         assert self._function is not None
         call = functools.partial(self._function, row_of(prompt), endpoint.base_url, endpoint.api_key)
         if inspect.iscoroutinefunction(self._function):
@@ -130,11 +130,11 @@ class Program:
         kind = type(returned).__name__
         raise TypeError(f"the program returned a {kind}; it returns its reward, its text, an Outcome or None")
 
-    async def _execute(self, prompt: Prompt, endpoint: SessionAddress, seed: int) -> Outcome:
+    async def _execute_command(self, prompt: Prompt, endpoint: SessionAddress, seed: int) -> Outcome:
         row = row_of(prompt)
         inherited = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         process = await asyncio.create_subprocess_exec(
-            *_arguments(self._config.command, row),
+            *_make_arguments(self._config.command, row),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -142,9 +142,9 @@ class Program:
             start_new_session=True,
         )
         talk = asyncio.gather(
-            _read(process.stdout, self._config.stdout_bytes),
-            _read(process.stderr, self._config.stdout_bytes),
-            _write(process.stdin, json.dumps(row).encode()),
+            _read_stream(process.stdout, self._config.stdout_bytes),
+            _read_stream(process.stderr, self._config.stdout_bytes),
+            _write_stream(process.stdin, json.dumps(row).encode()),
         )
         try:
             await _wait_for_exit(process)
@@ -152,9 +152,9 @@ class Program:
             _kill_group(process)  # remaining child processes may keep its output open
             output, errors, _ = await asyncio.shield(talk)
             status = await process.wait()
-        return self._outcome(status, output.decode(errors="replace"), errors.decode(errors="replace"))
+        return self._make_outcome(status, output.decode(errors="replace"), errors.decode(errors="replace"))
 
-    def _outcome(self, status: int, output: str, errors: str) -> Outcome:
+    def _make_outcome(self, status: int, output: str, errors: str) -> Outcome:
         text = output.strip() or None
         if self._config.result == "exit":
             return Outcome(reward=float(status == 0), text=text)
@@ -175,7 +175,7 @@ def question_of(prompt: Prompt) -> str:
     return prompt.messages[-1].content if prompt.messages else prompt.text
 
 
-def _tool(given: str | dict[str, JsonValue]) -> ToolSpec:
+def _read_tool(given: str | dict[str, JsonValue]) -> ToolSpec:
     found = load_object("tool", given) if isinstance(given, str) else given
     if not isinstance(found, Mapping):
         raise UserError(f"tool {given!r} is a {type(found).__name__}, no mapping in OpenAI's form.")
@@ -188,7 +188,7 @@ def _read_reward(outcome: Outcome, conversation: Conversation) -> Outcome:
     return Outcome(reward=conversation.reward, parts=outcome.parts, text=outcome.text)
 
 
-def _arguments(command: tuple[str, ...], row: Mapping[str, JSON]) -> list[str]:
+def _make_arguments(command: tuple[str, ...], row: Mapping[str, JSON]) -> list[str]:
     def value(found: "re.Match[str]") -> str:
         return str(row[found[1]]) if found[1] in row else found[0]
 
@@ -196,7 +196,7 @@ def _arguments(command: tuple[str, ...], row: Mapping[str, JSON]) -> list[str]:
     return [sys.executable, *arguments[1:]] if arguments[0] == "python" else arguments
 
 
-async def _read(stream: "asyncio.StreamReader | None", most: int) -> bytes:
+async def _read_stream(stream: "asyncio.StreamReader | None", most: int) -> bytes:
     """Reads a stream to its end and returns its first `most` bytes."""
     assert stream is not None
     kept = bytearray()
@@ -205,7 +205,7 @@ async def _read(stream: "asyncio.StreamReader | None", most: int) -> bytes:
     return bytes(kept)
 
 
-async def _write(stream: "asyncio.StreamWriter | None", content: bytes) -> None:
+async def _write_stream(stream: "asyncio.StreamWriter | None", content: bytes) -> None:
     assert stream is not None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a program need not read its row
         stream.write(content)

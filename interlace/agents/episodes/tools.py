@@ -70,12 +70,12 @@ class ToolsEpisode:
         opened = [(source, source.open(visit)) for source in self._sources]
         tools = {tool.spec.name: tool for _, some in opened for tool in some}
         try:
-            return await self._converse(prompt, session, tools)
+            return await self._run_turns(prompt, session, tools)
         finally:
             for source, some in opened:
                 source.close(some)
 
-    async def _converse(self, prompt: Prompt, session: Session, tools: dict[str, Tool]) -> Outcome | None:
+    async def _run_turns(self, prompt: Prompt, session: Session, tools: dict[str, Tool]) -> Outcome | None:
         messages = list(prompt.messages)
         for turns_left in reversed(range(self._config.max_turns)):
             turn = await session.generate(messages, tools=self._specs)
@@ -88,25 +88,27 @@ class ToolsEpisode:
 
     async def _answers(self, calls: Sequence[ToolCall], tools: dict[str, Tool], session: Session) -> list[Message]:
         most = self._config.max_parallel_calls
-        made = [self._answer(call, tools, session) for call in calls[:most]]
+        made = [self._answer_call(call, tools, session) for call in calls[:most]]
         async with session.waiting(", ".join(call.name or "an unreadable call" for call in calls[:most])):
             found = await asyncio.gather(*made)
-        late = [_message(call, f"Error: not called, for a turn makes at most {most} calls.") for call in calls[most:]]
+        late = [
+            _make_message(call, f"Error: not called, for a turn makes at most {most} calls.") for call in calls[most:]
+        ]
         for call in calls[most:]:
             session.tool_called(call.name, seconds=0.0, failed=True)
         return [*found, *late]
 
-    async def _answer(self, call: ToolCall, tools: dict[str, Tool], session: Session) -> Message:
+    async def _answer_call(self, call: ToolCall, tools: dict[str, Tool], session: Session) -> Message:
         begun_s = time.perf_counter()
         try:
-            text, failed = self._shorten(_write_result(await self._call_tool(call, tools))), False
+            text, failed = self._shorten_text(_write_result(await self._call_tool(call, tools))), False
         except ToolError as error:
-            text, failed = self._shorten(f"Error: {error}"), True
+            text, failed = self._shorten_text(f"Error: {error}"), True
         except Exception as error:  # noqa: BLE001 - the model reads any error of its call
-            text, failed = self._shorten(f"Error: {type(error).__name__}: {error}"), True
+            text, failed = self._shorten_text(f"Error: {type(error).__name__}: {error}"), True
         name = call.name if call.name in tools else ""
         session.tool_called(name, seconds=time.perf_counter() - begun_s, failed=failed)
-        return _message(call, text)
+        return _make_message(call, text)
 
     async def _call_tool(self, call: ToolCall, tools: dict[str, Tool]) -> object:
         if call.error:
@@ -121,7 +123,7 @@ class ToolsEpisode:
                 raise
             raise ToolError(f"{call.name} took longer than {self._config.tool_timeout_s:g} s.") from None
 
-    def _shorten(self, text: str) -> str:
+    def _shorten_text(self, text: str) -> str:
         most, cut = self._config.max_answer_chars, self._config.cut_at
         if len(text) <= most:
             return text
@@ -135,7 +137,7 @@ class ToolsEpisode:
                 return f"{text[: most - most // 2]}... {note} ...{text[len(text) - most // 2 :]}"
 
 
-def _message(call: ToolCall, text: str) -> Message:
+def _make_message(call: ToolCall, text: str) -> Message:
     return Message(role="tool", content=text, tool_call_id=call.id, name=call.name or None)
 
 

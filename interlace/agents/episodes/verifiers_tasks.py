@@ -43,9 +43,9 @@ class VerifiersTaskEpisode:
             self._config = self._read_config(options)
             self._environment()
         except Exception as error:
-            raise UserError(f"verifiers {_version()} has no environment {taskset!r} to load: {error}") from error
+            raise UserError(f"verifiers {_read_version()} has no environment {taskset!r} to load: {error}") from error
         if shutil.which("uv") is None:
-            raise UserError(f"an environment of verifiers {_version()} starts its programs by uv: pip install uv.")
+            raise UserError(f"an environment of verifiers {_read_version()} starts its programs by uv: pip install uv.")
         self._host = SessionHost()
 
     def _read_config(self, options: Mapping[str, JsonValue]) -> Any:
@@ -123,5 +123,5 @@ def _first_error(episode: Any) -> str:
     return f"{errors[0].type}: {errors[0].message}" if errors else "it gives no reason"
 
 
-def _version() -> str:
+def _read_version() -> str:
     return str(importlib.import_module("verifiers").__version__)

@@ -49,11 +49,11 @@ class AnthropicMessages:
         """Returns the answer as a JSON object."""
         del codec
         return {
-            **_head(answer),
-            "content": _blocks(answer),
-            "stop_reason": _reason(answer),
+            **_make_head(answer),
+            "content": _make_blocks(answer),
+            "stop_reason": _format_reason(answer),
             "stop_sequence": _find_stop(answer),
-            "usage": _usage(answer),
+            "usage": _count_usage(answer),
             **details_of(answer),
         }
 
@@ -85,18 +85,18 @@ class _MessageStream:
     def end(self, answer: Answers) -> Iterator[Event]:
         """Writes the rest of the answers."""
         yield from self._begin(answer.num_prompt_tokens)
-        for place, block in enumerate(_blocks(answer)):
+        for place, block in enumerate(_make_blocks(answer)):
             assert isinstance(block, dict)
             if block["type"] == "text":
                 yield from self._text(self._sent.rest(str(block["text"])))
             else:
-                yield _event("content_block_start", index=place, content_block={**block, "input": {}})
+                yield _make_event("content_block_start", index=place, content_block={**block, "input": {}})
                 delta: dict[str, JSON] = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-                yield _event("content_block_delta", index=place, delta=delta)
-            yield _event("content_block_stop", index=place)
-        ended: dict[str, JSON] = {"stop_reason": _reason(answer), "stop_sequence": _find_stop(answer)}
-        yield _event("message_delta", delta=ended, usage=_usage(answer))
-        yield _event("message_stop")
+                yield _make_event("content_block_delta", index=place, delta=delta)
+            yield _make_event("content_block_stop", index=place)
+        ended: dict[str, JSON] = {"stop_reason": _format_reason(answer), "stop_sequence": _find_stop(answer)}
+        yield _make_event("message_delta", delta=ended, usage=_count_usage(answer))
+        yield _make_event("message_stop")
 
     def fail(self, error: ApiError) -> Iterator[Event]:
         """Writes the error, which ends the stream."""
@@ -110,8 +110,8 @@ class _MessageStream:
             "input_tokens": num_prompt_tokens, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0,
             "output_tokens": 0,
         }  # fmt: skip
-        head = _head(self._answer)
-        yield _event(
+        head = _make_head(self._answer)
+        yield _make_event(
             "message_start",
             message={**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage},
         )
@@ -119,12 +119,12 @@ class _MessageStream:
     def _text(self, new: str) -> Iterator[Event]:
         if not self._is_text_open:
             self._is_text_open = True
-            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+            yield _make_event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         if new:
-            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": new})
+            yield _make_event("content_block_delta", index=0, delta={"type": "text_delta", "text": new})
 
 
-def _event(kind: str, **fields: JSON) -> Event:
+def _make_event(kind: str, **fields: JSON) -> Event:
     return kind, {"type": kind, **fields}
 
 
@@ -132,14 +132,14 @@ def count_ask(request: CountRequest) -> Ask:
     """Returns the conversation and the tools of a request."""
     messages = [Message(role="system", content=request.system)] if request.system else []
     for place, one in enumerate(request.messages):
-        messages += _messages(one, f"messages[{place}]")
+        messages += _read_messages(one, f"messages[{place}]")
     choice = request.tool_choice.type if request.tool_choice else "auto"
-    tools = [] if choice == "none" else [_tool(tool) for tool in request.tools or ()]
+    tools = [] if choice == "none" else [_read_tool(tool) for tool in request.tools or ()]
     one_call = bool(request.tool_choice and request.tool_choice.disable_parallel_tool_use)
     return Ask(context=tuple(messages), tools=check_tools(tools), model=request.model or "", one_call=one_call)
 
 
-def _messages(given: AnthropicMessage, where: str) -> list[Message]:
+def _read_messages(given: AnthropicMessage, where: str) -> list[Message]:
     """Reads one message. Its tool results come first, each as a separate message."""
     results, texts, calls = [], [], []
     for block in given.content:
@@ -156,15 +156,15 @@ def _messages(given: AnthropicMessage, where: str) -> list[Message]:
     return results
 
 
-def _tool(tool: AnthropicTool) -> ToolSpec:
+def _read_tool(tool: AnthropicTool) -> ToolSpec:
     return ToolSpec(name=tool.name, description=tool.description or "", parameters=tool.input_schema)
 
 
-def _head(answer: Answers) -> dict[str, JSON]:
+def _make_head(answer: Answers) -> dict[str, JSON]:
     return {"id": answer.id, "type": "message", "role": "assistant", "model": answer.ask.model}
 
 
-def _blocks(answer: Answers) -> list[JSON]:
+def _make_blocks(answer: Answers) -> list[JSON]:
     message = shown(answer.turns[0], answer.ask)
     calls = calls_of(message)
     found: list[JSON] = []
@@ -179,11 +179,11 @@ def _find_stop(answer: Answers) -> str | None:
     return next((stop for stop in answer.ask.stop if stop in content), None)
 
 
-def _reason(answer: Answers) -> str:
+def _format_reason(answer: Answers) -> str:
     return "stop_sequence" if _find_stop(answer) else _REASONS[finish_of(answer.turns[0])]
 
 
-def _usage(answer: Answers) -> dict[str, JSON]:
+def _count_usage(answer: Answers) -> dict[str, JSON]:
     cached = cached_tokens(answer)
     return {
         "input_tokens": answer.num_prompt_tokens - cached,

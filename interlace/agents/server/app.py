@@ -108,18 +108,18 @@ class SessionServer:
             from aiohttp import web
         except ImportError:
             raise UserError("the server of sessions needs aiohttp: pip install 'interlace[serve]'.") from None
-        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_middleware(self._answer_safely)])
+        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_make_middleware(self._answer_safely)])
         for path in _DIALECTS:
             app.router.add_post(path, self._ask)
-        app.router.add_get("/health", self._health)
+        app.router.add_get("/health", self._handle_health)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{name:.+}", self._show_model)
         app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
         app.router.add_post("/v1/sessions", self._open_session)
-        app.router.add_post("/v1/session/reward", self._reward)
+        app.router.add_post("/v1/session/reward", self._handle_reward)
         app.router.add_post("/v1/session/end", self._end_session)
-        app.router.add_post("/control/{verb}", self._command)
+        app.router.add_post("/control/{verb}", self._handle_command)
         if self._add_routes:
             self._add_routes(app, self.admin_key)
         # A client that disconnects cancels its handler, which withdraws its request.
@@ -149,9 +149,11 @@ class SessionServer:
     ) -> tuple[Conversation, SessionAddress]:
         """Opens a conversation with a new key. keeps_distribution, patience_s: see Conversation."""
         conversation = Conversation(session, keeps_distribution, patience_s)
-        return conversation, self._admit(conversation)
+        return conversation, self._admit_session(conversation)
 
-    def _admit(self, conversation: Conversation, visit: contextlib.AsyncExitStack | None = None) -> SessionAddress:
+    def _admit_session(
+        self, conversation: Conversation, visit: contextlib.AsyncExitStack | None = None
+    ) -> SessionAddress:
         self._sessions.add(conversation, visit)
         self.metrics.sessions += 1
         return SessionAddress(base_url=f"{self._url}/v1", api_key=conversation.key)
@@ -185,7 +187,7 @@ class SessionServer:
 
     async def _ask(self, request: "web.Request") -> "web.StreamResponse":
         dialect, prefix = _DIALECTS[request.path]
-        conversation = self._sessions.find(_key(request))
+        conversation = self._sessions.find(_read_key(request))
         if conversation:
             conversation.check_open()
         content = await request.read()
@@ -198,10 +200,10 @@ class SessionServer:
 
         async def make(head: Answers, on_draft: OnDraft) -> Answers:
             if conversation:
-                return await self._answer(conversation, head, on_draft, number)
+                return await self._answer_request(conversation, head, on_draft, number)
             async with self._sessions.welcome_visitor().session(head.ask.seed) as session:
                 visit = Conversation(session, keeps_distribution=False)
-                return await self._answer(visit, head, on_draft, None)
+                return await self._answer_request(visit, head, on_draft, None)
 
         def begin() -> Asked:
             return Asked(digest, Answers(id=prefix + secrets.token_hex(12), created=int(time.time()), ask=ask), make)
@@ -221,7 +223,7 @@ class SessionServer:
         """Reads a request and computes its digest."""
         return _DIALECTS[path][0].read(Body.parse(content), self._codec), digest_of(path, content)
 
-    async def _answer(
+    async def _answer_request(
         self, conversation: Conversation, head: Answers, on_draft: OnDraft, number: int | None
     ) -> Answers:
         answer = await conversation.answer(head, on_draft, number=number)
@@ -230,21 +232,21 @@ class SessionServer:
         return answer
 
     async def _open_session(self, request: "web.Request") -> "web.StreamResponse":
-        if self._sessions.find(_key(request)) is not None:
+        if self._sessions.find(_read_key(request)) is not None:
             raise ApiError(401, "a session's key opens no other session.", code="invalid_api_key")
         seed = Body.parse(await request.read()).read(SessionRequest).seed
         stack = contextlib.AsyncExitStack()
         session = await stack.enter_async_context(self._sessions.welcome_visitor().session(seed))
-        endpoint = self._admit(Conversation(session, keeps_distribution=False), stack)
+        endpoint = self._admit_session(Conversation(session, keeps_distribution=False), stack)
         return json_response({"base_url": endpoint.base_url, "api_key": endpoint.api_key})
 
-    async def _reward(self, request: "web.Request") -> "web.StreamResponse":
-        conversation = self._sessions.require(_key(request))
+    async def _handle_reward(self, request: "web.Request") -> "web.StreamResponse":
+        conversation = self._sessions.require(_read_key(request))
         conversation.set_reward(Body.parse(await request.read()).read(RewardRequest).reward)
         return json_response({"reward": conversation.reward})
 
     async def _end_session(self, request: "web.Request") -> "web.StreamResponse":
-        conversation = self._sessions.require(_key(request))
+        conversation = self._sessions.require(_read_key(request))
         reward = Body.parse(await request.read()).read(RewardRequest).reward
         if reward is not None:
             conversation.set_reward(reward)
@@ -255,27 +257,27 @@ class SessionServer:
             await visit.aclose()
         return json_response({"turns": conversation.num_turns, "reward": conversation.reward})
 
-    async def _health(self, request: "web.Request") -> "web.StreamResponse":
+    async def _handle_health(self, request: "web.Request") -> "web.StreamResponse":
         del request
         return json_response({"status": "ok"})
 
     async def _show_metrics(self, request: "web.Request") -> "web.StreamResponse":
         from aiohttp import web
 
-        if not is_same_key(_key(request), self.admin_key):
-            self._sessions.find(_key(request))
+        if not is_same_key(_read_key(request), self.admin_key):
+            self._sessions.find(_read_key(request))
         return web.Response(text=self.metrics.text(), content_type="text/plain")
 
     async def _list_models(self, request: "web.Request") -> "web.StreamResponse":
-        self._sessions.find(_key(request))
+        self._sessions.find(_read_key(request))
         return json_response({"object": "list", "data": [_model(MODEL)]})
 
     async def _show_model(self, request: "web.Request") -> "web.StreamResponse":
-        self._sessions.find(_key(request))
+        self._sessions.find(_read_key(request))
         return json_response(_model(request.match_info["name"]))
 
     async def _count_tokens(self, request: "web.Request") -> "web.StreamResponse":
-        conversation = self._sessions.find(_key(request))
+        conversation = self._sessions.find(_read_key(request))
         content = await request.read()
         ask = await _on_thread(content, lambda: count_ask(Body.parse(content).read(CountRequest)))
         if conversation:
@@ -284,8 +286,8 @@ class SessionServer:
             visit = Conversation(session, keeps_distribution=False)
             return json_response({"input_tokens": await visit.count_tokens(ask)})
 
-    async def _command(self, request: "web.Request") -> "web.StreamResponse":
-        if not is_same_key(_key(request), self.admin_key):
+    async def _handle_command(self, request: "web.Request") -> "web.StreamResponse":
+        if not is_same_key(_read_key(request), self.admin_key):
             raise ApiError(401, "this needs the administrator's key.", code="invalid_api_key")
         if self._control is None:
             raise ApiError(404, "this server has no control verbs: its run controls it.")
@@ -302,7 +304,7 @@ async def serving(server: SessionServer, host: str = "127.0.0.1", port: int = 0)
         await server.close()
 
 
-def _middleware(
+def _make_middleware(
     guard: Callable[..., Awaitable["web.StreamResponse"]],
 ) -> "Callable[..., Awaitable[web.StreamResponse]]":
     from aiohttp import web
@@ -314,7 +316,7 @@ def _middleware(
     return guarded
 
 
-def _key(request: "web.Request") -> str:
+def _read_key(request: "web.Request") -> str:
     bearer = request.headers.get("Authorization", "")
     return bearer.removeprefix("Bearer ").strip() or request.headers.get("x-api-key", "")
 

@@ -62,17 +62,17 @@ class Body:
 
 def _first_mistake(error: ValidationError, model: type[BaseModel]) -> ApiError:
     detail = error.errors(include_url=False)[0]
-    name = _field(detail["loc"])
+    name = _format_field(detail["loc"])
     if detail["type"] == "extra_forbidden":
         options = model.model_fields if len(detail["loc"]) == 1 else ()
         hint = nearest(name, options) if options else ""
         return ApiError(400, f"the field {name!r} is not supported here: leave it out.{hint}", param=name)
     if detail["type"] == "missing":
         return ApiError(400, f"{name} is missing: it is required.", param=name)
-    return ApiError(400, f"{name} = {_show_value(detail['input'])}: {_reason(detail)}.", param=name)
+    return ApiError(400, f"{name} = {_show_value(detail['input'])}: {_format_reason(detail)}.", param=name)
 
 
-def _field(place: Sequence[str | int]) -> str:
+def _format_field(place: Sequence[str | int]) -> str:
     """Returns the path of a field, such as messages[0].content."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
@@ -86,7 +86,7 @@ def _show_value(value: object) -> str:
     return json.dumps(value, default=str)[:80]
 
 
-def _reason(detail: ErrorDetails) -> str:
+def _format_reason(detail: ErrorDetails) -> str:
     context = detail.get("ctx", {})
     if detail["type"] in ("greater_than_equal", "less_than_equal"):
         bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"

@@ -91,7 +91,7 @@ class _Chunks:
         """Writes the error, which ends the stream."""
         yield "", as_openai(error)
 
-    def _chunk(self, choice: dict[str, JSON], **more: JSON) -> Event:
+    def _make_chunk(self, choice: dict[str, JSON], **more: JSON) -> Event:
         return "", {**self._head, "choices": [choice], **more}
 
     def _send_end(self, answer: Answers) -> Iterator[Event]:
@@ -125,25 +125,29 @@ class _ChatStream(_Chunks):
             yield from self._begin(place, turn.prompt_ids)
             thought = self._thought[place].rest(found.reasoning or "")
             yield from self._texts(place, thought, self._sent[place].rest(found.content))
-            for number, call in enumerate(_calls(found)):
+            for number, call in enumerate(_format_calls(found)):
                 assert isinstance(call, dict)
-                yield self._chunk(_choice(place, {"tool_calls": [{"index": number, **call}]}))
-            last: dict[str, JSON] = {**_choice(place, {}), "finish_reason": finish_of(turn), **tokens_of(answer, turn)}
+                yield self._make_chunk(_make_choice(place, {"tool_calls": [{"index": number, **call}]}))
+            last: dict[str, JSON] = {
+                **_make_choice(place, {}),
+                "finish_reason": finish_of(turn),
+                **tokens_of(answer, turn),
+            }
             last["logprobs"] = logprobs_of(turn, self._codec) if answer.ask.logprobs else None
-            yield self._chunk(last)
+            yield self._make_chunk(last)
         yield from self._send_end(answer)
 
     def _begin(self, place: int, prompt_ids: IntArray) -> Iterator[Event]:
         if place not in self._sent:
             about = {} if self._sent else prompt_of(self._answer, prompt_ids)
             self._sent[place], self._thought[place] = SentText(), SentText()
-            yield self._chunk(_choice(place, {"role": "assistant", "content": ""}), **about)
+            yield self._make_chunk(_make_choice(place, {"role": "assistant", "content": ""}), **about)
 
     def _texts(self, place: int, thought: str, content: str) -> Iterator[Event]:
         if thought:
-            yield self._chunk(_choice(place, {"reasoning_content": thought}))
+            yield self._make_chunk(_make_choice(place, {"reasoning_content": thought}))
         if content:
-            yield self._chunk(_choice(place, {"content": content}))
+            yield self._make_chunk(_make_choice(place, {"content": content}))
 
 
 def completion_ask(request: CompletionFields, context: Context) -> Ask:
@@ -166,7 +170,7 @@ def completion_ask(request: CompletionFields, context: Context) -> Ask:
 
 def chat_message(message: Message) -> dict[str, JSON]:
     """Writes an answer's message."""
-    calls = _calls(message)
+    calls = _format_calls(message)
     found: dict[str, JSON] = {
         "role": "assistant",
         "content": message.content or (None if calls else ""),
@@ -179,7 +183,7 @@ def chat_message(message: Message) -> dict[str, JSON]:
     return found
 
 
-def _calls(message: Message) -> list[JSON]:
+def _format_calls(message: Message) -> list[JSON]:
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
         for call in calls_of(message)
@@ -190,7 +194,7 @@ def _head(answer: Answers, kind: str) -> dict[str, JSON]:
     return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.ask.model}
 
 
-def _choice(place: int, delta: dict[str, JSON]) -> dict[str, JSON]:
+def _make_choice(place: int, delta: dict[str, JSON]) -> dict[str, JSON]:
     return {"index": place, "delta": delta, "finish_reason": None, "logprobs": None}
 
 
@@ -214,7 +218,7 @@ class Completions(OpenAIErrors):
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
-        choices = [self._choice(answer, place, turn, codec) for place, turn in enumerate(answer.turns)]
+        choices = [self._make_choice(answer, place, turn, codec) for place, turn in enumerate(answer.turns)]
         found = {**_head(answer, "text_completion"), "choices": choices, "usage": usage_of(answer)}
         return {**found, **prompt_of(answer, answer.turns[0].prompt_ids)}
 
@@ -222,7 +226,7 @@ class Completions(OpenAIErrors):
         """Begins the chunks of a stream."""
         return _CompletionStream(head, codec)
 
-    def _choice(self, answer: Answers, place: int, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
+    def _make_choice(self, answer: Answers, place: int, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
         return {"index": place, "text": _text_of(answer, turn), **_completion_end(answer, turn, codec)}
 
 
@@ -235,14 +239,16 @@ class _CompletionStream(_Chunks):
         """Writes the new part of a draft."""
         new = self._sent.setdefault(place, SentText()).more(draft.text, self._answer.ask.stop)
         if new:
-            yield self._chunk({"index": place, "text": new, "logprobs": None, "finish_reason": None})
+            yield self._make_chunk({"index": place, "text": new, "logprobs": None, "finish_reason": None})
 
     def end(self, answer: Answers) -> Iterator[Event]:
         """Writes the rest of the answers."""
         for place, turn in enumerate(answer.turns):
             about = {} if place else prompt_of(answer, turn.prompt_ids)
             rest = self._sent.setdefault(place, SentText()).rest(_text_of(answer, turn))
-            yield self._chunk({"index": place, "text": rest, **_completion_end(answer, turn, self._codec)}, **about)
+            yield self._make_chunk(
+                {"index": place, "text": rest, **_completion_end(answer, turn, self._codec)}, **about
+            )
         yield from self._send_end(answer)
 
 

@@ -30,8 +30,8 @@ class Asked:
         self.digest, self.head, self.num_waiting = digest, head, 0
         self._drafts: dict[int, TurnDraft] = {}
         self._listeners: list[asyncio.Event] = []
-        self.task = asyncio.ensure_future(make(head, self._drafted))
-        self.task.add_done_callback(lambda _: self._tell())
+        self.task = asyncio.ensure_future(make(head, self._receive_draft))
+        self.task.add_done_callback(lambda _: self._notify_listeners())
 
     async def answer(self) -> Answers:
         """Waits for the answers. A cancellation does not affect other waiting clients."""
@@ -49,11 +49,11 @@ class Asked:
                 yield place, draft
             await news.wait()
 
-    def _drafted(self, place: int, draft: TurnDraft) -> None:
+    def _receive_draft(self, place: int, draft: TurnDraft) -> None:
         self._drafts[place] = draft
-        self._tell()
+        self._notify_listeners()
 
-    def _tell(self) -> None:
+    def _notify_listeners(self) -> None:
         for listener in self._listeners:
             listener.set()
 
@@ -86,9 +86,9 @@ class Retries:
             yield asked
         finally:
             asked.num_waiting -= 1
-            self._left(key, asked, is_named=name is not None)
+            self._forget_request(key, asked, is_named=name is not None)
 
-    def _left(self, key: str, asked: Asked, *, is_named: bool) -> None:
+    def _forget_request(self, key: str, asked: Asked, *, is_named: bool) -> None:
         task = asked.task
         if not task.done() and not asked.num_waiting:
             task.cancel()

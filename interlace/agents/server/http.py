@@ -31,20 +31,20 @@ async def stream_response(request: "web.Request", stream: AnswerStream, asked: A
     response = web.StreamResponse(headers={"Cache-Control": "no-cache", "x-request-id": asked.head.id})
     response.content_type = "text/event-stream"
     with contextlib.suppress(ConnectionResetError):  # the client has gone: leaving withdraws its request
-        async with contextlib.aclosing(_events(stream, asked)) as found:
+        async with contextlib.aclosing(_group_events(stream, asked)) as found:
             async for events in found:
-                await _send(response, request, events)
+                await _send_events(response, request, events)
         await response.write_eof()
     return response
 
 
-async def _send(response: "web.StreamResponse", request: "web.Request", events: Iterable[Event]) -> None:
+async def _send_events(response: "web.StreamResponse", request: "web.Request", events: Iterable[Event]) -> None:
     if not response.prepared:
         await response.prepare(request)
-    await response.write("".join(map(_lines, events)).encode())
+    await response.write("".join(map(_format_event, events)).encode())
 
 
-async def _events(stream: AnswerStream, asked: Asked) -> AsyncGenerator[list[Event], None]:
+async def _group_events(stream: AnswerStream, asked: Asked) -> AsyncGenerator[list[Event], None]:
     """Yields lists of events that are sent together. Raises an error that occurs before the first event."""
     has_begun = False
     try:
@@ -59,6 +59,6 @@ async def _events(stream: AnswerStream, asked: Asked) -> AsyncGenerator[list[Eve
         yield [*stream.fail(as_api_error(error))]
 
 
-def _lines(event: Event) -> str:
+def _format_event(event: Event) -> str:
     name, data = event
     return (f"event: {name}\n" if name else "") + f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n"

@@ -24,9 +24,9 @@ class ServerMetrics:
 
     def text(self) -> str:
         """Returns the counters as text."""
-        return "\n".join(self._lines()) + "\n"
+        return "\n".join(self._list_lines()) + "\n"
 
-    def _lines(self) -> Iterator[str]:
+    def _list_lines(self) -> Iterator[str]:
         yield "# TYPE interlace_requests_total counter"
         for (route, status), count in sorted(self._requests.items()):
             yield f'interlace_requests_total{{route="{route}",status="{status}"}} {count}'

@@ -34,8 +34,8 @@ class Responses(OpenAIErrors):
         """Reads a request."""
         request = body.read(ResponsesRequest)
         messages = [Message(role="system", content=request.instructions)] if request.instructions else []
-        messages += _messages(request.input)
-        tools = [] if request.tool_choice == "none" else [_tool(tool) for tool in request.tools or ()]
+        messages += _read_messages(request.input)
+        tools = [] if request.tool_choice == "none" else [_read_tool(tool) for tool in request.tools or ()]
         return Ask(
             context=tuple(messages),
             tools=check_tools(tools),
@@ -55,10 +55,10 @@ class Responses(OpenAIErrors):
         del codec
         is_cut = finish_of(answer.turns[0]) == "length"
         return {
-            **_head(answer),
+            **_make_head(answer),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": _items(answer),
+            "output": _make_items(answer),
             "usage": {
                 "input_tokens": answer.num_prompt_tokens,
                 "input_tokens_details": {"cached_tokens": cached_tokens(answer), "cache_write_tokens": 0},
@@ -75,7 +75,7 @@ class Responses(OpenAIErrors):
         return _ResponseStream(head)
 
 
-def _messages(items: Sequence[ResponseItem]) -> list[Message]:
+def _read_messages(items: Sequence[ResponseItem]) -> list[Message]:
     """Reads the items of an input. Consecutive calls belong to one message, as the model wrote them."""
     messages: list[Message] = []
     for place, item in enumerate(items):
@@ -104,11 +104,11 @@ def _with_call(messages: list[Message], call: ToolCall) -> Message:
     return Message(role="assistant", content="", tool_calls=(call,))
 
 
-def _tool(tool: ResponseTool) -> ToolSpec:
+def _read_tool(tool: ResponseTool) -> ToolSpec:
     return as_tool({"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}})
 
 
-def _head(answer: Answers) -> dict[str, JSON]:
+def _make_head(answer: Answers) -> dict[str, JSON]:
     tools: list[JSON] = [
         {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.parameters,
          "strict": False}
@@ -122,13 +122,13 @@ def _head(answer: Answers) -> dict[str, JSON]:
     }  # fmt: skip
 
 
-def _items(answer: Answers) -> list[JSON]:
+def _make_items(answer: Answers) -> list[JSON]:
     message = shown(answer.turns[0], answer.ask)
     calls = calls_of(message)
     items: list[JSON] = [_message_item(answer, message.content)] if message.content or not calls else []
     items += [
         {
-            "type": "function_call", "id": f"fc_{_number(answer)}{place}", "call_id": call.id, "name": call.name,
+            "type": "function_call", "id": f"fc_{_make_number(answer)}{place}", "call_id": call.id, "name": call.name,
             "arguments": json.dumps(call.arguments), "status": "completed",
         }
         for place, call in enumerate(calls)
@@ -136,16 +136,16 @@ def _items(answer: Answers) -> list[JSON]:
     return items
 
 
-def _number(answer: Answers) -> str:
+def _make_number(answer: Answers) -> str:
     return answer.id.removeprefix("resp_")
 
 
 def _message_item(answer: Answers, text: str) -> dict[str, JSON]:
-    item: dict[str, JSON] = {"type": "message", "id": f"msg_{_number(answer)}", "role": "assistant"}
-    return {**item, "status": "completed", "content": [_part(text)]}
+    item: dict[str, JSON] = {"type": "message", "id": f"msg_{_make_number(answer)}", "role": "assistant"}
+    return {**item, "status": "completed", "content": [_make_part(text)]}
 
 
-def _part(text: str) -> dict[str, JSON]:
+def _make_part(text: str) -> dict[str, JSON]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
@@ -167,25 +167,27 @@ class _ResponseStream:
     def end(self, answer: Answers) -> Iterator[Event]:
         """Writes the rest of the answers."""
         yield from self._begin()
-        for place, item in enumerate(_items(answer)):
+        for place, item in enumerate(_make_items(answer)):
             assert isinstance(item, Mapping)
             at: dict[str, JSON] = {"output_index": place, "item_id": item["id"]}
             if item["type"] == "message":
                 yield from self._message_end(item, at)
             else:
                 arguments = item["arguments"]
-                yield self._event("response.output_item.added", output_index=place, item={**item, "arguments": ""})
-                yield self._event("response.function_call_arguments.delta", **at, delta=arguments)
-                yield self._event("response.function_call_arguments.done", **at, name=item["name"], arguments=arguments)
-            yield self._event("response.output_item.done", output_index=place, item=item)
+                yield self._make_event("response.output_item.added", output_index=place, item={**item, "arguments": ""})
+                yield self._make_event("response.function_call_arguments.delta", **at, delta=arguments)
+                yield self._make_event(
+                    "response.function_call_arguments.done", **at, name=item["name"], arguments=arguments
+                )
+            yield self._make_event("response.output_item.done", output_index=place, item=item)
         whole = Responses().write(answer, None)
-        yield self._event(f"response.{whole['status']}", response=whole)
+        yield self._make_event(f"response.{whole['status']}", response=whole)
 
     def fail(self, error: ApiError) -> Iterator[Event]:
         """Writes the error, which ends the stream."""
-        yield self._event("error", code=error.code or error.kind, message=str(error), param=error.param or None)
+        yield self._make_event("error", code=error.code or error.kind, message=str(error), param=error.param or None)
 
-    def _event(self, kind: str, **fields: JSON) -> Event:
+    def _make_event(self, kind: str, **fields: JSON) -> Event:
         return kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
 
     def _begin(self) -> Iterator[Event]:
@@ -193,7 +195,7 @@ class _ResponseStream:
             return
         self._has_begun = True
         for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response={**_head(self._answer), "status": "in_progress"})
+            yield self._make_event(kind, response={**_make_head(self._answer), "status": "in_progress"})
 
     def _text(self, new: str) -> Iterator[Event]:
         item = _message_item(self._answer, "")
@@ -201,15 +203,15 @@ class _ResponseStream:
         if not self._is_text_open:
             self._is_text_open = True
             added: dict[str, JSON] = {**item, "content": [], "status": "in_progress"}
-            yield self._event("response.output_item.added", output_index=0, item=added)
-            yield self._event("response.content_part.added", **at, part=_part(""))
+            yield self._make_event("response.output_item.added", output_index=0, item=added)
+            yield self._make_event("response.content_part.added", **at, part=_make_part(""))
         if new:
-            yield self._event("response.output_text.delta", **at, delta=new, logprobs=[])
+            yield self._make_event("response.output_text.delta", **at, delta=new, logprobs=[])
 
     def _message_end(self, item: Mapping[str, JSON], at: dict[str, JSON]) -> Iterator[Event]:
         content = item["content"]
         assert isinstance(content, list) and isinstance(content[0], dict)
         text, at_part = str(content[0]["text"]), {**at, "content_index": 0}
         yield from self._text(self._sent.rest(text))
-        yield self._event("response.output_text.done", **at_part, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **at_part, part=content[0])
+        yield self._make_event("response.output_text.done", **at_part, text=text, logprobs=[])
+        yield self._make_event("response.content_part.done", **at_part, part=content[0])

@@ -29,7 +29,7 @@ def calculator(expression: str) -> str:
     if len(expression) > LONGEST:
         raise ToolError(f"the expression has {len(expression)} characters, at most {LONGEST} are computed")
     try:
-        found = _value(ast.parse(expression.strip(), mode="eval").body)
+        found = _evaluate_node(ast.parse(expression.strip(), mode="eval").body)
     except SyntaxError:
         raise ToolError("that is no arithmetic expression") from None
     except ZeroDivisionError:
@@ -37,14 +37,14 @@ def calculator(expression: str) -> str:
     return str(int(found)) if isinstance(found, int) or found.is_integer() else f"{found:.10g}"
 
 
-def _value(node: ast.AST) -> float:
+def _evaluate_node(node: ast.AST) -> float:
     match node:
         case ast.Constant(value=bool() | complex() | str() | bytes()):
             raise ToolError("only numbers can be computed")
         case ast.Constant(value=int() | float() as value):
             return value
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATIONS:
-            return OPERATIONS[type(op)](_value(left), _value(right))
+            return OPERATIONS[type(op)](_evaluate_node(left), _evaluate_node(right))
         case ast.UnaryOp(op=op, operand=operand) if type(op) in OPERATIONS:
-            return OPERATIONS[type(op)](_value(operand))
+            return OPERATIONS[type(op)](_evaluate_node(operand))
     raise ToolError("that is no arithmetic expression")

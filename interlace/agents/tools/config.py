@@ -55,7 +55,7 @@ def tool_source(config: ToolConfig) -> ToolSource:
     if config.mcp is not None:
         return McpSource(config.mcp, config.env, config.only)
     name = config.name or ""
-    found = load_object("tool", name) if ":" in name else _builtin(name)
+    found = load_object("tool", name) if ":" in name else _find_builtin(name)
     if inspect.isclass(found) and issubclass(found, ToolSource):
         return cast(Callable[..., ToolSource], found)(config.options)
     if inspect.isclass(found):
@@ -68,7 +68,7 @@ def tool_source(config: ToolConfig) -> ToolSource:
     return FunctionSource(function, function.__name__)
 
 
-def _builtin(name: str) -> Any:
+def _find_builtin(name: str) -> Any:
     """Finds a built-in: the function with the name of its module, or the module's tool source."""
     module = builtin_module("tool", builtin, name, hidden=HIDDEN)
     own = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]

@@ -116,11 +116,11 @@ class StatefulSource(ToolSource):
         return tuple(FunctionTool(getattr(made, name), signature) for name, signature in self._signatures.items())
 
     def close(self, tools: Sequence[Tool]) -> None:
-        owners = {id(owner): owner for owner in map(_owner, tools) if owner is not None}
+        owners = {id(owner): owner for owner in map(_find_owner, tools) if owner is not None}
         for owner in owners.values():
             if close := getattr(owner, "close", None):
                 close()
 
 
-def _owner(tool: Tool) -> object | None:
+def _find_owner(tool: Tool) -> object | None:
     return getattr(tool._function, "__self__", None) if isinstance(tool, FunctionTool) else None

@@ -35,7 +35,7 @@ class McpSource(ToolSource):
     def specs(self) -> tuple[ToolSpec, ...]:
         if self._specs is None:
             with ThreadPoolExecutor(1) as pool:  # this thread may already run an event loop
-                self._specs = pool.submit(lambda: asyncio.run(self._list())).result()
+                self._specs = pool.submit(lambda: asyncio.run(self._list_tools())).result()
         return self._specs
 
     def open(self, visit: Visit) -> Sequence[Tool]:
@@ -63,7 +63,7 @@ class McpSource(ToolSource):
         await self._connection.ready()
         return self._connection
 
-    async def _list(self) -> tuple[ToolSpec, ...]:
+    async def _list_tools(self) -> tuple[ToolSpec, ...]:
         try:
             async with asyncio.timeout(START_WITHIN_S), self.client() as client:
                 listed = (await client.list_tools()).tools
@@ -72,7 +72,7 @@ class McpSource(ToolSource):
         except TimeoutError:
             raise UserError(f"MCP server {self._name!r} did not list its tools within {START_WITHIN_S:g} s.") from None
         except Exception as error:
-            raise UserError(f"MCP server {self._name!r} cannot be used: {_first(error)}.") from error
+            raise UserError(f"MCP server {self._name!r} cannot be used: {_format_first_line(error)}.") from error
         known = [tool.name for tool in listed]
         if absent := [name for name in self._only or () if name not in known]:
             raise UserError(f"MCP server {self._name!r} has no tool {absent[0]!r}. Known: {', '.join(sorted(known))}.")
@@ -94,7 +94,7 @@ class _Connection:
         self.loop = loop
         self._client = client
         self._opened: asyncio.Future[None] = loop.create_future()
-        self._task = loop.create_task(self._hold(), name="mcp")
+        self._task = loop.create_task(self._hold_connection(), name="mcp")
 
     @property
     def has_ended(self) -> bool:
@@ -105,14 +105,14 @@ class _Connection:
         """Waits until the server responds."""
         await asyncio.shield(self._opened)
 
-    async def _hold(self) -> None:
+    async def _hold_connection(self) -> None:
         try:
             async with self._client:
                 self._opened.set_result(None)
                 await asyncio.get_running_loop().create_future()  # until the loop ends
         except Exception as error:  # noqa: BLE001 - the next call reports the error
             if not self._opened.done():
-                self._opened.set_exception(ToolError(f"the MCP server cannot be used: {_first(error)}"))
+                self._opened.set_exception(ToolError(f"the MCP server cannot be used: {_format_first_line(error)}"))
                 with suppress(ToolError):
                     self._opened.result()
 
@@ -140,7 +140,7 @@ class _McpTool:
         return text
 
 
-def _first(error: BaseException) -> str:
+def _format_first_line(error: BaseException) -> str:
     """Returns the first line of an error; for a group, of its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -44,7 +44,7 @@ def signature_of(function: Callable[..., object], name: str, *, is_method: bool 
     description = SECTION.split(text)[0].strip()
     if not description:
         raise UserError(f"tool {name!r} has no docstring: its first lines are what the model reads of the tool.")
-    about = _entries(text)
+    about = _parse_entries(text)
     try:
         types = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
@@ -60,37 +60,41 @@ def signature_of(function: Callable[..., object], name: str, *, is_method: bool 
             )
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (types[parameter.name], Field(default, description=about.get(parameter.name)))
-    model = _model(name, fields)
-    return Signature(spec=ToolSpec(name=name, description=description, parameters=_schema(name, model)), model=model)
+    model = _make_model(name, fields)
+    return Signature(
+        spec=ToolSpec(name=name, description=description, parameters=_make_schema(name, model)), model=model
+    )
 
 
-def _model(name: str, fields: dict[str, Any]) -> type[BaseModel]:
+def _make_model(name: str, fields: dict[str, Any]) -> type[BaseModel]:
     try:
         return cast(type[BaseModel], create_model(name, __config__=ConfigDict(extra="forbid"), **fields))
     except (PydanticUserError, TypeError, NameError) as error:
         raise UserError(f"tool {name!r} has no schema: {str(error).splitlines()[0]}") from None
 
 
-def _schema(name: str, model: type[BaseModel]) -> Mapping[str, JSON]:
+def _make_schema(name: str, model: type[BaseModel]) -> Mapping[str, JSON]:
     try:
         found = model.model_json_schema()
     except PydanticUserError as error:
         raise UserError(f"tool {name!r} has no schema: {str(error).splitlines()[0]}") from None
-    return cast(Mapping[str, JSON], _plain(found))
+    return cast(Mapping[str, JSON], _remove_titles(found))
 
 
-def _plain(value: object) -> object:
+def _remove_titles(value: object) -> object:
     """Returns a schema without the titles that pydantic derives from names."""
     if isinstance(value, dict):
         named = value.get("properties")
-        found = {key: _plain(item) for key, item in value.items() if key not in ("title", "additionalProperties")}
+        found = {
+            key: _remove_titles(item) for key, item in value.items() if key not in ("title", "additionalProperties")
+        }
         if isinstance(named, dict):  # the keys of `properties` are names, which may include `title`
-            found["properties"] = {key: _plain(item) for key, item in named.items()}
+            found["properties"] = {key: _remove_titles(item) for key, item in named.items()}
         return found
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+    return [_remove_titles(item) for item in value] if isinstance(value, list) else value
 
 
-def _entries(text: str) -> Mapping[str, str]:
+def _parse_entries(text: str) -> Mapping[str, str]:
     """Parses the description of each parameter from the lines below `Args:`."""
     parts = SECTION.split(text)
     found: dict[str, str] = {}

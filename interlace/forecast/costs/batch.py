@@ -85,7 +85,7 @@ class SimulatedBatch:
     def change_version(self, version: int, *, keeps_own: bool) -> None:
         """Changes the weights. keeps_own: sequences that have begun under the newest version keep it."""
         for sequence in self.running.values():
-            self._book(sequence)
+            self._book_tokens(sequence)
         if keeps_own:
             self._pin_version()
         self.version = version
@@ -129,9 +129,9 @@ class SimulatedBatch:
                 found = sequence.context if sequence.request.uid in self._prompts else 0
             self.due_s += (sequence.context - found) * self._costs.prefill_token_s / self.speed
             sequence.num_found = max(sequence.num_found, found)
-            self._begin(sequence)
+            self._begin_stint(sequence)
 
-    def _begin(self, sequence: _Sequence) -> None:
+    def _begin_stint(self, sequence: _Sequence) -> None:
         self._num_stints += 1
         sequence.began, sequence.number = self._step, self._num_stints
         self.running[sequence.request.id] = sequence
@@ -152,7 +152,7 @@ class SimulatedBatch:
         """Removes the youngest sequences until the cache has room for another step. Returns their number."""
         count = 0
         while self.is_too_full:
-            sequence = self._stop(next(reversed(self.running.values())))
+            sequence = self._end_stint(next(reversed(self.running.values())))
             self.waiting.appendleft(sequence)
             count += 1
         return count
@@ -163,7 +163,7 @@ class SimulatedBatch:
         while ends[0][1] != ends[0][2].number:
             heapq.heappop(ends)
         end, _, first_to_end = ends[0]
-        found = [self._stretch(end - step, num_running, num_cached, self.due_s)]
+        found = [self._make_stretch(end - step, num_running, num_cached, self.due_s)]
         step += found[0].steps
         youngest = reversed(self.running.values())
         # No admission is possible here: the reserve covers at least one more step.
@@ -175,11 +175,11 @@ class SimulatedBatch:
                     return found
                 num_cached -= sequence.context + step - sequence.began
                 num_running -= 1
-            found.append(self._stretch(end - step, num_running, num_cached, 0.0))
+            found.append(self._make_stretch(end - step, num_running, num_cached, 0.0))
             step += found[-1].steps
         return found
 
-    def _stretch(self, most: int, num_running: int, num_cached: int, prefill_s: float) -> Stretch:
+    def _make_stretch(self, most: int, num_running: int, num_cached: int, prefill_s: float) -> Stretch:
         """Returns a stretch of at most `most` steps: as many as fit into the cache, but at least one."""
         room = (self.capacity - num_cached) // num_running
         steps = max(1, room if room < most and num_running > 1 else most)
@@ -201,7 +201,7 @@ class SimulatedBatch:
         while ends and ends[0][0] <= self._step:
             _, number, sequence = heapq.heappop(ends)
             if number == sequence.number:
-                done = self._stop(sequence)
+                done = self._end_stint(sequence)
                 if done.request.may_continue:
                     self.kept.keep(done.request, done.context - 1, now_s)
                 found.append(_make_response(done, sequence.reason))
@@ -210,14 +210,14 @@ class SimulatedBatch:
     def abort(self, request_id: str) -> Response | None:
         """Ends a sequence. Returns its tokens so far, or None if it has ended already."""
         if request_id in self.running:
-            return _make_response(self._stop(self.running[request_id]), FinishReason.ABORTED)
+            return _make_response(self._end_stint(self.running[request_id]), FinishReason.ABORTED)
         waiting = next((each for each in self.waiting if each.request.id == request_id), None)
         if waiting is None:
             return None
         self.waiting.remove(waiting)
         return _make_response(waiting, FinishReason.ABORTED)
 
-    def _stop(self, sequence: _Sequence) -> _Sequence:
+    def _end_stint(self, sequence: _Sequence) -> _Sequence:
         """Ends the stint of a sequence."""
         del self.running[sequence.request.id]
         if sequence.own is not None:
@@ -229,11 +229,11 @@ class SimulatedBatch:
             self._prompts[uid] = left
         else:
             del self._prompts[uid]
-        self._book(sequence)
+        self._book_tokens(sequence)
         self.num_cached -= sequence.context
         return sequence
 
-    def _book(self, sequence: _Sequence) -> None:
+    def _book_tokens(self, sequence: _Sequence) -> None:
         """Adds the tokens since a sequence's stint began to its total, under the version that serves it."""
         count = self._step - sequence.began
         if count:

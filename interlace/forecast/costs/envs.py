@@ -7,9 +7,8 @@ import numpy as np
 
 from interlace.forecast.costs.pace import Pace
 from interlace.forecast.profile.types import EnvCosts
-from interlace.robots.envs.pool import EnvBatch, EnvCounts
-from interlace.robots.envs.process import SlotAnswer, SlotChunk, SlotJob
-from interlace.robots.envs.spec import ActionSpec, EnvSpec
+from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, SlotAnswer, SlotChunk, SlotJob
+from interlace.rollouts.envs.spec import ActionSpec, EnvSpec
 from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
 

@@ -7,8 +7,8 @@ import numpy as np
 from interlace.core.types import Prompt
 from interlace.forecast.costs.lengths import interpolate, uniforms
 from interlace.forecast.profile.types import Turns
-from interlace.robots.envs.base import Start
 from interlace.rollouts.base import Session
+from interlace.rollouts.envs.jobs import Start
 
 NO_ACTIONS = np.zeros((1, 1), np.float32)
 """[K, A] actions of a chunk that only takes time."""
@@ -31,7 +31,7 @@ class SimulatedEpisode:
         count, is_right = uniforms("turns", seed)
         reward = float(is_right < model.reward) if self._brings_reward else None
         if self._has_envs:
-            await self._act(prompt, session, max(1, round(interpolate(model.turns, count))))
+            await self._play_turns(prompt, session, max(1, round(interpolate(model.turns, count))))
             return reward
         context = prompt.token_ids.tolist()
         drawn: list[int] = []
@@ -44,7 +44,7 @@ class SimulatedEpisode:
             drawn = (await session.generate(context)).token_ids.tolist()
         return reward
 
-    async def _act(self, prompt: Prompt, session: Session, num_turns: int) -> None:
+    async def _play_turns(self, prompt: Prompt, session: Session, num_turns: int) -> None:
         sensed = [0] * round(interpolate(self._turns.given_tokens, 0.5))
         async with session.simulator(Start(task=0, init_state=0)) as env:
             for _ in range(num_turns):

@@ -57,10 +57,10 @@ class ResponseLengths:
         by_prompt = settings.prompt_sigma * of_prompt(self.seed, uid) if settings.prompt_sigma else 0.0
         shift = by_prompt + settings.response_sigma * to_normal(mine)
         if settings.quantiles:
-            return self._quantile(shift)
+            return self._find_quantile(shift)
         return math.inf if chance < settings.cap_share else max(1, round(settings.median * math.exp(shift)))
 
-    def _quantile(self, shift: float) -> float:
+    def _find_quantile(self, shift: float) -> float:
         """Returns the measured length at the rank of the shift among all responses."""
         settings = self.lengths
         spread = math.hypot(settings.prompt_sigma, settings.response_sigma)

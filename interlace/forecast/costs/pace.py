@@ -43,7 +43,7 @@ class Pace:
         job = PacedWork(role=role, seconds=seconds, left_s=seconds, since_s=loop.now_s, ended=ended)
         if not is_alone:
             self._jobs[job] = None
-            self._settle()
+            self._update_progress()
         return job
 
     async def finish(self, job: PacedWork) -> float:
@@ -56,7 +56,7 @@ class Pace:
                 del self._jobs[job]
                 if job.timer:
                     job.timer.cancel()
-                self._settle()
+                self._update_progress()
         return job.seconds - max(0.0, job.left_s)
 
     async def work(self, role: str, seconds: float) -> None:
@@ -64,7 +64,7 @@ class Pace:
         if seconds > 0:
             await self.finish(self.begin(role, seconds))
 
-    def _settle(self) -> None:
+    def _update_progress(self) -> None:
         """Updates the progress and the speed of every job after a job began or ended."""
         now = self._loop.now_s
         for job in self._jobs:

@@ -39,7 +39,7 @@ class NoisyRanker:
         self._max_new_tokens, self._true_length, self._seed = max_new_tokens, true_length, seed
         # Of two normal variables with the correlation r, the rank correlation is 6 / pi asin(r / 2).
         self._correlation = 2 * math.sin(math.pi * lengths.rank_correlation / 6)
-        self._curve = _expectations(self._distribution, self._correlation)
+        self._curve = _compute_expectations(self._distribution, self._correlation)
         self._expected: dict[str, float] = {}
         self._pairs: deque[tuple[float, float]] = deque(maxlen=KEPT)
 
@@ -79,7 +79,7 @@ class NoisyRanker:
 
 
 @lru_cache(maxsize=8)
-def _expectations(distribution: Sequence[float], correlation: float) -> tuple[tuple[float, float], ...]:
+def _compute_expectations(distribution: Sequence[float], correlation: float) -> tuple[tuple[float, float], ...]:
     """Returns (score, mean length of the responses with this score), by rising score."""
     spread, last = math.sqrt(1 - correlation**2), len(distribution) - 1
 

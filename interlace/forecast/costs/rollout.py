@@ -64,10 +64,10 @@ class SimulatedEngine(Worker):
             if not batch.running:
                 break
             if batch.is_too_full:
-                self._preempt(tally)
+                self._preempt_youngest(tally)
             if batch.kept.num_tokens:
                 batch.kept.fit(batch.capacity - batch.num_cached, loop.now_s)
-            await self._decode(tally, until_s - loop.now_s if responses else math.inf)
+            await self._decode_steps(tally, until_s - loop.now_s if responses else math.inf)
             responses += batch.finish(loop.now_s)
             if responses and loop.now_s >= until_s:
                 break
@@ -127,7 +127,7 @@ class SimulatedEngine(Worker):
 
     async def onload(self) -> None:
         """Loads the state, and the cache if offload() moved it. The next call recomputes a dropped cache."""
-        await self._move(self._costs.onload_s, self._kv_away == "offload")
+        await self._move_state(self._costs.onload_s, self._kv_away == "offload")
         if self._kv_away == "recompute":
             self.batch.due_s += self.batch.num_cached * self._costs.prefill_token_s / self.batch.speed
         self._kv_away = None
@@ -136,10 +136,10 @@ class SimulatedEngine(Worker):
         """Unloads the state. kv: whether the cache of running sequences is moved or dropped."""
         if kv == "recompute":
             self.batch.kept.clear()
-        await self._move(self._costs.offload_s, kv == "offload")
+        await self._move_state(self._costs.offload_s, kv == "offload")
         self._kv_away = kv
 
-    async def _move(self, state_s: float, with_kv: bool) -> None:
+    async def _move_state(self, state_s: float, with_kv: bool) -> None:
         kv_s = (self.batch.num_cached + self.batch.kept.num_tokens) * self._costs.kv_token_s if with_kv else 0.0
         await self._pace.work(ROLE, (state_s + kv_s) / self._num_devices)
 
@@ -147,12 +147,12 @@ class SimulatedEngine(Worker):
     def memory_bytes(self) -> int:
         return self._costs.memory_bytes(self._num_devices)
 
-    def _preempt(self, tally: _Tally) -> None:
+    def _preempt_youngest(self, tally: _Tally) -> None:
         count = self.batch.preempt()
         tally.num_preemptions += count
         self._num_preemptions += count
 
-    async def _decode(self, tally: _Tally, left_s: float) -> None:
+    async def _decode_steps(self, tally: _Tally, left_s: float) -> None:
         """Waits until the next sequence ends, `left_s` have passed or a caller interrupts. Finishes a started step."""
         stretches = self.batch.look_ahead()
         self.batch.due_s = 0.0
@@ -163,7 +163,7 @@ class SimulatedEngine(Worker):
         self._job = None
         for place, each in enumerate(stretches):
             if place:
-                self._preempt(tally)
+                self._preempt_youngest(tally)
             stretch = each.cut(each.steps_in(done_s)) if self._interrupted else each
             seconds = stretch.seconds
             tally.num_new_tokens += self.batch.advance(stretch)

@@ -66,7 +66,7 @@ def roofline_profile(device: str, shape: ModelShape, sizes: RunSizes, *, micro_b
         sizes=sizes,
         source=f"data sheet: interlace/forecast/costs/devices/{device}.yaml",
         device_memory_bytes=sheet.memory_bytes,
-        rollout=_rollout(sheet, shape, load_s),
+        rollout=_estimate_rollout(sheet, shape, load_s),
         actor=TrainCosts(
             token_s=token_s,
             inference_token_s=token_s / 4,
@@ -89,7 +89,7 @@ def roofline_profile(device: str, shape: ModelShape, sizes: RunSizes, *, micro_b
     )  # fmt: skip
 
 
-def _rollout(sheet: DataSheet, shape: ModelShape, load_s: float) -> RolloutCosts:
+def _estimate_rollout(sheet: DataSheet, shape: ModelShape, load_s: float) -> RolloutCosts:
     bf16_bytes = 2 * shape.num_parameters
     byte_s = 1 / (BANDWIDTH_SHARE * sheet.bytes_per_s)
     weights_s = 2 * shape.active_parameters * byte_s  # of one sequence

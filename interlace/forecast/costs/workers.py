@@ -119,13 +119,13 @@ class SimulatedInference(Worker):
     @operation(bin="inference", phase="reference")
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns zeros, [L] per sample."""
-        await self._compute(samples, self._costs.token_s)
+        await self._compute_samples(samples, self._costs.token_s)
         return zeros(samples)
 
     @operation(bin="inference", phase="reference", parts=(WEIGHTS,))
     async def top_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns zeros, [L, 1 + 2 K] per sample."""
-        await self._compute(samples, self._costs.token_s)
+        await self._compute_samples(samples, self._costs.token_s)
         return [np.zeros((sample.num_tokens, 1 + 2 * self._num_top), np.float32) for sample in samples]
 
     async def onload(self) -> None:
@@ -138,7 +138,7 @@ class SimulatedInference(Worker):
     def memory_bytes(self) -> int:
         return self._costs.memory_bytes(self._num_devices)
 
-    async def _compute(self, samples: Sequence[Sample], token_s: float) -> None:
+    async def _compute_samples(self, samples: Sequence[Sample], token_s: float) -> None:
         num_tokens = sum(sample.num_total_tokens for sample in samples)
         await self._work(self._costs.call_s + num_tokens * token_s / self._speed)
 
@@ -167,7 +167,7 @@ class SimulatedTrainer(SimulatedInference):
     @operation(bin="inference", parts=(WEIGHTS,))
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns zeros, [L] per sample."""
-        await self._compute(samples, self._train_costs.inference_token_s)
+        await self._compute_samples(samples, self._train_costs.inference_token_s)
         return zeros(samples)
 
     @operation(bin="inference", phase="values", parts=(WEIGHTS,))
@@ -184,7 +184,7 @@ class SimulatedTrainer(SimulatedInference):
     async def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
         """Takes the time of a forward and backward pass."""
         taken = self._prepared.popleft() if prepared else cast("Sequence[Sample]", samples)
-        await self._compute(taken, self._costs.token_s)
+        await self._compute_samples(taken, self._costs.token_s)
 
     @operation(on_device=False)
     async def prepare(self, samples: Sequence[Sample]) -> None:

@@ -8,8 +8,9 @@ from statistics import median
 import numpy as np
 
 from interlace.forecast.profile.types import EnvCosts
-from interlace.robots.envs.base import Start
-from interlace.robots.envs.fleet import EnvEpisode, EnvFleet
+from interlace.robots.envs.fleet import EnvFleet
+from interlace.rollouts.envs.episode import EnvEpisode
+from interlace.rollouts.envs.jobs import Start
 
 ROUNDS = 8
 """Timed chunks per number of environments, if the time allows."""
@@ -24,15 +25,15 @@ async def measure_envs(envs: EnvFleet, *, num_envs: int, processes: int, chunk: 
     until_s, resets = time.perf_counter() + budget_s, list[float]()
     chunks: list[tuple[int, float]] = []
     for size in sorted({1, max(1, num_envs // 4), num_envs}):
-        seconds = [await _round(envs, size, chunk, resets)]
+        seconds = [await _measure_round(envs, size, chunk, resets)]
         while len(seconds) < ROUNDS and time.perf_counter() < until_s:
-            seconds.append(await _round(envs, size, chunk, resets))
+            seconds.append(await _measure_round(envs, size, chunk, resets))
         # A chunk in several environments takes at least as long as in one; a shorter time is noise.
         chunks.append((size, max(median(seconds), chunks[-1][1] if chunks else 0.0)))
     return EnvCosts(chunks=tuple(chunks), reset_s=median(resets), host_processes=processes)
 
 
-async def _round(envs: EnvFleet, size: int, chunk: int, resets: list[float]) -> float:
+async def _measure_round(envs: EnvFleet, size: int, chunk: int, resets: list[float]) -> float:
     """Resets `size` environments and steps them together. Returns the seconds of the chunk; appends to `resets`."""
     async with AsyncExitStack() as stack:
         began_s = time.perf_counter()

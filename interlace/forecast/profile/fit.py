@@ -86,17 +86,17 @@ def log_spread(groups: Sequence[Sequence[float]]) -> LogSpread:
 
     groups: values above 0, one sequence per prompt.
     """
-    between, within = _components([[math.log(value) for value in group] for group in groups])
+    between, within = _find_components([[math.log(value) for value in group] for group in groups])
     return LogSpread(between=math.sqrt(between), within=math.sqrt(within))
 
 
 def intraclass_correlation(groups: Sequence[Sequence[bool]]) -> float:
     """Returns the intra-class correlation of verdicts: the variance between prompts divided by the total, 0 ... 1."""
-    between, within = _components([[float(value) for value in group] for group in groups])
+    between, within = _find_components([[float(value) for value in group] for group in groups])
     return between / (between + within) if between else 0.0
 
 
-def _components(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+def _find_components(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Returns (between, within) variance of a one-way random-effects model by the method of moments; never negative."""
     groups = [group for group in groups if group]
     total, num = sum(map(len, groups)), len(groups)

@@ -59,7 +59,7 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
     size = model_size(empty_model(recipe.model))
     trained_bytes = OPTIMIZER_BYTES * size.num_parameters
     state = {"state_bytes": trained_bytes, "moment_bytes": trained_bytes // 2}
-    actor = _training(trace, "actor", run).model_copy(update=state)
+    actor = _fit_training(trace, "actor", run).model_copy(update=state)
     profile = Profile(
         device=device_name(devices[0]),
         model=recipe.model.path,
@@ -70,16 +70,18 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
         ),
         source=f"records of run {folder.name}{f' ({trace.note})' if trace.note else ''}",
         device_memory_bytes=devices[0].memory_bytes,
-        rollout=_rollout(trace, recipe).model_copy(
+        rollout=_fit_rollout(trace, recipe).model_copy(
             update={
                 "state_bytes": size.weight_bytes,
                 "device_bytes": recipe.rollout.max_tokens * size.kv_bytes_per_token,
             }
         ),
-        reward=_reward(trace, recipe, run),
-        lengths=_lengths(run),
-        reference=_reference(trace, run, size.weight_bytes),
-        critic=_training(trace, "critic", run).model_copy(update=state) if trace.of("critic", "accumulate") else None,
+        reward=_fit_reward(trace, recipe, run),
+        lengths=_read_lengths(run),
+        reference=_fit_reference(trace, run, size.weight_bytes),
+        critic=_fit_training(trace, "critic", run).model_copy(update=state)
+        if trace.of("critic", "accumulate")
+        else None,
         actor=actor,
     )
     spans = [each.span for each in trace.slices]
@@ -87,7 +89,7 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
     return recipe, fitted(profile, StepTimes.of(run.values, waiting), recipe, len(devices))
 
 
-def _rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
+def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
     """Fits the costs of the engine: prefill, reads of cached tokens, and decode steps by batch."""
     calls = [each for each in trace.of("rollout", "serve", after_step=1) if each.args.get("new_tokens")]
     if not calls:
@@ -116,7 +118,7 @@ def _rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
         min_call_s=MIN_CALL_S,
         update_s=_median_s(trace.of("rollout", "update_weights")),
     )
-    return costs.model_copy(update=_moves(trace, "rollout"))
+    return costs.model_copy(update=_find_moves(trace, "rollout"))
 
 
 def _prompt_tokens(call: Slice) -> float:
@@ -125,7 +127,7 @@ def _prompt_tokens(call: Slice) -> float:
     return float(call.args["prompt_tokens"]) * (len(names) / _num_samples(call) if names else 1.0)
 
 
-def _training(trace: ReadTrace, role: str, run: RunData) -> TrainCosts:
+def _fit_training(trace: ReadTrace, role: str, run: RunData) -> TrainCosts:
     training = trace.of(role, "accumulate", after_step=FILLING)
     costs = TrainCosts(token_s=0.0)
     speed = costs.speed(_num_devices(training))
@@ -136,18 +138,18 @@ def _training(trace: ReadTrace, role: str, run: RunData) -> TrainCosts:
             "inference_token_s": _token_s(inference, run) * speed,
             "optimizer_s": _median_s(trace.of(role, "optimizer_step")) * speed,
             "export_s": _median_s(trace.of(role, "export_weights")),
-            **_moves(trace, role),
+            **_find_moves(trace, role),
         }
     )
 
 
-def _reference(trace: ReadTrace, run: RunData, weight_bytes: int) -> InferenceCosts | None:
+def _fit_reference(trace: ReadTrace, run: RunData, weight_bytes: int) -> InferenceCosts | None:
     calls = trace.of("reference", "logprobs", after_step=FILLING)
     if not calls:
         return None
     speed = StateCosts().speed(_num_devices(calls))
     costs = InferenceCosts(token_s=_token_s(calls, run) * speed, state_bytes=weight_bytes)
-    return costs.model_copy(update=_moves(trace, "reference"))
+    return costs.model_copy(update=_find_moves(trace, "reference"))
 
 
 def _num_devices(calls: Sequence[Slice]) -> int:
@@ -165,12 +167,12 @@ def _token_s(calls: Sequence[Slice], run: RunData) -> float:
     return median([taken / tokens[step] for step, taken in seconds.items() if tokens.get(step)] or [0.0])
 
 
-def _reward(trace: ReadTrace, recipe: Recipe, run: RunData) -> RewardCosts:
+def _fit_reward(trace: ReadTrace, recipe: Recipe, run: RunData) -> RewardCosts:
     if recipe.reward is None:
         return RewardCosts()
     calls = trace.of("reward", "score", after_step=FILLING)
     workers, correct = max(1, recipe.reward.workers), recipe.reward.correct
-    right = [[(each.reward or 0.0) >= correct for each in group] for group in _groups(run) if group]
+    right = [[(each.reward or 0.0) >= correct for each in group] for group in _read_groups(run) if group]
     rows = [float(max(1, _num_samples(each)) / workers) for each in calls]
     return RewardCosts(
         median_s=median([each.seconds / max(1.0, waves) for each, waves in zip(calls, rows, strict=True)] or [0.0]),
@@ -185,8 +187,8 @@ def _num_samples(call: Slice) -> int:
     return sum(name.count(",") + 1 for name in call.args.get("samples", ()))
 
 
-def _lengths(run: RunData) -> Lengths:
-    groups = [[float(each.num_tokens) for each in group] for group in _groups(run)]
+def _read_lengths(run: RunData) -> Lengths:
+    groups = [[float(each.num_tokens) for each in group] for group in _read_groups(run)]
     tokens, trained = run.values("perf/num_tokens"), run.values("samples/trained")
     prompts = sum(tokens) / max(1.0, sum(trained)) - fmean(run.values("response_length/mean"))
     # Only runs with dispatch by length report the rank correlation of their predictions.
@@ -196,7 +198,7 @@ def _lengths(run: RunData) -> Lengths:
     )
 
 
-def _groups(run: RunData) -> list[list[Transcript]]:
+def _read_groups(run: RunData) -> list[list[Transcript]]:
     """Returns the finished samples of each prompt in each step."""
     found: dict[tuple[int, str], list[Transcript]] = {}
     for each in run.transcripts:
@@ -205,7 +207,7 @@ def _groups(run: RunData) -> list[list[Transcript]]:
     return list(found.values())
 
 
-def _moves(trace: ReadTrace, role: str) -> dict[str, float]:
+def _find_moves(trace: ReadTrace, role: str) -> dict[str, float]:
     """Returns the seconds to move a role's state off the devices and back, over one device's link."""
     found = {}
     for name in ("onload", "offload"):

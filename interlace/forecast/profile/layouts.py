@@ -54,12 +54,12 @@ def _share_devices(num_devices: int) -> Schedule:
     return _place_roles("all", "all")
 
 
-def _apart(num_devices: int) -> Schedule:
+def _place_apart(num_devices: int) -> Schedule:
     half = num_devices // 2
     return _place_roles(f"0-{half - 1}", f"{half}-{num_devices - 1}", max_staleness=1)
 
 
-def _efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
+def _fit_efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
     """Fits the efficiency of each doubling of the training devices."""
 
     def tried(kept: float) -> Profile:
@@ -102,6 +102,6 @@ def _search_value(fast: float, slow: float, is_too_fast: Callable[[float], bool]
 
 
 LAYOUTS = (
-    MeasuredLayout(name="roles share all devices", schedule=_share_devices, refined=_efficiency),
-    MeasuredLayout(name="training beside generation", schedule=_apart, refined=_interference),
+    MeasuredLayout(name="roles share all devices", schedule=_share_devices, refined=_fit_efficiency),
+    MeasuredLayout(name="training beside generation", schedule=_place_apart, refined=_interference),
 )

@@ -41,7 +41,7 @@ async def measure_interference(
 
     samples: samples of a step. If a role has many instances, all of them work, and each accounts for its share.
     """
-    workers = list(_workers(groups, samples, sampling, recipe))
+    workers = list(_make_workers(groups, samples, sampling, recipe))
     pairs = [
         (worker, beside)
         for worker in _one_a_role(workers)
@@ -94,13 +94,13 @@ def _one_a_role(workers: Sequence[BusyWorker]) -> list[BusyWorker]:
     return list({worker.role: worker for worker in reversed(workers)}.values())
 
 
-def _workers(
+def _make_workers(
     groups: RoleGroups, samples: Sequence[Sample], sampling: SamplingParams, recipe: Recipe
 ) -> Iterator[BusyWorker]:
     share = math.ceil(len(samples) / len(groups.rollout))
     for place, engine in enumerate(groups.rollout):
         mine = samples[place * share : (place + 1) * share] or samples[:share]
-        yield BusyWorker(role="rollout", group=engine, call=_generate(engine, mine, sampling))
+        yield BusyWorker(role="rollout", group=engine, call=_make_generation(engine, mine, sampling))
     if groups.reference:
         reference = groups.reference[0]
         yield BusyWorker(role="reference", group=reference, call=lambda: reference.logprobs(samples))
@@ -109,7 +109,7 @@ def _workers(
     yield BusyWorker(role="actor", group=groups.actor, call=train_call(groups.actor, samples, recipe))
 
 
-def _generate(engine: RolloutGroup, samples: Sequence[Sample], sampling: SamplingParams) -> Call:
+def _make_generation(engine: RolloutGroup, samples: Sequence[Sample], sampling: SamplingParams) -> Call:
     """Returns a call that serves an engine's share of a step, with the sampling of the step."""
     requests = [
         Request(

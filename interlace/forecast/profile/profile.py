@@ -29,7 +29,7 @@ from interlace.forecast.profile.types import (
 )
 from interlace.forecast.recipe_check import AcceptsHere
 from interlace.observe.progress import ProgressView
-from interlace.rollouts.by_row import simulators_of
+from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RolloutGroup
 from interlace.run.clusters.base import back_end, run_on
 from interlace.run.host import envs_of, sampling_of
@@ -138,8 +138,8 @@ class _Measurement:
     async def measure(self, prompts: Sequence[Prompt], source: str) -> tuple[Profile, StepTimes | None]:
         recipe, cluster, groups = self._recipe, self._cluster, self._groups
         engine = groups.rollout[0]
-        drawn, responses, turns = await self._draw(engine, prompts, self._begin("samples"))
-        rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=self._begin("rollout"))
+        drawn, responses, turns = await self._draw_samples(engine, prompts, self._begin_part("samples"))
+        rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=self._begin_part("rollout"))
         reward = await self._reward(drawn)
         samples = [*drawn][: recipe.prompts_per_step * recipe.samples_per_prompt]
         profile = Profile(
@@ -157,16 +157,16 @@ class _Measurement:
             reward=reward,
             lengths=measure_lengths(responses, wave=recipe.prompts_per_step * recipe.samples_per_prompt),
             turns=turns,
-            env=await self._simulators(),
+            env=await self._measure_simulators(),
             reference=await self._reference(samples),
-            critic=await self._critic(samples),
-            actor=await self._actor(samples),
-            interference=await self._interference(samples),
+            critic=await self._measure_critic(samples),
+            actor=await self._measure_actor(samples),
+            interference=await self._measure_interference(samples),
         )
-        budget_s, stream = self._begin("whole steps"), PromptStream(prompts, recipe.seed)
+        budget_s, stream = self._begin_part("whole steps"), PromptStream(prompts, recipe.seed)
         return profile, await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
 
-    async def _draw(
+    async def _draw_samples(
         self, engine: RolloutGroup, prompts: Sequence[Prompt], budget_s: float
     ) -> tuple[Sequence[Sample], Sequence[Sample], Turns | None]:
         """Draws samples. Returns them, each response as a sample, and the turns if samples have several."""
@@ -179,7 +179,7 @@ class _Measurement:
         )
         return found.samples, found.responses, found.turns
 
-    async def _simulators(self) -> EnvCosts | None:
+    async def _measure_simulators(self) -> EnvCosts | None:
         config = simulators_of(self._recipe.episode)
         if self._envs is None or config is None:
             return None
@@ -189,40 +189,40 @@ class _Measurement:
             num_envs=config.num_envs,
             processes=min(config.workers, config.num_envs),
             chunk=robot.chunk if robot else 1,
-            budget_s=self._begin("simulators"),
+            budget_s=self._begin_part("simulators"),
         )
 
     async def _reward(self, drawn: Sequence[Sample]) -> RewardCosts:
         group, settings = self._groups.reward, self._recipe.reward
         if group is None or settings is None:
             return RewardCosts()
-        return await measure_reward(group, drawn, settings, budget_s=self._begin("reward"))
+        return await measure_reward(group, drawn, settings, budget_s=self._begin_part("reward"))
 
     async def _reference(self, samples: Sequence[Sample]) -> InferenceCosts | None:
         if not self._groups.reference:
             return None
-        budget_s = self._begin("reference")
+        budget_s = self._begin_part("reference")
         return await measure_inference(self._groups.reference[0], ReferenceGroup.logprobs, samples, budget_s=budget_s)
 
-    async def _critic(self, samples: Sequence[Sample]) -> TrainCosts | None:
+    async def _measure_critic(self, samples: Sequence[Sample]) -> TrainCosts | None:
         if not self._groups.critic:
             return None
-        budget_s = self._begin("critic")
+        budget_s = self._begin_part("critic")
         needs = algorithm_of(self._recipe).needs
         operation = CriticGroup.process_rewards if needs.process_reward else CriticGroup.values
         return await measure_training(self._groups.critic, operation, samples, self._recipe, budget_s=budget_s)
 
-    async def _actor(self, samples: Sequence[Sample]) -> TrainCosts:
-        budget_s = self._begin("actor")
+    async def _measure_actor(self, samples: Sequence[Sample]) -> TrainCosts:
+        budget_s = self._begin_part("actor")
         actor = self._groups.actor
         costs = await measure_training(actor, ActorGroup.logprobs, samples, self._recipe, budget_s=budget_s)
         return costs.model_copy(update={"export_s": await measure_export(actor)})
 
-    async def _interference(self, samples: Sequence[Sample]) -> tuple[Interference, ...]:
-        budget_s = self._begin("side by side")
+    async def _measure_interference(self, samples: Sequence[Sample]) -> tuple[Interference, ...]:
+        budget_s = self._begin_part("side by side")
         return await measure_interference(self._groups, samples, self._sampling, self._recipe, budget_s=budget_s)
 
-    def _begin(self, part: str) -> float:
+    def _begin_part(self, part: str) -> float:
         """Reports the next part as progress. Returns its share of the budget, in seconds."""
         self._progress.stage("profile", PARTS.index(part), len(PARTS), part)
         return SHARES.get(part, 0.1) * self._budget_s
@@ -231,13 +231,13 @@ class _Measurement:
 def device_name(device: Device) -> str:
     """Returns the name of the kind of device: `cpu, one core of AMD EPYC 7B13`."""
     if device.pool == "cpu":
-        return f"cpu, one core of {_processor()}"
+        return f"cpu, one core of {_read_processor()}"
     import torch
 
     return f"{device.pool}, {torch.cuda.get_device_name(device.pool_index)}"
 
 
-def _processor() -> str:
+def _read_processor() -> str:
     """Returns the model name of the processor on Linux, its architecture elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -126,7 +126,7 @@ async def measure_rollout(
         for cell, taken in zip(cells, seconds, strict=True)
     ]
     costs = fit_rollout(measured, kv_tokens=recipe.rollout.max_tokens, max_running=recipe.rollout.max_running)
-    state = await _state(engine, recipe)
+    state = await _measure_state(engine, recipe)
     return costs.model_copy(update={**state, "min_call_s": MIN_CALL_S, "update_s": await _update_s(engine, actor)})
 
 
@@ -166,7 +166,7 @@ def fit_rollout(measured: Sequence[Measured], *, kv_tokens: int, max_running: in
     each call, and for each decode step `step_s(running) + context_token_s (cached tokens)`.
     """
     batches = sorted({each.cell.batch for each in measured})
-    rows = [_row(each, batches) for each in measured]
+    rows = [_make_row(each, batches) for each in measured]
     seconds = [each.seconds for each in measured]
     call_s, intake_s, sequence_s, prefill_token_s, context_token_s, *steps = fit(rows, seconds)
     return RolloutCosts(
@@ -186,7 +186,7 @@ def rising(batches: Sequence[int], steps_s: Sequence[float]) -> tuple[tuple[int,
     return tuple(zip(batches, accumulate([max(1e-9, float(step_s)) for step_s in steps_s], max), strict=True))
 
 
-def _row(measured: Measured, batches: Sequence[int]) -> list[float]:
+def _make_row(measured: Measured, batches: Sequence[int]) -> list[float]:
     """Returns the coefficients of each cost; a batch between two measured sizes is interpolated linearly."""
     cell = measured.cell
     lengths = np.asarray(cell.steps)
@@ -196,7 +196,7 @@ def _row(measured: Measured, batches: Sequence[int]) -> list[float]:
     return [measured.num_calls, 1.0, cell.batch, cell.num_prompts * cell.prompt_tokens, read, *shares]
 
 
-async def _state(engine: RolloutGroup, recipe: Recipe) -> dict[str, float]:
+async def _measure_state(engine: RolloutGroup, recipe: Recipe) -> dict[str, float]:
     """Measures the memory of the instance, and the time to move its state off the device and back."""
     async with engine.hold("profile"):
         num_bytes = engine.state.loaded_bytes()

@@ -57,7 +57,7 @@ def read_trace(path: Path) -> ReadTrace:
     devices = Counter((event["name"], event["ts"]) for event in work if event["pid"] == DEVICE_PROCESS)
     ranks = Counter((event["name"], event["ts"]) for event in work if event["pid"] == WORKER_PROCESS)
     slices = [
-        _slice(event, track, devices[when] // ranks[when], ends)
+        _make_slice(event, track, devices[when] // ranks[when], ends)
         for event in work
         if event["pid"] == WORKER_PROCESS
         and (track := tracks.get((event["pid"], event["tid"])))
@@ -71,7 +71,7 @@ def read_trace(path: Path) -> ReadTrace:
     return ReadTrace(slices=slices, steps=steps, note=read.note)
 
 
-def _slice(event: Mapping[str, Any], track: str, num_devices: int, ends: Mapping[int, float]) -> Slice:
+def _make_slice(event: Mapping[str, Any], track: str, num_devices: int, ends: Mapping[int, float]) -> Slice:
     group, _, rank = track.partition(" rank ")
     end_us = event["ts"] + event["dur"] if event["ph"] == "X" else ends.get(event["id"], event["ts"])
     args = event["args"]

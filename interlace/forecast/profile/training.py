@@ -43,7 +43,7 @@ async def measure_inference(
 ) -> InferenceCosts:
     """Measures an operation of a group that is not trained. samples: samples of a step."""
     call_s, token_s = await _by_tokens(group, operation, samples, budget_s)
-    onload_s, offload_s = await _switch(group)
+    onload_s, offload_s = await _measure_switch(group)
     return InferenceCosts(
         state_bytes=group.state.loaded_bytes(), onload_s=onload_s, offload_s=offload_s, call_s=call_s, token_s=token_s
     )
@@ -61,12 +61,12 @@ async def measure_training(
     ready = trainable(samples)
     minibatch = ready[: max(1, len(ready) // recipe.minibatches)]
     inference_call_s, inference_token_s = await _by_tokens(group, operation, ready, budget_s / 4)
-    calls = [_train(group, part) for part in _parts(minibatch)]
+    calls = [_train(group, part) for part in _make_parts(minibatch)]
     times = await medians(calls, rounds=7, budget_s=budget_s / 2)
     optimizer_s = await _optimizer_s(group, minibatch)
-    rows = [[1.0, _num_tokens(part)] for part in _parts(minibatch)]
+    rows = [[1.0, _num_tokens(part)] for part in _make_parts(minibatch)]
     call_s, token_s = fit(rows, [max(1e-9, seconds - optimizer_s) for seconds in times])
-    onload_s, offload_s = await _switch(group)
+    onload_s, offload_s = await _measure_switch(group)
     await group.step_metrics()
     return TrainCosts(
         state_bytes=group.state.loaded_bytes(),
@@ -115,7 +115,7 @@ async def _by_tokens(
     group: G, operation: Compute[G, FloatArray], samples: Sequence[Sample], budget_s: float
 ) -> tuple[float, float]:
     """Returns (seconds per call, seconds per token) of an operation on samples."""
-    parts = _parts(samples)
+    parts = _make_parts(samples)
 
     def call(part: Sequence[Sample]) -> Call:
         return lambda: group.call(operation, part)
@@ -126,13 +126,13 @@ async def _by_tokens(
     return float(call_s), float(token_s)
 
 
-async def _switch(group: TypedGroup) -> tuple[float, float]:
+async def _measure_switch(group: TypedGroup) -> tuple[float, float]:
     async with group.hold("profile"):
         offload_s, onload_s = await medians([group.state.unload, group.state.load], rounds=3, budget_s=5.0)
     return onload_s, offload_s
 
 
-def _parts(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
+def _make_parts(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
     sizes = dict.fromkeys(max(1, round(share * len(samples))) for share in SHARES)
     return [samples[:size] for size in sizes]
 

@@ -111,7 +111,7 @@ def memory_by_part(
         for instance in _one_a_kind(schedule.instances(role, devices)):
             if not instance:  # simulators on the host
                 continue
-            costs, count = profile.on(role, _pools(instance)), len(instance)
+            costs, count = profile.on(role, _find_pools(instance)), len(instance)
             parts = {
                 "state": (costs.state_bytes - costs.moment_bytes) // count,
                 "moments": costs.moment_bytes // count,
@@ -173,7 +173,7 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
             continue
         instances, rate = schedule.instances(role, devices), 0.0
         for instance in instances:
-            costs = profile.on(role, _pools(instance))
+            costs = profile.on(role, _find_pools(instance))
             rate += costs.speed(len(instance)) / costs.token_s if isinstance(costs, InferenceCosts) else math.inf
         seconds = num_tokens / rate
         for device in (device for instance in instances for device in instance):
@@ -218,28 +218,28 @@ def _add_generation(
     mean, rate = fmean(response_lengths(profile.lengths, workload.max_new_tokens)), 0.0
     ahead = math.ceil(workload.samples_per_step * (1 + schedule.steps_ahead) / len(instances))
     for kind in _one_a_kind(instances):
-        costs, span = profile.on("rollout", _pools(kind)), len(kind)
+        costs, span = profile.on("rollout", _find_pools(kind)), len(kind)
         if not isinstance(costs, RolloutCosts):
             continue
         reading_s = costs.context_token_s * mean / 2 / costs.context_speed(span)
         best_s = _best_token_s(costs, min(costs.max_running, ahead))
         each = mean * (best_s / costs.speed(span) + reading_s) + costs.sequence_s
-        rate += sum(_pools(instance) == _pools(kind) for instance in instances) / each
+        rate += sum(_find_pools(instance) == _find_pools(kind) for instance in instances) / each
     for device in (device for instance in instances for device in instance):
         busy[device.index] += workload.samples_per_step / rate
 
 
-def _pools(instance: Sequence[Device]) -> tuple[str, ...]:
+def _find_pools(instance: Sequence[Device]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(device.pool for device in instance))
 
 
 def _one_a_kind(instances: Sequence[tuple[Device, ...]]) -> list[tuple[Device, ...]]:
-    return list({_pools(instance): instance for instance in reversed(instances)}.values())
+    return list({_find_pools(instance): instance for instance in reversed(instances)}.values())
 
 
 def _alone_s(profile: Profile, instance: Sequence[Device]) -> float:
     """Returns the seconds of a decode step for one sequence."""
-    costs = profile.on("rollout", _pools(instance))
+    costs = profile.on("rollout", _find_pools(instance))
     return costs.steps[0][1] / costs.speed(len(instance)) if isinstance(costs, RolloutCosts) else 0.0
 
 

@@ -47,10 +47,10 @@ class Layout:
 
         pools: kinds of a mixed cluster; an engine never spans several kinds.
         """
-        generating = _count(self.rollout, num_devices, self.span)
-        simulating = _count(self.env, num_devices, 1) if isinstance(self.env, Fraction) else 0
+        generating = _count_devices(self.rollout, num_devices, self.span)
+        simulating = _count_devices(self.env, num_devices, 1) if isinstance(self.env, Fraction) else 0
         rest = num_devices - generating - simulating
-        training = rest if self.is_split else _count(self.training, num_devices, 1)
+        training = rest if self.is_split else _count_devices(self.training, num_devices, 1)
         apart = training // 4 if self.inference == "apart" else 0
         if (
             not generating
@@ -68,7 +68,7 @@ class Layout:
             generate, train, infer, move = (
                 (num_devices - end, num_devices - start) for start, end in (generate, train, infer, move)
             )
-        if any(count % self.span for _, _, count in _parts(generate, pools)):
+        if any(count % self.span for _, _, count in _list_parts(generate, pools)):
             return None
         inferring = {"training": train, "rollout": generate, "apart": infer}[self.inference]
         return {
@@ -119,7 +119,7 @@ class Candidate:
     def of(cls, schedule: Schedule, name: str = "", devices: tuple[Device, ...] = ()) -> "Candidate":
         """Builds a candidate from a schedule, with its placement as shares. devices: those that it names by number."""
         devices = devices or _MEASURE
-        counted = {role: _indices(schedule, role, devices) for role in ("rollout", "reference", "actor")}
+        counted = {role: _find_indices(schedule, role, devices) for role in ("rollout", "reference", "actor")}
         inference: Literal["training", "rollout", "apart"] = "training"
         if counted["reference"] == counted["rollout"] != counted["actor"]:
             inference = "rollout"
@@ -127,7 +127,7 @@ class Candidate:
             inference = "apart"
         env: Fraction | Literal["host", "rollout"] = "host"
         if schedule.placement.of("env").devices != HOST:
-            simulating = _indices(schedule, "env", devices)
+            simulating = _find_indices(schedule, "env", devices)
             env = "rollout" if simulating == counted["rollout"] else Fraction(len(simulating), len(devices))
         span = schedule.placement.of("rollout").devices_per_instance
         layout = Layout(
@@ -142,7 +142,7 @@ class Candidate:
         return cls(layout=layout, rest=schedule.model_copy(update={"placement": Schedule().placement}), name=name)
 
 
-def _indices(schedule: Schedule, role: str, devices: tuple[Device, ...]) -> frozenset[int]:
+def _find_indices(schedule: Schedule, role: str, devices: tuple[Device, ...]) -> frozenset[int]:
     return frozenset(device.index for instance in schedule.instances(role, devices) for device in instance)
 
 
@@ -153,16 +153,16 @@ def _parse_schedule(rest: Schedule, fields: Mapping[str, object]) -> Schedule | 
         return None
 
 
-def _count(share: Fraction, num_devices: int, span: int) -> int:
+def _count_devices(share: Fraction, num_devices: int, span: int) -> int:
     """Returns the multiple of `span` nearest to a share of the devices."""
     return min(math.floor(share * num_devices / span + Fraction(1, 2)), num_devices // span) * span
 
 
-def _range(first: int, end: int) -> str:
+def _format_range(first: int, end: int) -> str:
     return str(first) if end == first + 1 else f"{first}-{end - 1}"
 
 
-def _parts(devices: tuple[int, int], pools: Pools) -> Iterator[tuple[str, int, int]]:
+def _list_parts(devices: tuple[int, int], pools: Pools) -> Iterator[tuple[str, int, int]]:
     """Yields (kind, first device within the kind, number) for each kind in a range of the cluster's devices."""
     start = 0
     for pool, count in pools:
@@ -174,8 +174,10 @@ def _parts(devices: tuple[int, int], pools: Pools) -> Iterator[tuple[str, int, i
 
 def _name_devices(devices: tuple[int, int], pools: Pools) -> str:
     if not pools:
-        return _range(*devices)
-    return ",".join(f"{pool}:{_range(first, first + count)}" for pool, first, count in _parts(devices, pools))
+        return _format_range(*devices)
+    return ",".join(
+        f"{pool}:{_format_range(first, first + count)}" for pool, first, count in _list_parts(devices, pools)
+    )
 
 
 def selects_by_speed(schedule: Schedule) -> bool:
@@ -237,7 +239,7 @@ def neighbours(
     if has_env:
         yield from _with_simulators(candidate)
     yield from by_kind(candidate, pools)
-    for fields in _decisions(candidate.rest, has_reference):
+    for fields in _list_decisions(candidate.rest, has_reference):
         if (changed := candidate.changed(fields)) and changed != candidate:
             yield changed
     if candidate.layout.lends:
@@ -295,7 +297,7 @@ def by_kind(candidate: Candidate, pools: Pools) -> Iterator[Candidate]:
                 yield replace(candidate, layout=layout)
 
 
-def _decisions(rest: Schedule, has_reference: bool) -> Iterator[Mapping[str, object]]:
+def _list_decisions(rest: Schedule, has_reference: bool) -> Iterator[Mapping[str, object]]:
     """Yields the fields of each decision except the placement."""
     waits = {
         "max_staleness": 0, "pipeline_depth": None, "sync_every": 1, "batching": "step", "on_straggler": "hold",

@@ -101,30 +101,38 @@ class _Search:
 
     def run(self, current: Candidate | None) -> SearchResult:
         """Searches at coarse fidelity, then applies successive halving."""
-        presets = {name: self._seed(Candidate.of(load_schedule(name), name)) for name in preset_names()}
-        seeds = [self._seed(each) for each in plain()]
+        presets = {name: self._make_seed(Candidate.of(load_schedule(name), name)) for name in preset_names()}
+        seeds = [self._make_seed(each) for each in plain()]
         mixed = [each for start in (*seeds, *presets.values()) for each in by_kind(start, self._workload.pools)]
-        self._try([*presets.values(), *self._vary_spans([*seeds, *mixed])])
-        self._climb()
-        chosen = self._promising()
+        self._try_candidates([*presets.values(), *self._vary_spans([*seeds, *mixed])])
+        self._climb_hill()
+        chosen = self._select_promising()
         if not chosen:
             self._feasible.refuse(self._seen)
-        middle = {**self._of(chosen), **self._score_all(self._affordable(chosen, self._middle, 0.7), self._middle)}
+        middle = {
+            **self._find_scores(chosen),
+            **self._score_all(self._select_affordable(chosen, self._middle, 0.7), self._middle),
+        }
         inside = [
             candidate for candidate in _rank_all(middle) if self._feasible.is_inside(candidate, middle[candidate])
         ]
-        front = pareto([self._plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
+        front = pareto([self._make_plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
         # The plans to compare come first, then the front and the next best, as far as the effort allows.
-        asked = [*inside[:SURE], *([current] if current else []), presets[BASELINE], *_unbiased(inside, middle)[:1]]
+        asked = [
+            *inside[:SURE],
+            *([current] if current else []),
+            presets[BASELINE],
+            *_select_unbiased(inside, middle)[:1],
+        ]
         asked += [*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]]
-        self._fine = self._closest(asked[: SURE + 1])
-        fine = self._score_all(self._affordable(asked, self._fine, 1.0), self._fine)
-        plans = {each: self._plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
+        self._fine = self._choose_fidelity(asked[: SURE + 1])
+        fine = self._score_all(self._select_affordable(asked, self._fine, 1.0), self._fine)
+        plans = {each: self._make_plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
         ranked = [plans[each] for each in _rank_all(fine) if self._feasible.is_inside(each, fine[each])]
         seen = {
             each: score for each, score in middle.items() if each not in fine and self._feasible.is_inside(each, score)
         }
-        ranked += [self._plan(each, score) for each in _rank_all(seen) if isinstance(score := seen[each], Score)]
+        ranked += [self._make_plan(each, score) for each in _rank_all(seen) if isinstance(score := seen[each], Score)]
         if not ranked:
             self._feasible.refuse(self._seen)
         return SearchResult(
@@ -137,53 +145,53 @@ class _Search:
             num_pruned=self._feasible.num_pruned,
         )
 
-    def _seed(self, candidate: Candidate) -> Candidate:
+    def _make_seed(self, candidate: Candidate) -> Candidate:
         """Returns a candidate with the fields that follow from the profile."""
         if self._workload.turns <= 1:
             return candidate
         return candidate.changed({"prefill_cost": prefill_cost(self._profile)}) or candidate
 
-    def _of(self, candidates: Iterable[Candidate]) -> dict[Candidate, Score | Refused]:
+    def _find_scores(self, candidates: Iterable[Candidate]) -> dict[Candidate, Score | Refused]:
         """Returns the coarse scores of the candidates."""
         return {each: self._seen[each] for each in candidates}
 
     def _find_plan(self, candidate: Candidate) -> Planned | None:
         """Returns the plan of a candidate by its coarse score; None without one."""
         score = self._seen.get(candidate)
-        return self._plan(candidate, score) if isinstance(score, Score) else None
+        return self._make_plan(candidate, score) if isinstance(score, Score) else None
 
-    def _closest(self, candidates: Sequence[Candidate]) -> Fidelity:
+    def _choose_fidelity(self, candidates: Sequence[Candidate]) -> Fidelity:
         """Returns the final fidelity: the whole cluster, or the largest model of it that the effort allows."""
         turns = self._middle.turns
         for each in dict.fromkeys((1, turns)):
             for scale in self._scales[2:]:
                 fidelity = replace(self._fine, scale=scale, turns=each)
-                if self._effort.affords(sum(self._cost(candidate, fidelity) for candidate in candidates)):
+                if self._effort.affords(sum(self._count_samples(candidate, fidelity) for candidate in candidates)):
                     return fidelity
         return replace(self._fine, scale=self._scales[1], turns=turns)
 
-    def _affordable(self, candidates: Iterable[Candidate], fidelity: Fidelity, share: float) -> list[Candidate]:
+    def _select_affordable(self, candidates: Iterable[Candidate], fidelity: Fidelity, share: float) -> list[Candidate]:
         """Returns the first candidates, as many as a share of the remaining effort allows to simulate."""
         found, num_samples = list[Candidate](), 0
         for each in dict.fromkeys(candidates):
-            num_samples += self._cost(each, fidelity)
+            num_samples += self._count_samples(each, fidelity)
             if not self._effort.affords(int(num_samples / share)):
                 break
             found.append(each)
         return found
 
-    def _promising(self) -> list[Candidate]:
+    def _select_promising(self) -> list[Candidate]:
         """Returns the fastest candidates, and candidates of the coarse front that are less stale or less biased."""
         inside = {each: score for each, score in self._seen.items() if self._feasible.is_inside(each, score)}
-        plans = [self._plan(each, score) for each, score in inside.items() if isinstance(score, Score)]
-        fastest, front = _unlike(inside), (plan.candidate for plan in pareto(plans)[:8])
-        return list(dict.fromkeys([*fastest[:8], *front, *_unbiased(fastest, inside)[:2]]))
+        plans = [self._make_plan(each, score) for each, score in inside.items() if isinstance(score, Score)]
+        fastest, front = _select_unlike(inside), (plan.candidate for plan in pareto(plans)[:8])
+        return list(dict.fromkeys([*fastest[:8], *front, *_select_unbiased(fastest, inside)[:2]]))
 
-    def _climb(self) -> None:
+    def _climb_hill(self) -> None:
         """Tries the neighbours of the best until the best stops improving or half of the effort is used."""
         best, idle, expanded = 0.0, 0, set[Candidate]()
         while idle < ROUNDS_WITHOUT_GAIN and self._effort.share_left > SEARCH_LEAVES:
-            beam = [each for each in self._best(4 * BEAM) if each not in expanded][:BEAM]
+            beam = [each for each in self._select_best(4 * BEAM) if each not in expanded][:BEAM]
             if not beam:
                 return
             expanded.update(beam)
@@ -199,8 +207,8 @@ class _Search:
                     pools=self._workload.pools,
                 )
             ]
-            self._try(around)
-            found = self._best(1)
+            self._try_candidates(around)
+            found = self._select_best(1)
             now = self._rate(found[0]) if found else 0.0
             idle, best = (0, now) if now > best * 1.005 else (idle + 1, max(now, best))
 
@@ -212,7 +220,7 @@ class _Search:
             for span in self._workload.spans
         ]
 
-    def _try(self, candidates: Iterable[Candidate]) -> None:
+    def _try_candidates(self, candidates: Iterable[Candidate]) -> None:
         """Simulates at coarse fidelity the candidates that may beat the best so far, the most promising first."""
         fresh = []
         for each in dict.fromkeys(candidates):
@@ -224,18 +232,18 @@ class _Search:
             fresh.append((least_step_s(schedule, self._profile, self._workload, self._devices), each))
         fresh.sort(key=lambda pair: pair[0])
         for start in range(0, len(fresh), 16):
-            if self._effort.share_left <= SEARCH_LEAVES and self._best(1):
+            if self._effort.share_left <= SEARCH_LEAVES and self._select_best(1):
                 return
             limit = self._limit_s()
             promising = [each for least_s, each in fresh[start : start + 16] if least_s <= limit]
             self._feasible.num_pruned += len(fresh[start : start + 16]) - len(promising)
             if promising:
                 self._seen.update(self._score_all(promising, self._coarse))
-                self._report()
+                self._report_best()
 
     def _limit_s(self) -> float:
         """Returns the lower bound of a step above which a candidate cannot beat the best."""
-        best = self._best(1)
+        best = self._select_best(1)
         top = self._seen[best[0]] if best else None
         if not isinstance(top, Score):
             return math.inf
@@ -243,9 +251,9 @@ class _Search:
         # because the bound is an expectation.
         return 1.17 * top.step_s / (1 + min(0.0, top.length_shift))
 
-    def _report(self) -> None:
+    def _report_best(self) -> None:
         """Reports the best schedule so far."""
-        best = self._best(1)
+        best = self._select_best(1)
         score = self._seen[best[0]] if best else None
         found = f", best so far {score.step_s:.4g} s per step" if isinstance(score, Score) else ""
         self._effort.report(f"{self._num_scored} schedules simulated{found}")
@@ -257,26 +265,26 @@ class _Search:
         ready = {each: (schedule, fidelity) for each, schedule in scaled if schedule}
         fresh = {task: each for each, task in ready.items() if task not in self._simulated}
         found = {task: score for task, score in zip(fresh, self._score([*fresh]), strict=True) if score is not None}
-        self._effort.spend(sum(self._cost(fresh[task], fidelity) for task in found))
+        self._effort.spend(sum(self._count_samples(fresh[task], fidelity) for task in found))
         self._num_scored += len(found)
         self._feasible.reasons += [each.reason for each in found.values() if isinstance(each, Refused)]
         self._simulated.update(found)
         return {each: self._simulated[task] for each, task in ready.items() if task in self._simulated}
 
-    def _cost(self, candidate: Candidate, fidelity: Fidelity) -> int:
+    def _count_samples(self, candidate: Candidate, fidelity: Fidelity) -> int:
         """Returns the number of samples to simulate."""
         steps = fidelity.num_steps(candidate.rest)
         return steps * self._workload.requests_per_step // (fidelity.scale * fidelity.turns)
 
-    def _best(self, count: int) -> list[Candidate]:
+    def _select_best(self, count: int) -> list[Candidate]:
         inside = {each: score for each, score in self._seen.items() if self._feasible.is_inside(each, score)}
-        return _unlike(inside)[:count]
+        return _select_unlike(inside)[:count]
 
     def _rate(self, candidate: Candidate) -> float:
         score = self._seen[candidate]
         return score.tokens_per_s if isinstance(score, Score) else 0.0
 
-    def _plan(self, candidate: Candidate, score: Score) -> Planned:
+    def _make_plan(self, candidate: Candidate, score: Score) -> Planned:
         schedule = self._feasible.schedules[candidate]
         return Planned(
             name=candidate.name,
@@ -291,7 +299,7 @@ class _Search:
         told = []
         outside = [each for each in (*presets.values(), best.candidate) if each not in self._seen]
         shorter = replace(self._coarse, steps=2)
-        self._seen.update(self._score_all(self._affordable(outside, shorter, 1.0), shorter))
+        self._seen.update(self._score_all(self._select_affordable(outside, shorter, 1.0), shorter))
         top = self._seen.get(best.candidate)
         for name, candidate in presets.items():
             if candidate == best.candidate:
@@ -317,12 +325,12 @@ def _rank_all(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
     return sorted(rates, key=lambda each: -rates[each])
 
 
-def _unbiased(candidates: Iterable[Candidate], scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+def _select_unbiased(candidates: Iterable[Candidate], scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
     """Returns the candidates whose trained responses are as long as the generated ones."""
     return [each for each in candidates if isinstance(score := scores[each], Score) and score.is_unbiased]
 
 
-def _unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+def _select_unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
     """Returns the candidates, the fastest first, without those that are the same as a faster one."""
     found: list[Candidate] = []
     last: Score | None = None

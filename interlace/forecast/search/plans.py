@@ -253,11 +253,11 @@ def differing(schedule: Schedule) -> dict[str, object]:
     given, default = schedule.model_dump(mode="json"), Schedule().model_dump(mode="json")
     found: dict[str, object] = {name: value for name, value in given.items() if value != default[name]}
     if isinstance(placement := found.get("placement"), dict):
-        found["placement"] = {role: _short(where) for role, where in placement.items() if where}
+        found["placement"] = {role: _shorten_value(where) for role, where in placement.items() if where}
     if isinstance(tail := found.get("tail"), dict) and len(tail) == 1:
         found["tail"] = tail["kind"]
     return found
 
 
-def _short(where: Mapping[str, object]) -> object:
+def _shorten_value(where: Mapping[str, object]) -> object:
     return where["devices"] if where.get("devices_per_instance") in (None, 1) else dict(where)

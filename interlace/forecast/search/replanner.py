@@ -65,14 +65,14 @@ class Replanner:
         pays = saved_s * steps_left > PAYS_BACK * self.switch_s
         wants = best_s < (1 - LEAST_GAIN) * predicted_s and pays
         self._asked = self._asked + 1 if wants else 0
-        self._restart(predicted_s)
+        self._restart_window(predicted_s)
         return self._asked >= 2
 
     def changed(self, predicted_s: float) -> None:
         """Records that the schedule changed to one with this prediction."""
         self._asked = 0
-        self._restart(predicted_s)
+        self._restart_window(predicted_s)
 
-    def _restart(self, predicted_s: float) -> None:
+    def _restart_window(self, predicted_s: float) -> None:
         self.predicted_s, self._since, self._fitted = predicted_s, 0, None
         self._ratios.clear()

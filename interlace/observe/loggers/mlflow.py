@@ -25,7 +25,7 @@ class Logger:
         uri = mlflow.get_tracking_uri()
         try:
             self._client = mlflow.MlflowClient()
-            experiment_id = self._experiment(info.project_or("MLFLOW_EXPERIMENT_NAME"))
+            experiment_id = self._find_experiment(info.project_or("MLFLOW_EXPERIMENT_NAME"))
             self._run_id = self._find_run(experiment_id, info) or self._create_run(experiment_id, info)
             self._client.log_dict(self._run_id, dict(info.config), "config.json")
         except Exception as error:
@@ -50,7 +50,7 @@ class Logger:
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
 
-    def _experiment(self, name: str) -> str:
+    def _find_experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
         return str(found.experiment_id if found else self._client.create_experiment(name))
 

@@ -44,14 +44,14 @@ class Logger:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in {**metrics, "step": step}.items():
-            self._gauge(name).labels(**self._labels).set(float(value))
+            self._find_gauge(name).labels(**self._labels).set(float(value))
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
-    def _gauge(self, name: str) -> Gauge:
+    def _find_gauge(self, name: str) -> Gauge:
         if name not in self._gauges:
             shown = "interlace_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
             while shown in self._shown:  # a/b and a_b are two metrics

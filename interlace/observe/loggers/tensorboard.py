@@ -18,16 +18,16 @@ class Logger:
         if info.resumed_at is not None:
             # With a session start, TensorBoard discards the events of earlier files for this step and later ones.
             start = SessionLog(status=SessionLog.START)
-            self._add(Event(step=info.resumed_at + 1, session_log=start))
+            self._add_event(Event(step=info.resumed_at + 1, session_log=start))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._add(Event(step=step, summary=Summary(value=values)))
+        self._add_event(Event(step=step, summary=Summary(value=values)))
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
 
-    def _add(self, event: Event) -> None:
+    def _add_event(self, event: Event) -> None:
         event.wall_time = time.time()
         self._writer.add_event(event)

@@ -190,22 +190,23 @@ def step_bars(id_: str, run: RunData) -> Panel | None:
     chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
     if not chunks:
         return None
-    smallest = SMALLEST_SHARE * sum(_seconds(row, "timing_s/step") for row in rows) / size
+    smallest = SMALLEST_SHARE * sum(_read_seconds(row, "timing_s/step") for row in rows) / size
     curves = []
     for name in BINS:
         values = [
-            sum(_seconds(row, f"{PREFIX}{name}") * _seconds(row, "timing_s/step") for row in chunk) / len(chunk)
+            sum(_read_seconds(row, f"{PREFIX}{name}") * _read_seconds(row, "timing_s/step") for row in chunk)
+            / len(chunk)
             for chunk in chunks
         ]
         total = sum(values)
         if total > 0 and total >= smallest:
             curves.append(Curve(label=name, colour=BIN_COLOURS[name], dash=0, values=values))
     note = "seconds of each step, mean over the devices" + (f"; a bar is the mean of {size} steps" if size > 1 else "")
-    steps = [_seconds(chunk[0], "step") for chunk in chunks]
+    steps = [_read_seconds(chunk[0], "step") for chunk in chunks]
     return Panel(id=id_, title=f"{run.name}: time of each step", note=note, kind="stack", steps=steps, curves=curves)
 
 
-def _seconds(row: Mapping[str, object], key: str) -> float:
+def _read_seconds(row: Mapping[str, object], key: str) -> float:
     value = row.get(key)
     return float(value) if isinstance(value, int | float) else 0.0
 
@@ -228,7 +229,7 @@ def step_view(run: str, timeline: DeviceTimeline, step: int | None) -> StepView 
     window = max(last_s - start_s, 1e-9)
     bars = [bar for bar in timeline.bars if bar.end_s > start_s and bar.start_s < last_s]
     lanes = {
-        name: _draw([bar for bar in bars if bar.device == device], timeline, start_s, last_s)
+        name: _draw_bars([bar for bar in bars if bar.device == device], timeline, start_s, last_s)
         for device, name in sorted(timeline.devices.items())
     }
     return StepView(
@@ -238,12 +239,12 @@ def step_view(run: str, timeline: DeviceTimeline, step: int | None) -> StepView 
         step_end=100 * (end_s - start_s) / window,
         note=timeline.note,
         lanes=lanes,
-        totals=_totals([bar for bar in bars if bar.start_s < end_s], timeline, start_s, end_s),
+        totals=_sum_operations([bar for bar in bars if bar.start_s < end_s], timeline, start_s, end_s),
         legend={name: timeline.colours[name] for name in sorted({bar.name for bar in bars})},
     )
 
 
-def _draw(bars: Sequence[Bar], timeline: DeviceTimeline, start_s: float, end_s: float) -> list[DrawnBar]:
+def _draw_bars(bars: Sequence[Bar], timeline: DeviceTimeline, start_s: float, end_s: float) -> list[DrawnBar]:
     window = max(end_s - start_s, 1e-9)
     joined: list[tuple[Bar, float, float, int]] = []
     for bar in sorted(bars, key=lambda bar: bar.start_s):
@@ -263,7 +264,9 @@ def _draw(bars: Sequence[Bar], timeline: DeviceTimeline, start_s: float, end_s: 
     return drawn
 
 
-def _totals(bars: Sequence[Bar], timeline: DeviceTimeline, start_s: float, end_s: float) -> list[OperationTotal]:
+def _sum_operations(
+    bars: Sequence[Bar], timeline: DeviceTimeline, start_s: float, end_s: float
+) -> list[OperationTotal]:
     grouped: dict[tuple[int, str], list[float]] = {}
     for bar in bars:
         grouped.setdefault((bar.device, bar.name), []).append(min(bar.end_s, end_s) - max(bar.start_s, start_s))

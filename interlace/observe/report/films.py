@@ -40,12 +40,12 @@ def film_views(run: RunData) -> list[FilmView]:
     for step, records in groupby(read_films(folder), key=lambda record: record.step):
         sheet = b64encode(sheet_of(folder, step).read_bytes()).decode()
         title = "before the first step" if step == 0 else f"after step {step}"
-        videos = [_video(run, record) for record in records]
+        videos = [_make_video_view(run, record) for record in records]
         found.append(FilmView(title=f"{run.name}, {title}", sheet=sheet, videos=videos))
     return found
 
 
-def _video(run: RunData, record: FilmRecord) -> VideoView:
+def _make_video_view(run: RunData, record: FilmRecord) -> VideoView:
     text = f"{record.name}: {record.caption}"
     if record.video is None or not record.video.is_file():
         return VideoView(text=text)

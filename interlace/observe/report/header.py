@@ -38,14 +38,14 @@ class Card:
 
 def run_facts(run: RunData, config: str, sessions: Sequence[RunSession]) -> list[Fact]:
     """Lists date, duration, command, model, algorithm, task, versions and machine, as far as the run recorded them."""
-    settings = _settings(config)
+    settings = _read_settings(config)
     facts = [
-        ("date", _date(sessions)),
-        ("duration", _duration(run, sessions)),
+        ("date", _format_date(sessions)),
+        ("duration", _format_duration(run, sessions)),
         ("command", sessions[-1].command if sessions else ""),
         ("model", _text(settings, "model", "path")),
         ("algorithm", _text(settings, "algorithm", "name")),
-        ("task", _task(settings)),
+        ("task", _describe_task(settings)),
         ("reward", _text(settings, "reward", "name")),
         ("schedule", _text(settings, "schedule", "preset")),
         ("engine", _text(settings, "rollout", "engine")),
@@ -59,7 +59,7 @@ def run_facts(run: RunData, config: str, sessions: Sequence[RunSession]) -> list
     return [Fact(name=name, text=text) for name, text in facts if text]
 
 
-def _settings(config: str) -> Mapping[str, JSON]:
+def _read_settings(config: str) -> Mapping[str, JSON]:
     try:
         found = parse_yaml(config)
     except (ValueError, yaml.YAMLError):
@@ -69,7 +69,7 @@ def _settings(config: str) -> Mapping[str, JSON]:
 
 def asked_steps(config: str) -> int | None:
     """Returns the number of steps that config.yaml asks for; None if it has none."""
-    found = _settings(config).get("steps")
+    found = _read_settings(config).get("steps")
     return found if isinstance(found, int) else None
 
 
@@ -83,7 +83,7 @@ def _text(settings: Mapping[str, JSON], *path: str) -> str:
     return "" if value is None or isinstance(value, Mapping | list) else str(value)
 
 
-def _task(settings: Mapping[str, JSON]) -> str:
+def _describe_task(settings: Mapping[str, JSON]) -> str:
     task = settings.get("task")
     if not isinstance(task, Mapping):
         return "" if task is None else str(task)
@@ -98,18 +98,18 @@ def _task(settings: Mapping[str, JSON]) -> str:
     return ", ".join(parts)
 
 
-def _date(sessions: Sequence[RunSession]) -> str:
+def _format_date(sessions: Sequence[RunSession]) -> str:
     if not sessions:
         return ""
-    resumed = f" (resumed {len(sessions) - 1} times, last {_minute(sessions[-1])})" if len(sessions) > 1 else ""
-    return f"{_minute(sessions[0])}{resumed}"
+    resumed = f" (resumed {len(sessions) - 1} times, last {_format_minute(sessions[-1])})" if len(sessions) > 1 else ""
+    return f"{_format_minute(sessions[0])}{resumed}"
 
 
-def _minute(session: RunSession) -> str:
+def _format_minute(session: RunSession) -> str:
     return session.started_at[:16].replace("T", " ")
 
 
-def _duration(run: RunData, sessions: Sequence[RunSession]) -> str:
+def _format_duration(run: RunData, sessions: Sequence[RunSession]) -> str:
     steps = f"{duration(sum(run.values('timing_s/step')))} in {len(run.rows)} steps"
     if len(sessions) != 1:
         return steps
@@ -122,14 +122,14 @@ def _duration(run: RunData, sessions: Sequence[RunSession]) -> str:
 
 def summary_cards(run: RunData, config: str) -> list[Card]:
     """Lists the numbers of a run that a reader wants first."""
-    return [card for card in _cards(run, _settings(config)) if card.value]
+    return [card for card in _make_cards(run, _read_settings(config)) if card.value]
 
 
-def _cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
+def _make_cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
     ledger, seconds = ledger_of(run.rows), run.values("timing_s/step")
-    yield _change("reward", run.values("reward/mean"), "mean of a step, first → last")
+    yield _make_change_card("reward", run.values("reward/mean"), "mean of a step, first → last")
     for kind in ("greedy", "sampled"):
-        yield _accuracy(run, kind)
+        yield _make_accuracy_card(run, kind)
     asked = settings.get("steps")
     yield Card(name="steps", value=f"{len(run.rows)} of {asked}" if isinstance(asked, int) else str(len(run.rows)))
     if seconds:
@@ -143,14 +143,14 @@ def _cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
         yield Card(name="useful device time", value=f"{useful:.0%}", note=" + ".join(USEFUL))
         if waste := ledger.largest_waste():
             yield Card(name="largest waste", value=f"{waste.fraction:.0%}", note=waste.name)
-    yield from _suggestions(run)
+    yield from _make_suggestions(run)
     if mfu := run.values("perf/mfu"):
         yield Card(name="MFU", value=f"{sum(mfu) / len(mfu):.1%}", note="mean of the steps")
     if staleness := run.values("sched/staleness_max"):
         yield Card(name="staleness", value=f"≤ {max(staleness):.0f}", note="versions")
 
 
-def _suggestions(run: RunData) -> Iterator[Card]:
+def _make_suggestions(run: RunData) -> Iterator[Card]:
     """Yields the settings that `interlace advise` found for the run, if it was called."""
     path = RunFolder(path=run.folder).advice
     if not path.is_file():
@@ -178,12 +178,12 @@ def time_left_s(run: RunData, settings: Mapping[str, JSON]) -> float | None:
     return (asked - len(run.rows)) * sum(seconds) / len(seconds)
 
 
-def _change(name: str, values: Sequence[float], note: str) -> Card:
+def _make_change_card(name: str, values: Sequence[float], note: str) -> Card:
     text = f"{number(values[0], 2)} → {number(values[-1], 2)}" if values else ""
     return Card(name=name, value=text, note=note)
 
 
-def _accuracy(run: RunData, kind: str) -> Card:
+def _make_accuracy_card(run: RunData, kind: str) -> Card:
     values = run.values(f"eval/accuracy_{kind}")
     counts = run.values("eval/num_prompts")
     note = "first → last evaluation" if len(values) > 1 else "one evaluation"

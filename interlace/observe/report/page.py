@@ -89,7 +89,7 @@ def render_report(entries: Sequence[Entry], step: int | None) -> str:
     content = render_content(entries, step)
     script = "\n".join(asset(name) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _render(
+    return _render_template(
         "page.html",
         {
             "title": content.title,
@@ -110,12 +110,12 @@ def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
     distributions = distribution_panels(runs)
     bars = [panel for at, run in enumerate(runs) if (panel := step_bars(f"steps-{at}", run))]
     context = {
-        **_head(entries),
+        **_make_head(entries),
         "panels": learning.shown,
         "constants": learning.constants,
         "ledgers": [ledger_view(run) for run in runs if run.rows],
         "bars": bars,
-        "timelines": [_timeline(entry, step) for entry in entries],
+        "timelines": [_make_timeline(entry, step) for entry in entries],
         "lanes": [view for entry in entries if (view := lanes_view(entry.run, entry.timeline, step))],
         "lane_kinds": KINDS,
         "films": [film for run in runs for film in film_views(run)],
@@ -133,13 +133,13 @@ def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
         "summaries": [(run.name, metric_summaries(run)) for run in runs],
         "configs": [(entry.run.name, entry.config) for entry in entries],
     }
-    sections = {name: _render(f"sections/{name}.html", context).strip() for name in SECTIONS}
+    sections = {name: _render_template(f"sections/{name}.html", context).strip() for name in SECTIONS}
     panels = [*learning.shown, *bars, *distributions]
     title = ", ".join(run.name for run in runs)
     return PageContent(title=title, sections=sections, charts={panel.id: chart_data(panel) for panel in panels})
 
 
-def _head(entries: Sequence[Entry]) -> dict[str, object]:
+def _make_head(entries: Sequence[Entry]) -> dict[str, object]:
     runs = [
         {
             "name": entry.run.name,
@@ -153,7 +153,7 @@ def _head(entries: Sequence[Entry]) -> dict[str, object]:
     return {"runs": runs, "several": len(runs) > 1}
 
 
-def _timeline(entry: Entry, step: int | None) -> Mapping[str, str | StepView | None]:
+def _make_timeline(entry: Entry, step: int | None) -> Mapping[str, str | StepView | None]:
     view = step_view(entry.run.name, entry.timeline, step) if entry.timeline else None
     asked = "a whole step" if step is None else f"step {step}"
     note = f"timeline.json does not contain {asked}." if entry.timeline else "The run has no timeline.json."
@@ -182,15 +182,15 @@ def asset(name: str) -> str:
 def render_live_frame(title: str, folder: str) -> str:
     """Renders the frame of a live page, whose script requests the content. folder: address of the assets."""
     styles, scripts = ([f"{folder}/{name}" for name in names] for names in (STYLES, LIVE_SCRIPTS))
-    return _render("live.html", {"title": title, "styles": styles, "scripts": scripts, "names": SECTIONS})
+    return _render_template("live.html", {"title": title, "styles": styles, "scripts": scripts, "names": SECTIONS})
 
 
-def _render(template: str, context: Mapping[str, object]) -> str:
-    return _environment().get_template(template).render(context)
+def _render_template(template: str, context: Mapping[str, object]) -> str:
+    return _make_environment().get_template(template).render(context)
 
 
 @cache
-def _environment() -> "Environment":
+def _make_environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     found = Environment(

@@ -70,7 +70,7 @@ class LearningPanels:
     constants: Mapping[str, float] = field(default_factory=dict)
 
 
-def _single(title: str, metric: str, note: str) -> PanelSpec:
+def _make_single(title: str, metric: str, note: str) -> PanelSpec:
     return PanelSpec(title=title, note=note, lines=(Line(metric=metric, label=title.lower()),))
 
 
@@ -90,19 +90,19 @@ PANELS = (
         ),
         is_proportion=True,
     ),
-    _single("Loss", "actor/loss", "objective of the policy update"),
-    _single("Learning rate", "actor/lr", "of the last optimizer step"),
-    _single("Gradient norm", "actor/grad_norm", "before clipping"),
-    _single("Clip fraction", "actor/clip_fraction", "share of tokens with a clipped ratio"),
-    _single("Entropy", "actor/entropy", "nats per token"),
-    _single("KL", "actor/kl", "nats per token, as the algorithm estimates it"),
+    _make_single("Loss", "actor/loss", "objective of the policy update"),
+    _make_single("Learning rate", "actor/lr", "of the last optimizer step"),
+    _make_single("Gradient norm", "actor/grad_norm", "before clipping"),
+    _make_single("Clip fraction", "actor/clip_fraction", "share of tokens with a clipped ratio"),
+    _make_single("Entropy", "actor/entropy", "nats per token"),
+    _make_single("KL", "actor/kl", "nats per token, as the algorithm estimates it"),
     PanelSpec(
         title="Importance ratio",
         note="new over old probability of a token",
         lines=(Line(metric="actor/ratio_mean", label="mean"), Line(metric="actor/ratio_max", label="maximum")),
     ),
-    _single("Effective sample size", "actor/ess", "share of the batch, from the importance ratios"),
-    _single("Log-probability gap", "actor/logprob_gap", "nats per token between rollout engine and trainer"),
+    _make_single("Effective sample size", "actor/ess", "share of the batch, from the importance ratios"),
+    _make_single("Log-probability gap", "actor/logprob_gap", "nats per token between rollout engine and trainer"),
     PanelSpec(
         title="Response length",
         note="tokens; band: from the shortest to the longest response of the step",
@@ -113,13 +113,13 @@ PANELS = (
             Line(metric="response_length/p99", label="99th percentile"),
         ),
     ),
-    _single("Responses cut off", "response_length/clip_ratio", "share of responses that reached the token limit"),
+    _make_single("Responses cut off", "response_length/clip_ratio", "share of responses that reached the token limit"),
     PanelSpec(
         title="Samples not trained on",
         note="count per step, by terminal event",
         lines=tuple(Line(metric=f"samples/{event}", label=event) for event in _EVENTS),
     ),
-    _single("Groups without variance", "groups/zero_variance", "share of groups with equal rewards: no gradient"),
+    _make_single("Groups without variance", "groups/zero_variance", "share of groups with equal rewards: no gradient"),
     PanelSpec(
         title="Staleness",
         note="versions between the weights that generated a sample and those that train on it",
@@ -133,8 +133,8 @@ PANELS = (
             Line(metric="perf/tokens_per_device_s", label="per device"),
         ),
     ),
-    _single("Model FLOPs utilization", "perf/mfu", "model FLOPs per second over the measured matmul peak"),
-    _single("Time of a step", "timing_s/step", "seconds"),
+    _make_single("Model FLOPs utilization", "perf/mfu", "model FLOPs per second over the measured matmul peak"),
+    _make_single("Time of a step", "timing_s/step", "seconds"),
     PanelSpec(
         title="Rollout queue",
         note="requests of all engines",
@@ -145,7 +145,7 @@ PANELS = (
             Line(metric="rollout/num_waiting", label="waiting at the end"),
         ),
     ),
-    _single("KV cache in use", "rollout/kv_use", "share of the cache's tokens"),
+    _make_single("KV cache in use", "rollout/kv_use", "share of the cache's tokens"),
 )
 _REWARD_SUMMARY = ("reward/mean", "reward/std", "reward/max", "reward/min")
 
@@ -161,15 +161,18 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     causes = [name for name in found if name.startswith("failed/")]
     memory = [name for name in found if name.startswith("memory/")]
     extra = [
-        _group("Reward parts", "mean over the scored samples of the step", parts, prefix="reward/"),
-        _group("Reward by source", "mean over the scored samples of the source", sources, prefix="source/"),
+        _make_group("Reward parts", "mean over the scored samples of the step", parts, prefix="reward/"),
+        _make_group("Reward by source", "mean over the scored samples of the source", sources, prefix="source/"),
         *[
-            _single(name.removeprefix("critic/").replace("_", " ").capitalize(), name, "of the critic")
+            _make_single(name.removeprefix("critic/").replace("_", " ").capitalize(), name, "of the critic")
             for name in critic
         ],
-        *[_single(f"SAC: {name.removeprefix('sac/').replace('_', ' ')}", name, "mean of the step") for name in updates],
-        _group("Failed samples by cause", "share of the samples that ended in the step", causes, prefix="failed/"),
-        _group("Memory", "bytes, by role", memory, prefix="memory/"),
+        *[
+            _make_single(f"SAC: {name.removeprefix('sac/').replace('_', ' ')}", name, "mean of the step")
+            for name in updates
+        ],
+        _make_group("Failed samples by cause", "share of the samples that ended in the step", causes, prefix="failed/"),
+        _make_group("Memory", "bytes, by role", memory, prefix="memory/"),
     ]
     held_out = PanelSpec(
         title="Held-out accuracy by set",
@@ -181,7 +184,7 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     return [spec for spec in (first, second, held_out, extra[0], extra[1], *others, *extra[2:]) if spec.lines]
 
 
-def _group(title: str, note: str, names: Sequence[str], *, prefix: str) -> PanelSpec:
+def _make_group(title: str, note: str, names: Sequence[str], *, prefix: str) -> PanelSpec:
     lines = tuple(Line(metric=name, label=name.removeprefix(prefix).removesuffix("/reward")) for name in names)
     return PanelSpec(title=title, note=note, lines=lines)
 
@@ -196,7 +199,7 @@ def build_panels(runs: Sequence[RunData]) -> LearningPanels:
         if panel is None:
             continue
         if not spec.is_proportion and len(panel.steps) > 1 and _is_constant(runs, spec):
-            constants |= {line.metric: values[0] for line in spec.lines if (values := _values(runs, line.metric))}
+            constants |= {line.metric: values[0] for line in spec.lines if (values := _list_values(runs, line.metric))}
         else:
             shown.append(panel)
     return LearningPanels(shown=shown, constants=constants)
@@ -215,7 +218,7 @@ def build_panel(id_: str, spec: PanelSpec, runs: Sequence[RunData]) -> Panel | N
         several = len(runs) > 1
         label = f"{run.name}: {line.label}" if several and len(present) > 1 else run.name if several else line.label
         at = place if several else present.index(number)
-        low, high = _band(run, line, steps, is_proportion=spec.is_proportion)
+        low, high = _make_band(run, line, steps, is_proportion=spec.is_proportion)
         curves.append(
             Curve(
                 label=label,
@@ -239,7 +242,7 @@ def align(curve: Sequence[tuple[float, float]], steps: Sequence[float]) -> list[
 Band = tuple[Sequence[float | None] | None, Sequence[float | None] | None]
 
 
-def _band(run: RunData, line: Line, steps: Sequence[float], *, is_proportion: bool) -> Band:
+def _make_band(run: RunData, line: Line, steps: Sequence[float], *, is_proportion: bool) -> Band:
     values = align(run.curve(line.metric), steps)
     if is_proportion:
         counts = align(run.curve("eval/num_prompts"), steps)
@@ -268,9 +271,9 @@ def wilson_interval(share: float | None, count: float | None) -> tuple[float | N
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def _values(runs: Sequence[RunData], metric: str) -> list[float]:
+def _list_values(runs: Sequence[RunData], metric: str) -> list[float]:
     return [value for run in runs for value in run.values(metric)]
 
 
 def _is_constant(runs: Sequence[RunData], spec: PanelSpec) -> bool:
-    return all(len(set(_values(runs, line.metric))) <= 1 for line in spec.lines)
+    return all(len(set(_list_values(runs, line.metric))) <= 1 for line in spec.lines)

@@ -75,7 +75,7 @@ def lanes_view(run: RunData, timeline: DeviceTimeline | None, step: int | None) 
         (sample for sample in run.transcripts if sample.step == chosen and sample.key in timeline.samples.turns),
         key=lambda sample: sample.key,
     )
-    found = [(sample, _periods(sample, timeline)) for sample in samples[:NUM_LANES]]
+    found = [(sample, _list_periods(sample, timeline)) for sample in samples[:NUM_LANES]]
     periods = [period for _, parts in found for period in parts]
     if not periods:
         return None
@@ -87,7 +87,7 @@ def lanes_view(run: RunData, timeline: DeviceTimeline | None, step: int | None) 
         run=run.name,
         step=chosen,
         seconds=end_s - start_s,
-        lanes=[_lane(sample, _num_turns(sample, timeline), parts, colours, window) for sample, parts in found],
+        lanes=[_make_lane(sample, _num_turns(sample, timeline), parts, colours, window) for sample, parts in found],
         num_more=len(samples) - len(found),
         legend=[
             *((f"turn, version {version}", colour) for version, colour in colours.items()),
@@ -101,51 +101,51 @@ def _num_turns(sample: Transcript, timeline: DeviceTimeline) -> int:
     return len({turn.turn for turn in timeline.samples.turns[sample.key]})
 
 
-def _periods(sample: Transcript, timeline: DeviceTimeline) -> list[SamplePeriod]:
+def _list_periods(sample: Transcript, timeline: DeviceTimeline) -> list[SamplePeriod]:
     times = timeline.samples
     turns = times.turns[sample.key]
     last_s = max((end_s for _, end_s in timeline.steps.values()), default=math.inf)
     found: list[SamplePeriod] = []
     for place, turn in enumerate(turns):
         end_s = min(turn.end_s, last_s)
-        found.append(_period("queue", turn.asked_s, turn.start_s, f"wait of turn {turn.turn} for {turn.engine}"))
-        found.append(_period("generate", turn.start_s, end_s, _describe(turn), turn.first_version))
+        found.append(_make_period("queue", turn.asked_s, turn.start_s, f"wait of turn {turn.turn} for {turn.engine}"))
+        found.append(_make_period("generate", turn.start_s, end_s, _describe_turn(turn), turn.first_version))
         following = turns[place + 1].asked_s if place + 1 < len(turns) else math.inf
-        found += _between(sample, turn, following)
+        found += _list_between(sample, turn, following)
     after_s = max(min(turn.end_s, last_s) for turn in turns)
     name = (sample.uid, sample.key[1])
     for kind, periods in (("reward", times.scored.get(name, ())), ("train", times.trained.get(name, ()))):
         # Only the first one: a later admission of the same prompt has later ones.
-        found += [_period(kind, *period, kind) for period in sorted(p for p in periods if p[0] >= after_s)[:1]]
+        found += [_make_period(kind, *period, kind) for period in sorted(p for p in periods if p[0] >= after_s)[:1]]
     return [each for each in found if each.end_s > each.start_s]
 
 
-def _between(sample: Transcript, turn: TurnTime, following_s: float) -> list[SamplePeriod]:
+def _list_between(sample: Transcript, turn: TurnTime, following_s: float) -> list[SamplePeriod]:
     """Returns the tools after a turn, and the episode's code until the next request."""
     tool_s = sum(seconds for number, seconds in sample.tools if number == turn.turn)
     if turn.num_tokens is None or (not tool_s and math.isinf(following_s)):
         return []
     ended_s = min(turn.end_s + tool_s, following_s)
-    found = [_period("tool", turn.end_s, ended_s, f"tools after turn {turn.turn}")]
+    found = [_make_period("tool", turn.end_s, ended_s, f"tools after turn {turn.turn}")]
     if not math.isinf(following_s):
-        found.append(_period("episode", ended_s, following_s, f"code of the episode after turn {turn.turn}"))
+        found.append(_make_period("episode", ended_s, following_s, f"code of the episode after turn {turn.turn}"))
     return found
 
 
-def _period(kind: str, start_s: float, end_s: float, text: str, version: int = 0) -> SamplePeriod:
+def _make_period(kind: str, start_s: float, end_s: float, text: str, version: int = 0) -> SamplePeriod:
     return SamplePeriod(kind=kind, start_s=start_s, end_s=max(start_s, end_s), text=text, version=version)
 
 
-def _describe(turn: TurnTime) -> str:
+def _describe_turn(turn: TurnTime) -> str:
     tokens = "interrupted" if turn.num_tokens is None else f"{turn.num_tokens} tokens"
-    return f"turn {turn.turn} on {turn.engine}, {tokens}, {_versions(turn.first_version, turn.last_version)}"
+    return f"turn {turn.turn} on {turn.engine}, {tokens}, {_format_versions(turn.first_version, turn.last_version)}"
 
 
-def _versions(first: int, last: int) -> str:
+def _format_versions(first: int, last: int) -> str:
     return f"version {first}" if first == last else f"versions {first} to {last}"
 
 
-def _lane(
+def _make_lane(
     sample: Transcript, num_turns: int, parts: Sequence[SamplePeriod], colours: Mapping[int, str], window: Period
 ) -> Lane:
     start_s, end_s = window
@@ -170,7 +170,7 @@ def _lane(
         num_tokens=sample.num_tokens,
         versions=""
         if sample.version_min is None or sample.version_max is None
-        else _versions(sample.version_min, sample.version_max),
+        else _format_versions(sample.version_min, sample.version_max),
         event=sample.event,
         reward=sample.reward,
     )

@@ -59,7 +59,7 @@ class SampleTimes:
             _add_turns(known, event, tracks.get(event["tid"], ""), when)
             kind = scored if event["name"] == "reward.score" else trained if args.get("bin") == "train" else None
             if kind is not None:
-                for name in _names(args.get("samples", ())):
+                for name in _read_names(args.get("samples", ())):
                     kind.setdefault(name, []).append(when)
         return cls(turns=known, scored=scored, trained=trained)
 
@@ -87,7 +87,7 @@ def _add_turns(known: dict[Key, list[TurnTime]], event: Event, engine: str, when
                 break
 
 
-def _names(samples: Sequence[str]) -> Iterator[Name]:
+def _read_names(samples: Sequence[str]) -> Iterator[Name]:
     """Yields the samples of a list with entries such as `uid [0,2]`."""
     for entry in samples:
         uid, _, indices = entry.rpartition(" [")

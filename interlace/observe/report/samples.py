@@ -72,14 +72,16 @@ def sample_groups(run: RunData) -> list[ShownSamples]:
     longest = sorted(samples, key=lambda sample: -sample.num_tokens)
     has_spread = bool(ordered) and ordered[0].reward != ordered[-1].reward
     groups = (
-        ("Best", "highest reward, the latest first", _distinct(ordered) if has_spread else []),
-        ("Worst", "lowest reward, the latest first", _distinct(_worst_first(scored)) if has_spread else []),
+        ("Best", "highest reward, the latest first", _select_distinct(ordered) if has_spread else []),
+        ("Worst", "lowest reward, the latest first", _select_distinct(_worst_first(scored)) if has_spread else []),
         ("Random", "drawn from all steps", sorted(drawn, key=lambda sample: sample.step)),
-        ("Longest", "a step waits for them", _distinct(longest)),
+        ("Longest", "a step waits for them", _select_distinct(longest)),
         ("One prompt over time", "the prompt that was drawn in the most steps", _over_time(scored)),
     )
     return [
-        ShownSamples(title=title, note=note, samples=[_shown(sample, title, at) for at, sample in enumerate(chosen)])
+        ShownSamples(
+            title=title, note=note, samples=[_make_shown_sample(sample, title, at) for at, sample in enumerate(chosen)]
+        )
         for title, note, chosen in groups
         if chosen
     ]
@@ -89,7 +91,7 @@ def _worst_first(scored: Sequence[Transcript]) -> list[Transcript]:
     return sorted(scored, key=lambda sample: (sample.reward or 0.0, -sample.step))
 
 
-def _distinct(samples: Sequence[Transcript]) -> list[Transcript]:
+def _select_distinct(samples: Sequence[Transcript]) -> list[Transcript]:
     """Returns the first samples, one for each prompt."""
     found: dict[str, Transcript] = {}
     for sample in samples:
@@ -113,7 +115,7 @@ def _over_time(scored: Sequence[Transcript]) -> list[Transcript]:
     return [most[steps[place]] for place in sorted(places)]
 
 
-def _shown(sample: Transcript, title: str, place: int) -> ShownSample:
+def _make_shown_sample(sample: Transcript, title: str, place: int) -> ShownSample:
     reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3g}"
     versions = "" if sample.version_min is None else f", versions {sample.version_min} to {sample.version_max}"
     head = f"Step {sample.step}: {reward}, {sample.num_tokens} tokens, {sample.event}{versions}: {sample.uid}"

@@ -54,19 +54,19 @@ class ContentSource:
             return self._content
         signature = [_signature(folder) for folder in self.folders]
         if self._content is None or signature != self._signature:
-            self._content = self._build()
+            self._content = self._build_content()
             self._signature = signature
             self._next_s = time.monotonic() + REST * (time.monotonic() - now)
         return self._content
 
-    def _build(self) -> LiveContent:
-        entries = [self._entry(reader) for reader in self._readers]
+    def _build_content(self) -> LiveContent:
+        entries = [self._make_entry(reader) for reader in self._readers]
         content = render_content(entries, None)
         fields = {"title": content.title, "sections": content.sections, "charts": content.charts}
         tag = blake2b(embeddable_json(fields).encode(), digest_size=16).hexdigest()
         return LiveContent(tag=tag, body=embeddable_json({"tag": tag, **fields}))
 
-    def _entry(self, reader: RunReader) -> Entry:
+    def _make_entry(self, reader: RunReader) -> Entry:
         run, folder = reader.read(), reader.folder
         timeline = self._timelines.read(folder.timeline)
         return read_entry(run, folder, timeline, state=describe_state(folder, run))

@@ -42,9 +42,9 @@ class WatchServer:
         except ImportError:
             raise UserError("`interlace watch` needs aiohttp: pip install 'interlace[serve]'.") from None
         app = web.Application(middlewares=[web.middleware(_check_host)])
-        app.router.add_get("/", self._page)
-        app.router.add_get("/assets/{name}", _asset)
-        app.router.add_get("/content", self._content)
+        app.router.add_get("/", self._send_page)
+        app.router.add_get("/assets/{name}", _send_asset)
+        app.router.add_get("/content", self._send_content)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
         try:
@@ -59,13 +59,13 @@ class WatchServer:
         if self._runner:
             await self._runner.cleanup()
 
-    async def _page(self, request: "web.Request") -> "web.Response":
+    async def _send_page(self, request: "web.Request") -> "web.Response":
         from aiohttp import web
 
         del request
         return web.Response(text=render_live_frame(self._source.title, "assets"), content_type="text/html")
 
-    async def _content(self, request: "web.Request") -> "web.Response":
+    async def _send_content(self, request: "web.Request") -> "web.Response":
         """Returns the content as JSON; status 204 if the client has it already, 503 if a file cannot be read."""
         from aiohttp import web
 
@@ -89,7 +89,7 @@ async def _check_host(request: "web.Request", handler: "Handler") -> "web.Stream
     return response
 
 
-async def _asset(request: "web.Request") -> "web.Response":
+async def _send_asset(request: "web.Request") -> "web.Response":
     from aiohttp import web
 
     name = request.match_info["name"]

@@ -11,7 +11,7 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.transitions import EpisodeSteps
 from interlace.core.types import BoolArray, FloatArray
-from interlace.robots.envs.spec import Array, Observation
+from interlace.rollouts.envs.spec import Array, Observation
 
 STATE = "state"
 

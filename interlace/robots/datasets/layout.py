@@ -18,7 +18,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.robots.datasets.episodes import STATE
-from interlace.robots.envs.spec import Array
+from interlace.rollouts.envs.spec import Array
 
 VERSION = "v3.0"
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"

@@ -14,7 +14,7 @@ from interlace.robots.datasets import layout
 from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.layout import Info
 from interlace.robots.datasets.video import read_video
-from interlace.robots.envs.spec import Array
+from interlace.rollouts.envs.spec import Array
 
 TOLERANCE_S = 1e-3
 """Largest difference of a frame's time from its number divided by the frame rate."""
@@ -29,10 +29,10 @@ class LeRobotReader:
         layout.import_pyarrow(folder)
         self.info = _read_info(folder)
         self._tasks = self._read_tasks()
-        rows = [row for path in sorted(folder.glob("meta/episodes/*/*.parquet")) for row in self._rows(path)]
+        rows = [row for path in sorted(folder.glob("meta/episodes/*/*.parquet")) for row in self._read_rows(path)]
         self._episodes = sorted(rows, key=lambda row: int(row["episode_index"]))
         self._check_counts()
-        self._load = lru_cache(maxsize=2)(self._table)
+        self._load = lru_cache(maxsize=2)(self._read_table)
 
     def __len__(self) -> int:
         return len(self._episodes)
@@ -51,24 +51,24 @@ class LeRobotReader:
                 "of them, or a policy without pictures."
             )
         for row in self._episodes:
-            yield self._episode(row, {name: known[name] for name in wanted})
+            yield self._read_episode(row, {name: known[name] for name in wanted})
 
-    def _episode(self, row: Mapping[str, Any], cameras: Mapping[str, str]) -> RecordedEpisode:
+    def _read_episode(self, row: Mapping[str, Any], cameras: Mapping[str, str]) -> RecordedEpisode:
         """Reads an episode. cameras: columns of pictures, by the name of the camera."""
         number, size = int(row["episode_index"]), int(row["length"])
-        path = self._path(self.info.data_path, row, "data")
+        path = self._format_path(self.info.data_path, row, "data")
         table = self._load(path)
         places = np.flatnonzero(table["episode_index"].to_numpy() == number)
         part = table.take(places)
         self._check_frames(path, number, size, part)
-        columns = {name: _numbers(part[name]) for name in part.column_names if self._is_numeric(name)}
+        columns = {name: _read_numbers(part[name]) for name in part.column_names if self._is_numeric(name)}
         observations = {
             name: values.reshape(len(values), -1)
             for column, values in columns.items()
             if (name := layout.array_of(column)) is not None
         }
         for camera, column in cameras.items():
-            observations[camera] = self._pictures(column, row, part)
+            observations[camera] = self._read_pictures(column, row, part)
         if layout.ACTION not in columns:
             raise UserError(f"{path} has no column {layout.ACTION!r}, which a demonstration needs.")
         success = columns.get(layout.SUCCESS)
@@ -83,7 +83,7 @@ class LeRobotReader:
             success=None if success is None else bool(success.any()),
         )
 
-    def _pictures(self, column: str, row: Mapping[str, Any], part: Any) -> Array:
+    def _read_pictures(self, column: str, row: Mapping[str, Any], part: Any) -> Array:
         """Returns the pictures [T, H, W, 3] of an episode."""
         if self.info.features[column].dtype == "image":
             from PIL import Image
@@ -93,7 +93,7 @@ class LeRobotReader:
             )
         if self.info.video_path is None:
             raise UserError(f"{self._folder}: {column} is a video, and meta/info.json has no video_path.")
-        path = self._path(self.info.video_path, row, f"videos/{column}", video_key=column)
+        path = self._format_path(self.info.video_path, row, f"videos/{column}", video_key=column)
         found = read_video(path, float(row[f"videos/{column}/from_timestamp"]), len(part), self.info.fps)
         if len(found) != len(part):
             raise UserError(
@@ -132,20 +132,20 @@ class LeRobotReader:
     def _read_tasks(self) -> dict[int, str]:
         """Returns the instructions by index. The column of the instruction has the name of an index, which differs."""
         path = self._folder / layout.TASKS
-        rows = self._rows(path) if path.is_file() else []
+        rows = self._read_rows(path) if path.is_file() else []
         return {int(row["task_index"]): next(value for value in row.values() if isinstance(value, str)) for row in rows}
 
-    def _path(self, pattern: str, row: Mapping[str, Any], prefix: str, **names: str) -> Path:
+    def _format_path(self, pattern: str, row: Mapping[str, Any], prefix: str, **names: str) -> Path:
         places = {key: int(row[f"{prefix}/{key}"]) for key in ("chunk_index", "file_index")}
         return self._folder / pattern.format(**places, **names)
 
-    def _rows(self, path: Path) -> list[dict[str, Any]]:
-        table = self._table(path)
+    def _read_rows(self, path: Path) -> list[dict[str, Any]]:
+        table = self._read_table(path)
         kept = [name for name in table.column_names if not name.startswith("stats/")]
         found: list[dict[str, Any]] = table.select(kept).to_pylist()
         return found
 
-    def _table(self, path: Path) -> Any:
+    def _read_table(self, path: Path) -> Any:
         import pyarrow
         from pyarrow import parquet
 
@@ -173,7 +173,7 @@ def _read_info(folder: Path) -> Info:
     return info
 
 
-def _numbers(column: Any) -> Array:
+def _read_numbers(column: Any) -> Array:
     """Returns a column of numbers or of lists of numbers as an array, [T] or [T, numbers]."""
     whole = column.combine_chunks()
     if hasattr(whole.type, "value_type"):

@@ -13,7 +13,7 @@ from interlace.robots.datasets import layout
 from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.layout import ColumnFeature, Info, PictureSums
 from interlace.robots.datasets.video import VideoWriter, import_av
-from interlace.robots.envs.spec import Array
+from interlace.rollouts.envs.spec import Array
 
 
 class LeRobotWriter:
@@ -45,8 +45,8 @@ class LeRobotWriter:
 
     def add(self, episode: RecordedEpisode) -> None:
         """Adds an episode. Raises UserError if its columns differ from the first episode's."""
-        columns, pictures = self._split(episode)
-        self._check(columns, pictures)
+        columns, pictures = self._split_columns(episode)
+        self._check_episode(columns, pictures)
         number, size = len(self._episodes), len(episode)
         task = self._tasks.setdefault(episode.instruction, len(self._tasks))
         columns |= {
@@ -57,7 +57,7 @@ class LeRobotWriter:
             "task_index": np.full(size, task),
         }
         row: dict[str, Any] = {"episode_index": number, "tasks": [episode.instruction], "length": size}
-        row |= self._place("data", self._file)
+        row |= self._find_place("data", self._file)
         row |= {"dataset_from_index": self._num_frames, "dataset_to_index": self._num_frames + size}
         for name, values in columns.items():
             self._columns[name].append(values)
@@ -70,7 +70,7 @@ class LeRobotWriter:
             row |= self._add_video(name, values)
         self._num_frames += size
         self._episodes.append(row)
-        self._open.append(self._table(columns, {} if self._uses_video else pictures))
+        self._open.append(self._make_table(columns, {} if self._uses_video else pictures))
         self._open_bytes += self._open[-1].nbytes
         if self._open_bytes >= layout.DATA_MIB << 20:
             self._write_data()
@@ -84,7 +84,7 @@ class LeRobotWriter:
             video.close()
         place = {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
         rows = [row | place for row in self._episodes]
-        self._write(self._arrow.Table.from_pylist(rows), layout.EPISODES.format(chunk_index=0, file_index=0))
+        self._write_table(self._arrow.Table.from_pylist(rows), layout.EPISODES.format(chunk_index=0, file_index=0))
         self._write_tasks()
         stats: dict[str, Any] = {
             name: layout.statistics(np.concatenate(parts)) for name, parts in self._columns.items()
@@ -105,7 +105,7 @@ class LeRobotWriter:
         )
         (self._folder / layout.INFO).write_text(info.model_dump_json(indent=4), encoding="utf-8")
 
-    def _split(self, episode: RecordedEpisode) -> tuple[dict[str, Array], dict[str, Array]]:
+    def _split_columns(self, episode: RecordedEpisode) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns the numeric columns of an episode, and its pictures."""
         columns: dict[str, Array] = {layout.ACTION: np.asarray(episode.actions, np.float32)}
         if episode.shown is not None:
@@ -123,7 +123,7 @@ class LeRobotWriter:
             (pictures if is_picture else columns)[layout.column_of(name)] = array
         return columns, pictures
 
-    def _check(self, columns: dict[str, Array], pictures: dict[str, Array]) -> None:
+    def _check_episode(self, columns: dict[str, Array], pictures: dict[str, Array]) -> None:
         kind = "video" if self._uses_video else "image"
         found = {
             name: ColumnFeature(dtype=str(each.dtype), shape=each.shape[1:] or (1,)) for name, each in columns.items()
@@ -134,11 +134,11 @@ class LeRobotWriter:
             self._features = found
         if found != self._features:
             raise UserError(
-                f"{self._folder}: episode {len(self._episodes)} has the columns {_shapes(found)}, and the first one "
-                f"{_shapes(self._features)}. Record them into separate data sets."
+                f"{self._folder}: episode {len(self._episodes)} has the columns {_format_shapes(found)}, and the first "
+                f"one {_format_shapes(self._features)}. Record them into separate data sets."
             )
 
-    def _table(self, columns: dict[str, Array], pictures: dict[str, Array]) -> Any:
+    def _make_table(self, columns: dict[str, Array], pictures: dict[str, Array]) -> Any:
         arrow = self._arrow
         found = {}
         for name, values in columns.items():
@@ -158,19 +158,21 @@ class LeRobotWriter:
             self._video_files[name] += 1
         number = self._video_files[name]
         if name not in self._videos:
-            places = self._chunk(number)
+            places = self._find_chunk(number)
             path = self._folder / layout.VIDEO.format(video_key=name, **places)
             self._videos[name] = (VideoWriter(path, self._fps, (pictures.shape[1], pictures.shape[2])), path)
         video, _ = self._videos[name]
         begin = video.num_frames
         video.add(np.asarray(pictures, np.uint8))
         times = {"from_timestamp": begin / self._fps, "to_timestamp": video.num_frames / self._fps}
-        return {f"videos/{name}/{key}": value for key, value in times.items()} | self._place(f"videos/{name}", number)
+        return {f"videos/{name}/{key}": value for key, value in times.items()} | self._find_place(
+            f"videos/{name}", number
+        )
 
     def _write_data(self) -> None:
         if self._open:
             table = self._arrow.concat_tables(self._open)
-            self._write(table, layout.DATA.format(**self._chunk(self._file)))
+            self._write_table(table, layout.DATA.format(**self._find_chunk(self._file)))
             self._open, self._open_bytes, self._file = [], 0, self._file + 1
 
     def _write_tasks(self) -> None:
@@ -185,9 +187,9 @@ class LeRobotWriter:
             "index_columns": ["task"], "column_indexes": [], "columns": [each | {"metadata": None} for each in columns],
             "creator": {"library": "pyarrow", "version": arrow.__version__}, "pandas_version": "2.0.0",
         }  # fmt: skip
-        self._write(table.replace_schema_metadata({"pandas": json.dumps(described)}), layout.TASKS)
+        self._write_table(table.replace_schema_metadata({"pandas": json.dumps(described)}), layout.TASKS)
 
-    def _write(self, table: Any, path: str) -> None:
+    def _write_table(self, table: Any, path: str) -> None:
         from pyarrow import parquet
 
         whole = self._folder / path
@@ -195,15 +197,15 @@ class LeRobotWriter:
         parquet.write_table(table, whole, compression="snappy")
 
     @staticmethod
-    def _chunk(number: int) -> dict[str, int]:
+    def _find_chunk(number: int) -> dict[str, int]:
         return {
             "chunk_index": number // layout.FILES_PER_CHUNK,
             "file_index": number % layout.FILES_PER_CHUNK,
         }
 
-    def _place(self, prefix: str, number: int) -> dict[str, int]:
-        return {f"{prefix}/{key}": value for key, value in self._chunk(number).items()}
+    def _find_place(self, prefix: str, number: int) -> dict[str, int]:
+        return {f"{prefix}/{key}": value for key, value in self._find_chunk(number).items()}
 
 
-def _shapes(features: dict[str, ColumnFeature]) -> str:
+def _format_shapes(features: dict[str, ColumnFeature]) -> str:
     return ", ".join(f"{name} {list(each.shape)}" for name, each in sorted(features.items()))

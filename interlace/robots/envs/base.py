@@ -15,19 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, ChunkResult, EnvSettings, EnvSpec, Observation
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    """Start of an episode."""
-
-    task: int
-    """Id of the task."""
-    init_state: int
-    """Id of the initial state, an integer from 0: the same id gives the same state in every process."""
-    seed: int = 0
-    """Seed of the noise after the start, in simulators with noise."""
+from interlace.robots.envs.spec import ChunkResult, EnvSettings
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, EnvSpec, Observation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,75 +2,19 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from interlace.core.errors import UserError
 from interlace.core.types import Metrics
-from interlace.robots.envs.base import Start
-from interlace.robots.envs.film import FilmRecorder
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.pool import EnvCounts, EnvPool
-from interlace.robots.envs.process import JobKind, SlotChunk, SlotJob
-from interlace.robots.envs.spec import Array, EnvSpec, Observation
-
-Around = Callable[[], AbstractContextManager[object]]
-"""Returns the context manager around each wait for a simulator."""
-Ask = Callable[[JobKind, Array | None], Awaitable[object]]
-"""Submits a job to an episode's environment; SlotAnswer describes the result."""
-
-
-class EnvEpisode:
-    """One episode in one environment, after its reset. A call raises SimulatorError if the simulator fails."""
-
-    def __init__(self, ask: Ask, spec: EnvSpec, observation: Observation, around: Around = nullcontext) -> None:
-        self._ask, self._around = ask, around
-        self._recorder: FilmRecorder | None = None
-        self.spec = spec
-        """Shapes and tasks of the family's environments."""
-        self.observation = observation
-        """Current observation; after the end of the episode, the final one."""
-
-    async def chunk_step(self, actions: Array) -> SlotChunk:
-        """Executes actions, [K, A], up to the one that ends the episode."""
-        chunk: SlotChunk = await self.do("chunk", np.asarray(actions))
-        self.observation = chunk.observation
-        await self._record()
-        return chunk
-
-    async def film(self, recorder: FilmRecorder) -> None:
-        """Records pictures from now on, without other effects. Without a renderer, the recorder stores the reason."""
-        self._recorder = recorder
-        await self._record()
-
-    async def render(self) -> NDArray[np.uint8]:
-        """Draws the current state, [H, W, 3]. Raises UserError without a renderer."""
-        picture: NDArray[np.uint8] = await self.do("render")
-        return picture
-
-    async def expert_action(self) -> Array:
-        """Returns a scripted expert's action for the current state, [A]. Raises UserError if the task has no expert."""
-        action: Array = await self.do("expert")
-        return action
-
-    async def do(self, kind: JobKind, actions: Array | None = None) -> Any:
-        """Submits a job to the environment and returns its result."""
-        with self._around():
-            return await self._ask(kind, actions)
-
-    async def _record(self) -> None:
-        if self._recorder is not None and not self._recorder.problem:
-            try:
-                self._recorder.take(await self.render())
-            except UserError as error:
-                self._recorder.give_up(error)
+from interlace.robots.envs.pool import EnvPool
+from interlace.rollouts.envs.episode import Around, EnvEpisode
+from interlace.rollouts.envs.jobs import EnvCounts, JobKind, SlotJob, Start
+from interlace.rollouts.envs.spec import Array, EnvSpec
 
 
 class EnvServer(Protocol):
@@ -214,7 +158,7 @@ class EnvFleet:
         """
         with around():
             spec = await self.start()
-            home = await self._lease()
+            home = await self._lease_environment()
         try:
             with around():
                 observation: Any = await home.server.do(SlotJob(slot=home.slot, kind="reset", start=start))
@@ -229,7 +173,7 @@ class EnvFleet:
         for server in servers:
             server.close()
 
-    async def _lease(self) -> "_Home":
+    async def _lease_environment(self) -> "_Home":
         most = max(self._free, key=len)  # the first maximum belongs to the process with the fewest episodes
         if most:
             return most.pop(0)

@@ -18,7 +18,8 @@ from pydantic import Field
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.robots.envs.base import RetracedSimulator, Step, required
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 _STATELESS_WRAPPERS = ("OrderEnforcing", "PassiveEnvChecker")
 """Wrappers whose state affects no observation or reward."""
@@ -57,7 +58,7 @@ class GymnasiumEnv(RetracedSimulator):
         here = str(Path.cwd())
         if ":" in task and here not in sys.path:
             sys.path.insert(0, here)
-        self._env: Any = self._make()
+        self._env: Any = self._make_environment()
         self._observed: Any = None
         self._is_repeatable = False
         """True after the first save has checked that the same actions give the same observation."""
@@ -137,7 +138,7 @@ class GymnasiumEnv(RetracedSimulator):
         """Closes the environment."""
         self._env.close()
 
-    def _make(self) -> Any:
+    def _make_environment(self) -> Any:
         library = self._library
         arguments = self.settings.arguments
         try:

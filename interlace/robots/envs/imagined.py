@@ -13,8 +13,9 @@ from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
 from interlace.models.published import newest_model
 from interlace.robots.envs.base import Simulator, Step
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
 from interlace.robots.world_model.model import WorldModel, load_world_model
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 
 class ImaginedSettings(EnvSettings):
@@ -39,7 +40,7 @@ class Imagined(Simulator):
         """Raises UserError if the model does not exist, or has no initial states."""
         super().__init__(settings, task)
         self._newest = newest_model(Path(settings.model))
-        self._model, self._starts = self._read()
+        self._model, self._starts = self._read_model()
         self._state: FloatArray = self._starts[0]
         self._waiting: list[FloatArray] = []
         """Actions of the incomplete chunk."""
@@ -59,7 +60,7 @@ class Imagined(Simulator):
         """Starts in a real state, with the newest model."""
         if (newest := newest_model(Path(self.settings.model))) != self._newest:
             self._newest = newest
-            self._model, self._starts = self._read()
+            self._model, self._starts = self._read_model()
         self._state, self._waiting = self._starts[init_state % len(self._starts)], []
 
     def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - a chunk is one prediction anyway
@@ -76,7 +77,7 @@ class Imagined(Simulator):
             truncated=bool(found.disagreement[0] > self.settings.max_disagreement),
         )
 
-    def _read(self) -> tuple[WorldModel, FloatArray]:
+    def _read_model(self) -> tuple[WorldModel, FloatArray]:
         model, starts = load_world_model(Path(self.settings.model))
         if not len(starts):
             raise UserError(f"the world model {self.settings.model} has no states to begin in")

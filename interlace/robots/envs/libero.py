@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError, nearest
 from interlace.robots.envs.base import RetracedSimulator, Step, required
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 _STILL = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 """Action without movement, with an open hand."""

@@ -45,7 +45,7 @@ class EnvConfig(Config):
 
 def env_family_names() -> list[str]:
     """Lists the built-in families, sorted."""
-    return class_names(_package(), Simulator)
+    return class_names(_load_package(), Simulator)
 
 
 def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> VectorEnv:
@@ -67,7 +67,7 @@ def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> V
 def find_family(family: str, settings: Mapping[str, object]) -> tuple[type[Simulator] | type[VectorEnv], EnvSettings]:
     """Finds a family's class and reads its settings. Raises UserError."""
     if ":" not in family:
-        builtin = find_class("environment", _package(), family, Simulator)  # type: ignore[type-abstract]
+        builtin = find_class("environment", _load_package(), family, Simulator)  # type: ignore[type-abstract]
         return builtin, builtin.Settings.parse(settings, where=f"environment {family}")
     found = load_object("environment", family)
     base = VectorEnv if isinstance(found, type) and issubclass(found, VectorEnv) else Simulator
@@ -117,5 +117,5 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _package() -> ModuleType:
+def _load_package() -> ModuleType:
     return importlib.import_module("interlace.robots.envs")

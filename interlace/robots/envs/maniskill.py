@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.robots.envs.base import Simulator, Step, required
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 INSTRUCTIONS: Mapping[str, str] = {
     "PushCube-v1": "push the cube to the goal",
@@ -118,11 +119,11 @@ class ManiSkill(Simulator):
 
     def save(self) -> object:
         """Returns the states of bodies, joints and controllers; a continuation from it differs by about 1e-6."""
-        return _copied(self._env.unwrapped.get_state_dict())
+        return _copy_state(self._env.unwrapped.get_state_dict())
 
     def load(self, state: object) -> None:
         """Restores a result of save()."""
-        self._env.unwrapped.set_state_dict(_copied(state))
+        self._env.unwrapped.set_state_dict(_copy_state(state))
         self._observed = self._env.unwrapped.get_obs()
 
     def render(self) -> NDArray[np.uint8]:
@@ -134,5 +135,5 @@ class ManiSkill(Simulator):
         self._env.close()
 
 
-def _copied(state: Any) -> Any:
-    return {name: _copied(value) for name, value in state.items()} if isinstance(state, Mapping) else state.clone()
+def _copy_state(state: Any) -> Any:
+    return {name: _copy_state(value) for name, value in state.items()} if isinstance(state, Mapping) else state.clone()

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from interlace.core.errors import UserError, nearest
 from interlace.robots.envs.base import Simulator, Step, required
 from interlace.robots.envs.mujoco_camera import MujocoCamera
-from interlace.robots.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.robots.envs.spec import EnvSettings
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 INSTRUCTIONS: Mapping[str, str] = {
     "reach-v3": "reach the goal",
@@ -88,7 +89,7 @@ class MetaWorld(Simulator):
         self._renderers: dict[int, MujocoCamera] = {}
         """Cameras by the side of the picture, in pixels."""
         if settings.image_size:
-            self._draw(settings.image_size)
+            self._draw_camera(settings.image_size)
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
@@ -133,7 +134,7 @@ class MetaWorld(Simulator):
         """Returns the state, and the image if image_size is above 0."""
         found: dict[str, Array] = {"state": self._observation.astype(np.float32)}
         if self.settings.image_size:
-            found["image"] = self._draw(self.settings.image_size)
+            found["image"] = self._draw_camera(self.settings.image_size)
         return found
 
     def save(self) -> object:
@@ -142,7 +143,7 @@ class MetaWorld(Simulator):
         physics = np.empty(self._size)
         self._mujoco.mj_getState(env.model, env.data, physics, self._spec)
         fields = [getattr(env.model, name).copy() for name in _MODEL_FIELDS]
-        own = {name: _copied(value) for name, value in vars(env).items() if isinstance(value, _PLAIN)}
+        own = {name: _copy_value(value) for name, value in vars(env).items() if isinstance(value, _PLAIN)}
         return physics, fields, own, self._observation
 
     def load(self, state: object) -> None:
@@ -153,7 +154,7 @@ class MetaWorld(Simulator):
         self._mujoco.mj_setState(env.model, env.data, physics, self._spec)
         for name, value in zip(_MODEL_FIELDS, fields, strict=True):
             getattr(env.model, name)[:] = value
-        vars(env).update({name: _copied(value) for name, value in own.items()})
+        vars(env).update({name: _copy_value(value) for name, value in own.items()})
 
     def expert_action(self) -> Array:
         """Returns the action of MetaWorld's scripted policy for the task."""
@@ -167,7 +168,7 @@ class MetaWorld(Simulator):
 
     def render(self) -> NDArray[np.uint8]:
         """Draws the scene. Raises UserError without a renderer."""
-        return self._draw(max(self.settings.image_size, _VIDEO_SIDE))
+        return self._draw_camera(max(self.settings.image_size, _VIDEO_SIDE))
 
     def close(self) -> None:
         """Frees the simulator."""
@@ -175,7 +176,7 @@ class MetaWorld(Simulator):
             renderer.close()
         self._env.close()
 
-    def _draw(self, side: int) -> NDArray[np.uint8]:
+    def _draw_camera(self, side: int) -> NDArray[np.uint8]:
         if side not in self._renderers:
             self._renderers[side] = MujocoCamera(self._env.model, self.settings.camera, side)
         return self._renderers[side].draw(self._env.data)
@@ -190,5 +191,5 @@ class MetaWorld(Simulator):
             raise FloatingPointError("MuJoCo's state became unstable (NaN, infinite or huge)")
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value

@@ -11,60 +11,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.robots.envs.load import EnvConfig, check_memory
-from interlace.robots.envs.process import NO_JOB, SlotAnswer, SlotChunk, SlotJob, serve_envs
-from interlace.robots.envs.spec import EnvSpec, SimulatorError
+from interlace.robots.envs.process import NO_JOB, serve_envs
+from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, SlotAnswer, SlotChunk, SlotJob
+from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
 from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import TRIES, Children
 from interlace.runtime.process.links import Child
-
-
-@dataclass(kw_only=True, slots=True)
-class EnvCounts:
-    """Counts of a fleet since its start."""
-
-    num_resets: int = 0
-    num_actions: int = 0
-    """Executed actions; each may be several steps of the simulator."""
-    busy_s: float = 0.0
-    """Processor seconds spent in simulators."""
-    num_broken: int = 0
-    """Episodes that ended because their simulator raised an error or returned NaN."""
-    num_died: int = 0
-    """Episodes that ended because their process died."""
-    num_hung: int = 0
-    """Episodes that ended because a chunk or a reset took longer than env.timeout_s."""
-    num_brought_back: int = 0
-    """Episodes that a new process restored."""
-
-    @property
-    def num_failed(self) -> int:
-        """Episodes whose simulator failed, for any reason."""
-        return self.num_broken + self.num_died + self.num_hung
-
-    def add(self, work: SlotJob, value: object) -> None:
-        """Counts a job that has succeeded. value: its result."""
-        if work.kind == "reset":
-            self.num_resets += 1
-        elif isinstance(value, SlotChunk):
-            self.num_actions += int(value.valid.sum())
-
-    def plus(self, other: "EnvCounts") -> "EnvCounts":
-        """Returns the sum of both counts."""
-        return EnvCounts(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EnvBatch:
-    """Results of a batch of jobs."""
-
-    answers: Sequence[SlotAnswer]
-    """One answer per job, in the jobs' order."""
-    counts: EnvCounts
-    """Counts of the processes since their start."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -161,7 +117,7 @@ class EnvPool(Children):
         """Ends the episode of a slot, so that it is no longer restored."""
         self._submitted.append(slot)
 
-    def _home(self, slot: int) -> _Home:
+    def _find_home(self, slot: int) -> _Home:
         return self._homes[slot % len(self._homes)]
 
     def _patience_s(self) -> float | None:
@@ -172,9 +128,9 @@ class EnvPool(Children):
         while self._submitted:
             item = self._submitted.popleft()
             if isinstance(item, int):
-                self._home(item).history.pop(item, None)
+                self._find_home(item).history.pop(item, None)
             else:
-                self._home(item.work.slot).waiting.append(item)
+                self._find_home(item.work.slot).waiting.append(item)
         for home in self._homes:
             self._keep_limit(home)
             self._hand_out(home)
@@ -182,7 +138,7 @@ class EnvPool(Children):
     def _hand_out(self, home: _Home) -> None:
         if self._refusal:
             for job in home.waiting:
-                _settle(job, self._refusal)
+                _settle_job(job, self._refusal)
             home.waiting.clear()
         elif home.child is None:
             config, num_own = self._config, len(range(home.index, self._config.num_envs, len(self._homes)))
@@ -191,14 +147,14 @@ class EnvPool(Children):
                 self._by_child[home.child] = home
         elif home.child.is_ready and home.waiting:
             # All frames are sent together, so that a process that steps many environments at once receives all of them.
-            content = b"".join([self._frame(home, home.waiting.popleft()) for _ in range(len(home.waiting))])
+            content = b"".join([self._frame_job(home, home.waiting.popleft()) for _ in range(len(home.waiting))])
             self._links.send(home.child, content)
 
-    def _frame(self, home: _Home, job: _Job) -> bytes:
+    def _frame_job(self, home: _Home, job: _Job) -> bytes:
         """Returns a job as bytes to send; empty if it is settled without being sent."""
         lost = home.lost.pop(job.work.slot, None)
         if lost and job.work.kind != "reset":
-            _settle(job, lost)
+            _settle_job(job, lost)
             return b""
         if job.outcome is not None and not _may_settle(job):
             return b""  # its episode was cancelled
@@ -212,15 +168,15 @@ class EnvPool(Children):
         home = self._by_child[child]
         for number, content in take_frames(child.received):
             if number == NO_JOB:
-                self._introduced(child, content)
+                self._handle_introduction(child, content)
                 continue
             job = home.sent.popleft()
             if number != job.number:
                 raise ValueError(f"answer {number} to job {job.number}")
             home.restart_limit(self._config.timeout_s)
-            self._answered(home, job, content)
+            self._handle_answer(home, job, content)
 
-    def _introduced(self, child: Child, content: EnvSpec | UserError) -> None:
+    def _handle_introduction(self, child: Child, content: EnvSpec | UserError) -> None:
         if isinstance(content, UserError):
             self._refusal = content
             if not self.spec.done():
@@ -230,7 +186,7 @@ class EnvPool(Children):
         if not self.spec.done():
             self.spec.set_result(content)
 
-    def _answered(self, home: _Home, job: _Job, answer: SlotAnswer) -> None:
+    def _handle_answer(self, home: _Home, job: _Job, answer: SlotAnswer) -> None:
         slot = job.work.slot
         self.counts.busy_s += answer.busy_s
         if job.outcome is None:
@@ -243,14 +199,14 @@ class EnvPool(Children):
         elif answer.error is None:
             self.counts.add(job.work, answer.value)
             home.remember(job.work, answer.value)
-        _settle(job, answer.error or answer.value)
+        _settle_job(job, answer.error or answer.value)
 
     def _keep_limit(self, home: _Home) -> None:
         if home.child and home.sent and home.sent[0].deadline_s <= time.monotonic():
             job = home.sent.popleft()
             self.counts.num_hung += 1
             limit = f"{self._config.timeout_s:g} s"
-            self._lose(home, job, SimulatorError(f"the simulator took longer than env.timeout_s = {limit}"))
+            self._lose_episode(home, job, SimulatorError(f"the simulator took longer than env.timeout_s = {limit}"))
             self._replace(home, home.child)
 
     def _died(self, child: Child) -> None:
@@ -264,17 +220,17 @@ class EnvPool(Children):
             if code not in (-signal.SIGTERM, -signal.SIGKILL) or not job.tries:
                 home.sent.popleft()
                 self.counts.num_died += 1
-                self._lose(home, job, SimulatorError(f"the simulator's process died (exit code {code})"))
+                self._lose_episode(home, job, SimulatorError(f"the simulator's process died (exit code {code})"))
         self._replace(home, child)
 
-    def _lose(self, home: _Home, job: _Job, error: SimulatorError) -> None:
+    def _lose_episode(self, home: _Home, job: _Job, error: SimulatorError) -> None:
         """Ends the episode that a job belongs to."""
         slot = job.work.slot
         home.history.pop(slot, None)
         if job.outcome is None:
             home.sent = deque(other for other in home.sent if other.outcome or other.work.slot != slot)
             home.lost[slot] = error
-        _settle(job, error)
+        _settle_job(job, error)
 
     def _replace(self, home: _Home, child: Child) -> None:
         """Ends a process; its successor restores the episodes, then runs the unanswered jobs."""
@@ -294,16 +250,16 @@ class EnvPool(Children):
             self.spec.set_exception(error)
         for home in self._homes:
             for job in [] if home.child and home.child.is_ready else home.waiting:
-                _settle(job, error)
+                _settle_job(job, error)
             home.waiting.clear()
 
     def _fail_all(self, error: BaseException | None) -> None:
         for home in self._homes:
             for job in [*home.sent, *home.waiting]:
-                _settle(job, error or CancelledError())
+                _settle_job(job, error or CancelledError())
         for item in self._submitted:
             if isinstance(item, _Job):
-                _settle(item, error or CancelledError())
+                _settle_job(item, error or CancelledError())
         if not self.spec.done():
             self.spec.set_exception(error or CancelledError())
 
@@ -322,7 +278,7 @@ def _may_settle(job: _Job) -> bool:
     return job.outcome is not None and (job.outcome.running() or job.outcome.set_running_or_notify_cancel())
 
 
-def _settle(job: _Job, result: object) -> None:
+def _settle_job(job: _Job, result: object) -> None:
     if job.outcome is None or not _may_settle(job):
         return
     if isinstance(result, BaseException):

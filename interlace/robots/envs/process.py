@@ -10,71 +10,19 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Start, VectorEnv
+from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.load import create_envs
-from interlace.robots.envs.spec import Array, Observation, SimulatorError
 from interlace.robots.envs.stepping import SimulatedEnvs
+from interlace.rollouts.envs.jobs import SlotAnswer, SlotChunk, SlotJob
+from interlace.rollouts.envs.spec import Observation, SimulatorError
 from interlace.runtime.process.child import become_child, framed, receive
 
 NO_JOB = 0xFFFFFFFF
 """Number of the first message of a process: an EnvSpec, or the UserError that prevented it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SlotChunk:
-    """Result of one chunk in one environment."""
-
-    observation: Observation
-    """Observation after the last valid action: the final one if the episode ended."""
-    reward: NDArray[np.float32]
-    """[K] rewards, 0 for an invalid action."""
-    valid: NDArray[np.bool_]
-    """[K] True on executed actions, which come first."""
-    terminated: bool
-    """True if the task ended the episode: no bootstrap."""
-    truncated: bool
-    """True if the horizon ended the episode: bootstrap from `observation`."""
-    success: bool
-    """True if the task has been solved since the reset."""
-
-    @property
-    def ended(self) -> bool:
-        """Returns whether the episode is over."""
-        return self.terminated or self.truncated
-
-
-JobKind: TypeAlias = Literal["reset", "chunk", "render", "expert", "offload", "onload"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SlotJob:
-    """Job of one environment. Offload and onload apply to a whole process; `slot` is any of its slots."""
-
-    slot: int
-    kind: JobKind
-    start: Start | None = None
-    """Start of the episode; set for a reset."""
-    actions: Array | None = None
-    """[K, A] actions; set for a chunk."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SlotAnswer:
-    """Result of a job."""
-
-    value: object = None
-    """Observation after a reset, SlotChunk, [H, W, 3] picture, or [A] action of the expert."""
-    error: Exception | None = None
-    """UserError, or SimulatorError if the simulator failed."""
-    busy_s: float = 0.0
-    """Processor seconds of the job."""
 
 
 def serve_envs(
@@ -104,7 +52,7 @@ def serve_envs(
             # A family that steps many environments at once runs all waiting jobs in one call.
             while not isinstance(envs, SimulatedEnvs) and select.select([connection], [], [], 0)[0]:
                 numbered.append(receive(connection))
-            answers = _answers(envs, [job for _, job in numbered])
+            answers = _answer_jobs(envs, [job for _, job in numbered])
             for (number, _), answer in zip(numbered, answers, strict=True):
                 connection.sendall(framed(number, answer))
 
@@ -126,7 +74,7 @@ def _is_there(library: str) -> bool:
     return True
 
 
-def _answers(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
+def _answer_jobs(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
     """Runs jobs: chunks of equal length together, then the others one by one."""
     found: dict[int, SlotAnswer] = {}
     together: dict[tuple[int, ...], list[int]] = {}
@@ -134,14 +82,14 @@ def _answers(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
         if job.actions is not None:
             together.setdefault(job.actions.shape, []).append(place)
     for places in together.values():
-        found |= dict(zip(places, _timed(_chunks, envs, [jobs[place] for place in places]), strict=True))
+        found |= dict(zip(places, _run_timed(_run_chunks, envs, [jobs[place] for place in places]), strict=True))
     for place, job in enumerate(jobs):
         if place not in found:
-            [found[place]] = _timed(_done, envs, [job])
+            [found[place]] = _run_timed(_run_job, envs, [job])
     return [found[place] for place in range(len(jobs))]
 
 
-def _timed(
+def _run_timed(
     work: Callable[[VectorEnv, Sequence[SlotJob]], Sequence[object]], envs: VectorEnv, jobs: Sequence[SlotJob]
 ) -> list[SlotAnswer]:
     """Runs some jobs together and divides their processor seconds evenly."""
@@ -162,21 +110,21 @@ def _timed(
     ]
 
 
-def _done(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
+def _run_job(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
     """Runs one job that is not a chunk."""
     [job] = jobs
     slots = [job.slot]
     if job.start is not None:
         start = job.start
         found = envs.reset(seeds=[start.seed], task_ids=[start.task], init_state_ids=[start.init_state], slots=slots)
-        return [_row(found, 0)]
+        return [_select_row(found, 0)]
     if job.kind in ("offload", "onload"):
         (envs.offload if job.kind == "offload" else envs.onload)()
         return [None]
     return envs.render(slots) if job.kind == "render" else list(envs.expert_actions(slots))
 
 
-def _chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | SimulatorError]:
+def _run_chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | SimulatorError]:
     """Executes a chunk in each of several environments."""
     actions = np.stack([job.actions for job in jobs if job.actions is not None])
     result = envs.chunk_step(actions, [job.slot for job in jobs])
@@ -184,7 +132,7 @@ def _chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | Simula
         SimulatorError(result.failures[row])
         if row in result.failures
         else SlotChunk(
-            observation=_row(result.observation, row),
+            observation=_select_row(result.observation, row),
             reward=result.reward[row],
             valid=result.valid[row],
             terminated=bool(result.terminated[row].any()),
@@ -195,5 +143,5 @@ def _chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | Simula
     ]
 
 
-def _row(observation: Observation, row: int) -> Observation:
+def _select_row(observation: Observation, row: int) -> Observation:
     return {name: array[row] for name, array in observation.items()}

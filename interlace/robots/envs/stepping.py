@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Simulator, Start, VectorEnv
-from interlace.robots.envs.simulators import EnvSlot, Simulators
-from interlace.robots.envs.spec import Array, ChunkResult, EnvSettings, EnvSpec, Observation, SimulatorError, stacked
+from interlace.robots.envs.base import Simulator, VectorEnv
+from interlace.robots.envs.simulator_states import EnvSlot, SimulatorStates
+from interlace.robots.envs.spec import ChunkResult, EnvSettings, stacked
+from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError
 
 _KEPT_STARTS = 512
 """Number of cached states after a reset, if states are swapped: the samples of a group share an initial state."""
@@ -25,9 +27,9 @@ class SimulatedEnvs(VectorEnv):
         """Raises UserError if a task cannot be created, or two tasks have different shapes."""
         super().__init__(settings, num_envs)
         self._kind, self._settings = kind, settings
-        self._simulators = Simulators(kind, settings)
+        self._simulators = SimulatorStates(kind, settings)
         self._starts: OrderedDict[Start, tuple[Any, Observation]] = OrderedDict()
-        self.spec = self._checked_spec()
+        self.spec = self._make_spec()
 
     def reset(
         self,
@@ -38,15 +40,15 @@ class SimulatedEnvs(VectorEnv):
         slots: Sequence[int] | None = None,
     ) -> Observation:
         """Starts episodes; see VectorEnv."""
-        chosen = self._chosen(slots)
+        chosen = self._choose_slots(slots)
         found = []
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
-            found.append(self._reset(slot, Start(task=int(task), init_state=int(state), seed=int(seed))))
+            found.append(self._reset_slot(slot, Start(task=int(task), init_state=int(state), seed=int(seed))))
         return stacked(found)
 
     def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
         """Executes a chunk; see VectorEnv."""
-        chosen = self._chosen(slots)
+        chosen = self._choose_slots(slots)
         given = np.asarray(actions)
         size = self.spec.action.size
         if given.ndim != 3 or len(given) != len(chosen) or given.shape[2] != size:
@@ -67,36 +69,36 @@ class SimulatedEnvs(VectorEnv):
         )
         failures = {}
         for row, slot in enumerate(chosen):
-            if reason := self._chunk(slot, given[row], result, row):
+            if reason := self._step_slot(slot, given[row], result, row):
                 failures[row] = reason
         return replace(result, observation=self.observe(chosen), failures=failures)
 
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
         """Returns the current observations."""
-        return stacked([self._simulators.slots[slot].observation for slot in self._chosen(slots)])
+        return stacked([self._simulators.slots[slot].observation for slot in self._choose_slots(slots)])
 
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
         """Returns whole states; see VectorEnv."""
         found = []
-        for slot in self._chosen(slots):
+        for slot in self._choose_slots(slots):
             self._simulators.save(slot)
             found.append(pickle.dumps(self._simulators.slots[slot], protocol=5))
         return found
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
         """Restores states; see VectorEnv."""
-        for slot, state in zip(self._chosen(slots), states, strict=True):
+        for slot, state in zip(self._choose_slots(slots), states, strict=True):
             found: EnvSlot = pickle.loads(state)
             self._simulators.slots[slot] = found
             self._simulators.forget(slot)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
         """Draws the current states. Converts any error of a renderer to a UserError, because drawing is optional."""
-        return [self._drawn(self._simulators.enter(slot)) for slot in self._chosen(slots)]
+        return [self._draw_picture(self._simulators.enter(slot)) for slot in self._choose_slots(slots)]
 
     def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
         """Returns a scripted expert's actions."""
-        return np.stack([self._simulators.enter(slot).expert_action() for slot in self._chosen(slots)])
+        return np.stack([self._simulators.enter(slot).expert_action() for slot in self._choose_slots(slots)])
 
     def offload(self) -> None:
         """Frees the simulators and keeps the states."""
@@ -116,19 +118,19 @@ class SimulatedEnvs(VectorEnv):
         self._starts.clear()
 
     @staticmethod
-    def _drawn(simulator: Simulator) -> NDArray[np.uint8]:
+    def _draw_picture(simulator: Simulator) -> NDArray[np.uint8]:
         try:
             return simulator.render()
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{simulator.task!r} cannot be drawn: {_described(error)}") from error
+            raise UserError(f"{simulator.task!r} cannot be drawn: {_describe_error(error)}") from error
 
-    def _checked_spec(self) -> EnvSpec:
+    def _make_spec(self) -> EnvSpec:
         simulators = [self._simulators.find(task, 0) for task in range(len(self._settings.tasks))]
         first = simulators[0]
         for other in simulators[1:]:
-            if other.observation_spec != first.observation_spec or not _alike(other, first):
+            if other.observation_spec != first.observation_spec or not _have_equal_actions(other, first):
                 raise UserError(
                     f"tasks {first.task!r} and {other.task!r} differ in the shape of observations or actions; "
                     "one policy serves tasks that are alike in both"
@@ -142,10 +144,10 @@ class SimulatedEnvs(VectorEnv):
             horizon=self._settings.horizon,
         )
 
-    def _chosen(self, slots: Sequence[int] | None) -> Sequence[int]:
+    def _choose_slots(self, slots: Sequence[int] | None) -> Sequence[int]:
         return range(self.num_envs) if slots is None else [int(slot) for slot in slots]
 
-    def _reset(self, slot: int, start: Start) -> Observation:
+    def _reset_slot(self, slot: int, start: Start) -> Observation:
         if not 0 <= start.task < len(self._settings.tasks):
             raise UserError(f"task id {start.task}: there are {len(self._settings.tasks)} tasks, from 0")
         self._simulators.drop_other_tasks(slot, start.task)
@@ -164,8 +166,8 @@ class SimulatedEnvs(VectorEnv):
         except UserError:
             raise
         except Exception as error:
-            raise SimulatorError(f"the reset of {simulator.task!r} raised {_described(error)}") from error
-        if reason := _unusable(observation):
+            raise SimulatorError(f"the reset of {simulator.task!r} raised {_describe_error(error)}") from error
+        if reason := _find_invalid_array(observation):
             raise SimulatorError(f"the reset of {simulator.task!r} gave {reason}")
         self._simulators.slots[slot] = EnvSlot(start=start, observation=observation)
         self._simulators.set_present(start.task, slot)
@@ -175,7 +177,7 @@ class SimulatedEnvs(VectorEnv):
                 self._starts.popitem(last=False)
         return observation
 
-    def _chunk(self, slot: int, actions: Array, result: ChunkResult, row: int) -> str:
+    def _step_slot(self, slot: int, actions: Array, result: ChunkResult, row: int) -> str:
         """Steps one environment and writes its row except the observation. Returns the failure's reason, or an empty
         text.
         """
@@ -184,18 +186,18 @@ class SimulatedEnvs(VectorEnv):
             raise UserError(f"environment {slot} was not reset before its first chunk")
         if not one.is_over:
             try:
-                one.broken = self._move(one, self._simulators.enter(slot), actions, result, row)
+                one.broken = self._run_actions(one, self._simulators.enter(slot), actions, result, row)
             except UserError:
                 raise
             except Exception as error:  # noqa: BLE001 - any error of a simulator ends only this episode
-                one.broken = f"it raised {_described(error)}"
+                one.broken = f"it raised {_describe_error(error)}"
             if one.broken:
                 one.is_over = True
                 self._simulators.forget(slot)
         result.success[row] = one.success
         return one.broken
 
-    def _move(self, one: EnvSlot, simulator: Simulator, actions: Array, result: ChunkResult, row: int) -> str:
+    def _run_actions(self, one: EnvSlot, simulator: Simulator, actions: Array, result: ChunkResult, row: int) -> str:
         bounds, repeat, last = self.spec.action, self._settings.action_repeat, len(actions) - 1
         for k, action in enumerate(actions):
             held = action if bounds.num_choices else np.clip(action, bounds.low, bounds.high)
@@ -214,14 +216,16 @@ class SimulatedEnvs(VectorEnv):
                 one.is_over = True
                 break
         observation = simulator.observe()
-        reason = _unusable(observation) or ("" if np.isfinite(result.reward[row]).all() else "a reward that is NaN")
+        reason = _find_invalid_array(observation) or (
+            "" if np.isfinite(result.reward[row]).all() else "a reward that is NaN"
+        )
         if reason:
             return f"it gave {reason}"
         one.observation = observation
         return ""
 
 
-def _alike(one: Simulator, other: Simulator) -> bool:
+def _have_equal_actions(one: Simulator, other: Simulator) -> bool:
     mine, its = one.action_spec, other.action_spec
     return (
         mine.num_choices == its.num_choices
@@ -230,12 +234,12 @@ def _alike(one: Simulator, other: Simulator) -> bool:
     )
 
 
-def _unusable(observation: Observation) -> str:
+def _find_invalid_array(observation: Observation) -> str:
     for name, array in observation.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             return f"an observation {name!r} with NaN or infinity"
     return ""
 
 
-def _described(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -13,19 +13,19 @@ from pydantic import Field
 
 from interlace.core.errors import UserError
 from interlace.core.types import BoolArray, FinishReason, Inputs, Prompt
+from interlace.models.action_tokens import ActionTokens
 from interlace.models.inputs import IMAGE, STATE
 from interlace.observe.films import Film
-from interlace.robots.envs.base import Start
-from interlace.robots.envs.film import FilmRecorder
-from interlace.robots.envs.fleet import EnvEpisode, EnvFleet, read_spec
+from interlace.robots.envs.fleet import EnvFleet, read_spec
 from interlace.robots.envs.load import EnvConfig, check_memory, find_family
-from interlace.robots.envs.process import SlotChunk
-from interlace.robots.envs.spec import EnvSpec, Observation
 from interlace.robots.features import Feature, StateFeatures
-from interlace.robots.models.actions import ActionTokens
 from interlace.robots.world_model.imagination import ImaginationConfig
 from interlace.rollouts.base import FILMED, FinalContext, Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
+from interlace.rollouts.envs.episode import EnvEpisode
+from interlace.rollouts.envs.film import FilmRecorder
+from interlace.rollouts.envs.jobs import SlotChunk, Start
+from interlace.rollouts.envs.spec import EnvSpec, Observation
 
 TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
 """Columns of a prompt that define the start of its episodes, and parts of a reward that count successes."""
@@ -109,16 +109,18 @@ class RobotEpisode:
         """Lets the policy act until the episode ends. Raises UserError if policy and simulator do not fit together."""
         actions = policy_actions(session.actions)
         if self.config.imagined and self.config.imagined.plays(prompt):
-            return await self._dreaming(actions.chunk).run(prompt, session)
-        start = Start(task=_whole(prompt, TASK), init_state=_whole(prompt, INIT_STATE), seed=session.seed % 2**31)
+            return await self._make_dreaming(actions.chunk).run(prompt, session)
+        start = Start(
+            task=_read_integer(prompt, TASK), init_state=_read_integer(prompt, INIT_STATE), seed=session.seed % 2**31
+        )
         context = actions.context(prompt.token_ids.tolist())
         async with session.simulator(start, self._own) as env:
             if not self._is_checked:
                 check_spaces(self.config, env.spec, actions)
                 self._is_checked = True
-            if recorder := self._recorder(prompt, start, env.spec):
+            if recorder := self._make_recorder(prompt, start, env.spec):
                 await env.film(recorder)
-            outcome = await self._play(session, env, actions, _Account(context=context, task=start.task))
+            outcome = await self._play_episode(session, env, actions, _Account(context=context, task=start.task))
         if recorder:
             self._why_no_films = recorder.problem
             self._films += [film for film in (recorder.film(outcome.text or ""),) if film]
@@ -131,7 +133,7 @@ class RobotEpisode:
         if self._dreamer:
             self._dreamer.close()
 
-    def _dreaming(self, chunk: int) -> "RobotEpisode":
+    def _make_dreaming(self, chunk: int) -> "RobotEpisode":
         if self._dreamer is None:
             config = self.config.dreams(chunk)
             self._dreamer = RobotEpisode(config, EnvFleet(config.env))
@@ -146,13 +148,15 @@ class RobotEpisode:
         """Returns the reason why drawing failed; empty if it works."""
         return self._why_no_films
 
-    def _recorder(self, prompt: Prompt, start: Start, spec: EnvSpec) -> FilmRecorder | None:
+    def _make_recorder(self, prompt: Prompt, start: Start, spec: EnvSpec) -> FilmRecorder | None:
         """Returns the recorder of an episode's pictures, if its prompt requests them and drawing works."""
         if not prompt.metadata.get(FILMED) or self._why_no_films:
             return None
         return FilmRecorder(f"{spec.tasks[start.task]}, start {start.init_state}")
 
-    async def _play(self, session: Session, env: EnvEpisode, actions: ActionTokens, account: "_Account") -> Outcome:
+    async def _play_episode(
+        self, session: Session, env: EnvEpisode, actions: ActionTokens, account: "_Account"
+    ) -> Outcome:
         params = session.params.model_copy(update={"max_new_tokens": actions.num_tokens, "stop_token_ids": ()})
         while True:
             inputs = self.inputs(env.observation, actions)
@@ -167,9 +171,13 @@ class RobotEpisode:
                 session.reward(turn, gained)
             account.valid[turn.number] = actions.trained(chunk.valid)
             if chunk.ended:
-                return self._outcome(env.spec, chunk, account, self._final(chunk, actions, account.context))
+                return self._make_outcome(
+                    env.spec, chunk, account, self._make_final_context(chunk, actions, account.context)
+                )
 
-    def _outcome(self, spec: EnvSpec, chunk: SlotChunk, account: "_Account", final: FinalContext | None) -> Outcome:
+    def _make_outcome(
+        self, spec: EnvSpec, chunk: SlotChunk, account: "_Account", final: FinalContext | None
+    ) -> Outcome:
         success = float(chunk.success)
         told = {"success": success, "return": account.returned, "episode_length": float(account.length)}
         parts = {f"{self._prefix}/{name}": value for name, value in told.items()}
@@ -184,7 +192,7 @@ class RobotEpisode:
             final=final,
         )
 
-    def _final(self, chunk: SlotChunk, actions: ActionTokens, context: list[int]) -> FinalContext | None:
+    def _make_final_context(self, chunk: SlotChunk, actions: ActionTokens, context: list[int]) -> FinalContext | None:
         if not (self.config.bootstrap and chunk.truncated and not chunk.terminated):
             return None
         inputs = self.inputs(chunk.observation, actions)
@@ -276,7 +284,7 @@ def _setting_of(name: str) -> str:
     return "model.robot.image_size, or episode.env.settings.image_size"
 
 
-def _whole(prompt: Prompt, column: str) -> int:
+def _read_integer(prompt: Prompt, column: str) -> int:
     value = prompt.metadata.get(column)
     if not isinstance(value, int):
         raise UserError(

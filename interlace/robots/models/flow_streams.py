@@ -61,8 +61,8 @@ class StreamLayer(nn.Module):
         self._shape = shape
         self.input_layernorm = Norm(shape, weights, f"{name}.input_layernorm")
         self.post_attention_layernorm = Norm(shape, weights, f"{name}.post_attention_layernorm")
-        self.self_attn = nn.ModuleDict({part: _linear(weights, f"{name}.self_attn.{part}") for part in _ATTENTION})
-        self.mlp = nn.ModuleDict({part: _linear(weights, f"{name}.mlp.{part}") for part in _MLP})
+        self.self_attn = nn.ModuleDict({part: _make_linear(weights, f"{name}.self_attn.{part}") for part in _ATTENTION})
+        self.mlp = nn.ModuleDict({part: _make_linear(weights, f"{name}.mlp.{part}") for part in _MLP})
 
     @property
     def head_size(self) -> int:
@@ -71,29 +71,29 @@ class StreamLayer(nn.Module):
 
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, KeysValues]:
         """Returns rotated queries, and rotated keys with values, of normalised tokens [B, S, H]."""
-        query, key, value = (self._heads(self.self_attn[part](x)) for part in ("q_proj", "k_proj", "v_proj"))
+        query, key, value = (self._split_heads(self.self_attn[part](x)) for part in ("q_proj", "k_proj", "v_proj"))
         return rotate(query, positions), (rotate(key, positions), value)
 
     def project_across(self, x: Tensor, positions: Tensor, prefix: KeysValues) -> tuple[Tensor, KeysValues]:
         """Returns queries of the suffix, and keys and values computed from the prefix's."""
-        query = rotate(self._heads(self.self_attn["q_proj"](x)), positions)
+        query = rotate(self._split_heads(self.self_attn["q_proj"](x)), positions)
         keys, values = (
             self.self_attn[part](of.flatten(2)) for part, of in zip(("k_proj", "v_proj"), prefix, strict=True)
         )
-        return query, (self._heads(keys), self._heads(values))
+        return query, (self._split_heads(keys), self._split_heads(values))
 
     def finish(self, x: Tensor, attended: Tensor, gate: Tensor | None, condition: Tensor | None) -> Tensor:
         """Adds attention and the MLP to the tokens x [B, S, H]. attended: [B, S, heads D]."""
-        x = _add(x, self.self_attn["o_proj"](attended), gate)
+        x = _add_branch(x, self.self_attn["o_proj"](attended), gate)
         inner, gate = self.post_attention_layernorm(x, condition)
         activate = (
             F.gelu(self.mlp["gate_proj"](inner), approximate="tanh")
             if self._shape.uses_gelu
             else F.silu(self.mlp["gate_proj"](inner))
         )
-        return _add(x, self.mlp["down_proj"](activate * self.mlp["up_proj"](inner)), gate)
+        return _add_branch(x, self.mlp["down_proj"](activate * self.mlp["up_proj"](inner)), gate)
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_size))
 
 
@@ -186,10 +186,10 @@ _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def _linear(weights: Mapping[str, Tensor], name: str) -> nn.Linear:
+def _make_linear(weights: Mapping[str, Tensor], name: str) -> nn.Linear:
     outputs, inputs = weights[f"{name}.weight"].shape
     return nn.Linear(inputs, outputs, bias=f"{name}.bias" in weights)
 
 
-def _add(x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
+def _add_branch(x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
     return x + branch if gate is None else x + branch * gate

@@ -75,7 +75,7 @@ class FlowVLA(nn.Module):
         super().__init__()
         self.folder, self.schedule = folder, folder.schedule
         reading, text, expert = PREFIXES["smolvla" if folder.kind == "smolvla" else "pi0"]
-        of_reading, of_text, of_expert = (_under(weights, name) for name in (reading, reading + text, expert))
+        of_reading, of_text, of_expert = (_select_prefix(weights, name) for name in (reading, reading + text, expert))
         if folder.kind == "smolvla":
             sizes = smolvlm_sizes(vlm)
             shape = StreamShape(heads=sizes.heads, norm="llama", epsilon=sizes.epsilon, uses_gelu=False)
@@ -83,17 +83,17 @@ class FlowVLA(nn.Module):
             expert_shape = shape
             # Layers of the language model above the expert's last layer are not used.
             count = 1 + max(int(name.split(".")[1]) for name in of_expert if name.startswith("layers."))
-            of_text = {name: tensor for name, tensor in of_text.items() if _layer(name) < count}
+            of_text = {name: tensor for name, tensor in of_text.items() if _parse_layer(name) < count}
         else:
             shape = StreamShape(heads=GEMMA_HEADS, norm="gemma", epsilon=GEMMA_EPSILON, uses_gelu=True)
             kind: NormKind = "adaptive" if folder.kind == "pi05" else "gemma"
             expert_shape = StreamShape(heads=GEMMA_HEADS, norm=kind, epsilon=GEMMA_EPSILON, uses_gelu=True)
             self.encoder = paligemma_encoder(of_reading, int(folder.settings.get("vision_heads", 16)))
         self.text, self.expert = TokenStream(shape, of_text), TokenStream(expert_shape, of_expert)
-        self.embed_tokens = nn.Embedding(*_embedding(of_text, weights, reading).shape)
+        self.embed_tokens = nn.Embedding(*_find_embedding(of_text, weights, reading).shape)
         names = [name for name in _HEADS if f"model.{name}.weight" in weights]
         self.heads = nn.ModuleDict({name: nn.Linear(*weights[f"model.{name}.weight"].shape[::-1]) for name in names})
-        self._load(weights, of_reading, of_text, of_expert, reading)
+        self._load_weights(weights, of_reading, of_text, of_expert, reading)
 
     def read(self, sensed: Sensed) -> Prefix:
         """Computes the keys and values of each layer for an observation."""
@@ -188,7 +188,7 @@ class FlowVLA(nn.Module):
         return rows, None
 
     @torch.no_grad()
-    def _load(
+    def _load_weights(
         self,
         weights: Mapping[str, Tensor],
         of_reading: Mapping[str, Tensor],
@@ -200,8 +200,8 @@ class FlowVLA(nn.Module):
         given = {f"text.{name}": tensor for name, tensor in of_text.items()}
         given |= {f"expert.{name}": tensor for name, tensor in of_expert.items()}
         given |= {f"encoder.{name}": tensor for name, tensor in self.encoder.published(of_reading).items()}
-        given |= {f"heads.{name}": tensor for name, tensor in _under(weights, "model.").items()}
-        given["embed_tokens.weight"] = _embedding(of_text, weights, reading)
+        given |= {f"heads.{name}": tensor for name, tensor in _select_prefix(weights, "model.").items()}
+        given["embed_tokens.weight"] = _find_embedding(of_text, weights, reading)
         for name, parameter in self.state_dict().items():
             if name not in given:
                 raise UserError(f"policy folder {str(self.folder.path)!r} lacks the weight {name}: is it whole?")
@@ -298,15 +298,15 @@ _HEADS = (
 )  # fmt: skip
 
 
-def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _select_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
-def _layer(name: str) -> int:
+def _parse_layer(name: str) -> int:
     return int(name.split(".")[1]) if name.startswith("layers.") else 0
 
 
-def _embedding(of_text: Mapping[str, Tensor], weights: Mapping[str, Tensor], reading: str) -> Tensor:
+def _find_embedding(of_text: Mapping[str, Tensor], weights: Mapping[str, Tensor], reading: str) -> Tensor:
     """Returns the embedding table, which files omit if it is tied to the output layer."""
     head = f"{reading.removesuffix('model.')}lm_head.weight"
     found = of_text.get("embed_tokens.weight", weights.get(head))

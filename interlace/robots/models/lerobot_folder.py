@@ -125,7 +125,7 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
     defaults = DEFAULTS[kind]
     steps = settings.get("num_steps", settings.get("num_inference_steps", defaults["num_steps"]))
     side, _ = settings.get("resize_imgs_with_padding") or settings.get("image_resolution") or [defaults["side"]] * 2
-    action_size = _sizes(settings, "output_features", ACTION)
+    action_size = _sum_sizes(settings, "output_features", ACTION)
     padding = {"steps": int(steps), "noise_at": 1, "padded_size": int(settings.get("max_action_dim", 32))}
     flow = (sampler or FlowConfig()).model_copy(update=padding)
     chunk = int(settings.get("chunk_size", 50))
@@ -156,7 +156,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _sizes(settings: Mapping[str, Any], features: str, name: str) -> int:
+def _sum_sizes(settings: Mapping[str, Any], features: str, name: str) -> int:
     feature = settings.get(features, {}).get(name)
     if feature is None:
         raise UserError(f"the policy's config.json has no {features}.{name}, whose shape is needed.")

@@ -129,12 +129,12 @@ class OpenVLAProjector(nn.Module):
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Computes [N, vectors, hidden] from {"image": [N, side, side, 3]}, and "wrist_image" and "state" [N, F]."""
-        found = [self._embed(inputs[camera]) for camera in self._cameras]
+        found = [self._embed_pictures(inputs[camera]) for camera in self._cameras]
         if self.proprio is not None:
             found.append(self.proprio(inputs[STATE]))
         return torch.cat(found, 1)
 
-    def _embed(self, pictures: Tensor) -> Tensor:
+    def _embed_pictures(self, pictures: Tensor) -> Tensor:
         images = pictures.to(self.fc1.weight.dtype).permute(0, 3, 1, 2) / 255
         found = []
         for place, tower in enumerate(self.vision_backbone.children()):

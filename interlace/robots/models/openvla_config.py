@@ -10,11 +10,11 @@ import numpy as np
 from transformers import LlamaConfig
 
 from interlace.core.errors import UserError, nearest
+from interlace.models.action_tokens import action_statistics
 from interlace.models.config import GAUSSIAN, OPENVLA_TYPE
 from interlace.models.inputs import StateScaling
 from interlace.models.pictures import PictureSteps
 from interlace.robots.models import openvla_oft as oft
-from interlace.robots.models.actions import action_statistics
 
 PROCESSOR = "preprocessor_config.json"
 CROP_AREA = 0.9

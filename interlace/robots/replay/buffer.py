@@ -194,8 +194,8 @@ class Replay:
             self._keep_in_memory(number, sample)
             numbers.append(number)
         while len(self._entries) > self._config.capacity:
-            self._evict(next(iter(self._entries)))
-        self._spill()
+            self._evict_entry(next(iter(self._entries)))
+        self._spill_contents()
         return [number for number in numbers if number in self._entries]
 
     def draw(self, count: int, *, version: int, min_reward: float | None = None) -> list[Drawn]:
@@ -206,10 +206,10 @@ class Replay:
         """
         eligible = [entry for entry in self._entries.values() if self._may_be_drawn(entry, version, min_reward)]
         self._draws += 1
-        weights = self._weights(eligible)
-        chosen = self._chosen(eligible, weights, count)
-        drawn = [self._use(eligible[place], version, float(weights[place])) for place in chosen]
-        self._spill()
+        weights = self._compute_weights(eligible)
+        chosen = self._draw_indices(eligible, weights, count)
+        drawn = [self._use_entry(eligible[place], version, float(weights[place])) for place in chosen]
+        self._spill_contents()
         return drawn
 
     def set_priorities(self, priorities: Iterable[tuple[int, float]]) -> None:
@@ -222,8 +222,8 @@ class Replay:
     def contents(self, known: Container[int] = ()) -> Iterator[tuple[int, Sample]]:
         """Yields (number, sample) of the stored trajectories that are not known, in order, without counting a use."""
         for number in [each for each in self._entries if each not in known]:
-            yield number, self._content(self._entries[number])
-            self._spill()
+            yield number, self._read_content(self._entries[number])
+            self._spill_contents()
 
     def uses(self) -> dict[int, int]:
         """Returns the number of draws of each stored trajectory, by number."""
@@ -243,7 +243,7 @@ class Replay:
     def save(self, folder: Path) -> None:
         """Writes the buffer into a folder, such as a checkpoint's; full files are linked, not copied."""
         for number in self._samples:
-            self._write(number)
+            self._write_content(number)
         self._files.link_to(folder)
         index = _Index(
             next_number=self._next,
@@ -284,7 +284,7 @@ class Replay:
             return False
         return min_reward is None or (entry.reward is not None and entry.reward >= min_reward)
 
-    def _weights(self, eligible: Sequence[_Entry]) -> FloatRow:
+    def _compute_weights(self, eligible: Sequence[_Entry]) -> FloatRow:
         """Returns the probabilities of the first draw, [number of eligible]."""
         if self._config.order == "priority":
             weights = np.array([entry.priority for entry in eligible]) ** self._config.priority_exponent
@@ -293,7 +293,7 @@ class Replay:
         total = weights.sum()
         return weights / total if total > 0 else np.full(len(eligible), 1 / max(1, len(eligible)))
 
-    def _chosen(self, eligible: Sequence[_Entry], weights: FloatRow, count: int) -> list[int]:
+    def _draw_indices(self, eligible: Sequence[_Entry], weights: FloatRow, count: int) -> list[int]:
         """Returns the indices of the drawn trajectories, without repetition."""
         places = range(len(eligible))
         if self._config.order == "newest":
@@ -307,13 +307,13 @@ class Replay:
             times = random.exponential(size=len(eligible)) / weights
         return [int(place) for place in np.argsort(times, kind="stable")[:count]]
 
-    def _use(self, entry: _Entry, version: int, probability: float) -> Drawn:
+    def _use_entry(self, entry: _Entry, version: int, probability: float) -> Drawn:
         used = entry.model_copy(update={"uses": entry.uses + 1})
-        sample = self._content(entry)
+        sample = self._read_content(entry)
         self._entries[entry.number] = used
         self._total_uses += 1
         if self._config.max_uses is not None and used.uses >= self._config.max_uses:
-            self._evict(entry.number)
+            self._evict_entry(entry.number)
         return Drawn(
             number=entry.number,
             sample=sample,
@@ -323,7 +323,7 @@ class Replay:
             probability=probability,
         )
 
-    def _content(self, entry: _Entry) -> Sample:
+    def _read_content(self, entry: _Entry) -> Sample:
         if entry.number in self._samples:
             self._samples.move_to_end(entry.number)
             return self._samples[entry.number]
@@ -336,23 +336,23 @@ class Replay:
         self._samples[number] = sample
         self._sizes[number] = sample_nbytes(sample)
 
-    def _spill(self) -> None:
+    def _spill_contents(self) -> None:
         """Writes contents to disk and removes them from memory, the least recently used first, until the rest fits."""
         bound = self._config.in_memory_mib * (1 << 20)
         held = sum(self._sizes.values())
         while held > bound and self._samples:
             number = next(iter(self._samples))
-            self._write(number)
+            self._write_content(number)
             del self._samples[number]
             held -= self._sizes.pop(number)
 
-    def _write(self, number: int) -> None:
+    def _write_content(self, number: int) -> None:
         entry = self._entries[number]
         if entry.place is None:
             place = self._files.write(sample_to_bytes(self._samples[number]))
             self._entries[number] = entry.model_copy(update={"place": place})
 
-    def _evict(self, number: int) -> None:
+    def _evict_entry(self, number: int) -> None:
         entry = self._entries.pop(number)
         self._samples.pop(number, None)
         self._sizes.pop(number, None)

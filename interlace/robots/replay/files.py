@@ -61,12 +61,12 @@ class ReplayFiles:
         """Marks a content as no longer needed."""
         self._num_needed[place.file] -= 1
         if not self._num_needed[place.file]:
-            self._remove(place.file)
+            self._remove_file(place.file)
 
     def link_to(self, folder: Path) -> None:
         """Links all files into another folder, which later changes here do not affect."""
         for number in self._num_needed:
-            _put(self._path(number), folder / self._path(number).name)
+            _link_file(self._path(number), folder / self._path(number).name)
         self._open += bool(self._sizes.get(self._open))  # linked files must not grow
 
     def take_from(self, folder: Path, places: Sequence[FilePlace]) -> None:
@@ -75,18 +75,18 @@ class ReplayFiles:
         Raises UserError if a file is missing.
         """
         for number in [*self._num_needed]:
-            self._remove(number)
+            self._remove_file(number)
         for place in places:
             if place.file not in self._num_needed:
                 source = folder / self._path(place.file).name
                 if not source.is_file():
                     raise UserError(f"{source} is missing: resume from an earlier checkpoint.")
-                _put(source, self._path(place.file))
+                _link_file(source, self._path(place.file))
                 self._sizes[place.file] = source.stat().st_size
             self._num_needed[place.file] = self._num_needed.get(place.file, 0) + 1
         self._open = max(self._num_needed, default=-1) + 1
 
-    def _remove(self, number: int) -> None:
+    def _remove_file(self, number: int) -> None:
         self._path(number).unlink(missing_ok=True)
         self._num_needed.pop(number, None)
         self._sizes.pop(number, None)
@@ -96,7 +96,7 @@ class ReplayFiles:
         return self._folder / f"{number:06d}{_SUFFIX}"
 
 
-def _put(source: Path, target: Path) -> None:
+def _link_file(source: Path, target: Path) -> None:
     """Hard-links a file that no longer changes, or copies it."""
     try:
         os.link(source, target)

@@ -33,62 +33,53 @@ class Learning:
     """Learner on single turns; None if the actor trains on whole trajectories."""
 
 
-class ReplayRole:
+class TrajectoryLearner:
     """Learner that trains the actor on minibatches of replayed trajectories, of this step and of earlier ones.
 
-    Each sample of the flow is still trained on-policy exactly once, with its own terminal event, regardless of the
-    draws.
     All draws of a step are made before its first update, with a counted random key, so they depend only on the
-    trajectories.
+    trajectories. The learner of a run's `ReplayRole`.
     """
 
-    def __init__(self, actor: ActorGroup, needs: Needs, version: Callable[[], int]) -> None:
+    def __init__(self, learning: Learning, actor: ActorGroup, needs: Needs, version: Callable[[], int]) -> None:
         """version: returns the current version of the weights."""
-        self.learning: Learning | None = None
-        """Replay buffer and settings; None if each sample is trained on only once."""
-        self._actor, self._version = actor, version
+        self._learning, self._actor, self._version = learning, actor, version
         self._recomputes = needs.proximal_logprobs
         self.num_updates = 0
         """Number of optimizer steps started."""
 
     async def learn(self, batch: Batch) -> None:
         """Stores the samples of a trained batch, and trains on drawn trajectories. Adds metrics to the batch."""
-        if self.learning is None:
-            return
-        found, config = self.learning.replay, self.learning.config
+        found, config, off_policy = self._learning.replay, self._learning.config, self._learning.off_policy
         ordered = sorted(batch.groups, key=lambda group: group.gid)
         samples = [sample for group in ordered for sample in group.samples if is_real(sample)]
-        found.add(samples, priorities=[_priority(sample) for sample in samples])
-        if self.learning.off_policy:
-            batch.metrics.update(await self._learn_off_policy(batch.step, samples) | _metrics(found, []))
+        found.add(samples, priorities=[_compute_priority(sample) for sample in samples])
+        if off_policy:
+            batch.metrics.update(await self._learn_off_policy(off_policy, batch.step, samples) | _metrics(found, []))
             return
         least = config.imitate_from if config.learner == "imitation" else None
         draws = [found.draw(config.draw_size, version=self._version(), min_reward=least) for _ in range(config.updates)]
         drawn = [draw for draw in draws if draw]
-        world = self.learning.world
+        world = self._learning.world
         to_fit = world.drawn(found, self._version()) if world else []
-        learnt, fitted = await gather(self._train(drawn), self._fit(batch.step + 1, samples, to_fit))
+        learnt, fitted = await gather(self._train_on(drawn), self._fit_world_model(batch.step + 1, samples, to_fit))
         batch.metrics.update(learnt | fitted | _metrics(found, [one for draw in drawn for one in draw]))
 
-    async def _learn_off_policy(self, step: int, samples: Sequence[Sample]) -> Metrics:
+    async def _learn_off_policy(self, off_policy: OffPolicy, step: int, samples: Sequence[Sample]) -> Metrics:
         """Makes the updates of an off-policy algorithm. samples: those that the step added."""
-        learning = self.learning
-        if not learning or not learning.off_policy:
-            return {}
         num_turns = sum(len(trained_turns(sample)) for sample in samples)
         self.num_updates += 1  # before the updates: a stop in between does not save their weights as the last step's
-        return await learning.off_policy.learn(step, learning.replay, num_turns, self._actor)
+        return await off_policy.learn(step, self._learning.replay, num_turns, self._actor)
 
-    async def _fit(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
+    async def _fit_world_model(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
         """Fits the world model, if there is one, while the policy learns."""
-        world = self.learning.world if self.learning else None
+        world = self._learning.world
         return await world.fit(step, fresh, drawn) if world else {}
 
-    async def _train(self, drawn: Sequence[Sequence[Drawn]]) -> Metrics:
+    async def _train_on(self, drawn: Sequence[Sequence[Drawn]]) -> Metrics:
         """Makes one update per draw. Returns the actor's metrics of them, under `replay/`."""
-        if not self.learning or not drawn:
+        if not drawn:
             return {}
-        imitates = self.learning.config.learner == "imitation"
+        imitates = self._learning.config.learner == "imitation"
         async with self._actor.hold("replay"):
             for draw in drawn:
                 samples = [to_imitate(one.sample) if imitates else one.sample for one in draw]
@@ -116,7 +107,7 @@ def to_imitate(sample: Sample) -> Sample:
     )
 
 
-def _priority(sample: Sample) -> float:
+def _compute_priority(sample: Sample) -> float:
     """Returns the mean absolute advantage of a sample: its distance from the expected return."""
     if sample.advantages is None or not sample.num_sampled:
         return TINY_PRIORITY

@@ -94,11 +94,13 @@ class OffPolicy:
         if size < self.settings.start_turns or self.context_ids is None or not count:
             return metrics
         batches = self._batches(step, count, size)
-        parts = await self._update(actor, batches, self.context_ids)
-        return metrics | _mean(parts) | {"sac/updates": count}
+        parts = await self._update_actor(actor, batches, self.context_ids)
+        return metrics | _average_metrics(parts) | {"sac/updates": count}
 
-    async def _update(self, actor: ActorGroup, batches: Sequence[TransitionBatch], context: IntArray) -> list[Metrics]:
-        per_call = max(1, BLOCK_BYTES // max(1, _nbytes(batches[0])))
+    async def _update_actor(
+        self, actor: ActorGroup, batches: Sequence[TransitionBatch], context: IntArray
+    ) -> list[Metrics]:
+        per_call = max(1, BLOCK_BYTES // max(1, _count_bytes(batches[0])))
         found = []
         async with actor.hold("replay"):
             for begin in range(0, len(batches), per_call):
@@ -111,10 +113,10 @@ class OffPolicy:
         draw = np.random.default_rng(stable_hash("transitions", self.seed, step))
         num_shown = self.settings.turns_per_update // 2 if shown is not None else 0
         own = self.table.draw(draw.integers(size, size=count * (self.settings.turns_per_update - num_shown)))
-        parts = _cut(own, count)
+        parts = _cut_transitions(own, count)
         if shown is None:
             return parts
-        others = _cut(shown.take(draw.integers(len(shown), size=count * num_shown)), count)
+        others = _cut_transitions(shown.take(draw.integers(len(shown), size=count * num_shown)), count)
         return [TransitionBatch.joined(pair) for pair in zip(parts, others, strict=True)]
 
 
@@ -132,10 +134,10 @@ def steps_of(sample: Sample) -> EpisodeSteps:
     Raises UserError for samples whose turns have no `state`.
     """
     turns = [each for each in sample.segments if each.kind != FINAL and (each.sampled is None or each.sampled.any())]
-    states = [_state(sample, turn) for turn in turns]
+    states = [_read_state(sample, turn) for turn in turns]
     last = sample.segments[-1]
     is_terminal = last.kind != FINAL
-    states.append(states[-1] if is_terminal else _state(sample, last))
+    states.append(states[-1] if is_terminal else _read_state(sample, last))
     return EpisodeSteps(
         states=np.stack(states),
         actions=np.stack([np.ascontiguousarray(turn.token_ids, np.int32).view(np.float32) for turn in turns]),
@@ -144,7 +146,7 @@ def steps_of(sample: Sample) -> EpisodeSteps:
     )
 
 
-def _state(sample: Sample, turn: Segment) -> FloatArray:
+def _read_state(sample: Sample, turn: Segment) -> FloatArray:
     """Returns the state [F] that a turn read: from its arrays, or from the arrays of its context."""
     context = sample.segments[turn.parent] if turn.parent is not None and turn.parent >= 0 else turn
     inputs = turn.inputs if turn.inputs is not None else context.inputs
@@ -154,17 +156,17 @@ def _state(sample: Sample, turn: Segment) -> FloatArray:
     return np.asarray(state, np.float32).reshape(-1)
 
 
-def _cut(transitions: TransitionBatch, count: int) -> list[TransitionBatch]:
+def _cut_transitions(transitions: TransitionBatch, count: int) -> list[TransitionBatch]:
     """Cuts transitions into `count` parts of equal size."""
     size = len(transitions) // count
     return [transitions.take(np.arange(begin, begin + size)) for begin in range(0, count * size, size)]
 
 
-def _nbytes(batch: TransitionBatch) -> int:
+def _count_bytes(batch: TransitionBatch) -> int:
     return batch.states.nbytes + batch.actions.nbytes + batch.next_states.nbytes + 8 * len(batch)
 
 
-def _mean(parts: Sequence[Metrics]) -> Metrics:
+def _average_metrics(parts: Sequence[Metrics]) -> Metrics:
     """Returns the means of metrics over calls. A call that did not update the policy lacks the policy's metrics."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: fmean(part[name] for part in parts if name in part) for name in names}

@@ -26,14 +26,14 @@ _TAG = "\x00"
 def sample_to_bytes(sample: Sample) -> bytes:
     """Serializes a sample with all its arrays, bit for bit."""
     arrays: list[NDArray[np.generic]] = []
-    line = json.dumps(_plain(sample, arrays)).encode() + b"\n"
+    line = json.dumps(_to_plain(sample, arrays)).encode() + b"\n"
     return b"".join([line, *(np.ascontiguousarray(array).tobytes() for array in arrays)])
 
 
 def sample_from_bytes(content: bytes) -> Sample:
     """Reads the result of sample_to_bytes(). Raises ValueError for other bytes."""
     line, _, raw = content.partition(b"\n")
-    found = _record(json.loads(line), _Arrays(raw))
+    found = _read_record(json.loads(line), _Arrays(raw))
     if not isinstance(found, Sample):
         raise ValueError("the bytes hold no sample")
     return found
@@ -42,11 +42,11 @@ def sample_from_bytes(content: bytes) -> Sample:
 def sample_nbytes(sample: Sample) -> int:
     """Returns the approximate memory of a sample, in bytes."""
     arrays: list[NDArray[np.generic]] = []
-    line = _plain(sample, arrays)
+    line = _to_plain(sample, arrays)
     return sum(array.nbytes for array in arrays) + 64 * len(arrays) + len(str(line))
 
 
-def _plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:
+def _to_plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:
     if value is None or isinstance(value, bool | int | float) or type(value) is str:
         return value
     if isinstance(value, np.ndarray):
@@ -60,13 +60,13 @@ def _plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:
         return {_TAG: "key", "value": [value.gid, value.index]}
     if is_dataclass(value) and type(value).__name__ in _RECORDS:
         # Computed fields are not arguments of the constructor.
-        content = {each.name: _plain(getattr(value, each.name), arrays) for each in fields(value) if each.init}
+        content = {each.name: _to_plain(getattr(value, each.name), arrays) for each in fields(value) if each.init}
         return {_TAG: type(value).__name__, **content}
     if isinstance(value, Mapping):
-        return {_TAG: "mapping", "items": [[key, _plain(item, arrays)] for key, item in value.items()]}
+        return {_TAG: "mapping", "items": [[key, _to_plain(item, arrays)] for key, item in value.items()]}
     if isinstance(value, tuple | list | StoredSegments):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {_TAG: kind, "items": [_plain(item, arrays) for item in value]}
+        return {_TAG: kind, "items": [_to_plain(item, arrays) for item in value]}
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a sample holds a {type(value).__name__}, which has no place in a file")
@@ -87,7 +87,7 @@ class _Arrays:
         return found
 
 
-def _record(value: Any, arrays: _Arrays) -> Any:
+def _read_record(value: Any, arrays: _Arrays) -> Any:
     if not isinstance(value, dict):
         return value
     kind = value.pop(_TAG)
@@ -101,9 +101,9 @@ def _record(value: Any, arrays: _Arrays) -> Any:
         case "key":
             return SampleKey(*value["value"])
         case "mapping":
-            return {key: _record(item, arrays) for key, item in value["items"]}
+            return {key: _read_record(item, arrays) for key, item in value["items"]}
         case "tuple":
-            return tuple(_record(item, arrays) for item in value["items"])
+            return tuple(_read_record(item, arrays) for item in value["items"])
         case "list":
-            return [_record(item, arrays) for item in value["items"]]
-    return _RECORDS[kind](**{name: _record(item, arrays) for name, item in value.items()})
+            return [_read_record(item, arrays) for item in value["items"]]
+    return _RECORDS[kind](**{name: _read_record(item, arrays) for name, item in value.items()})

@@ -51,11 +51,14 @@ class WorldLearning:
         if not fresh or not drawn:
             return {}
         work = FitWork(
-            step=step, action_size=self.action_size, fresh=self._transitions(fresh), drawn=self._transitions(drawn)
+            step=step,
+            action_size=self.action_size,
+            fresh=self._make_transitions(fresh),
+            drawn=self._make_transitions(drawn),
         )
         return await self.group.fit(self.folder, work)
 
-    def _transitions(self, samples: Sequence[Sample]) -> "Transitions":
+    def _make_transitions(self, samples: Sequence[Sample]) -> "Transitions":
         from interlace.robots.world_model.model import transitions_of
 
         return transitions_of(samples, self.decode, lambda sample: sample.reward_parts.get(SUCCESS, 0.0) > 0)

@@ -49,7 +49,7 @@ class WorldModelWorker(Worker):
     @operation(bin="train", phase="world_model")
     def fit(self, folder: Path, work: FitWork) -> Metrics:
         """Evaluates the newest model in a folder on fresh episodes, fits it to drawn ones, and publishes it there."""
-        model = self._model(folder, work)
+        model = self._make_model(folder, work)
         metrics: Metrics = {}
         if model.is_fitted:
             errors = error_by_horizon(model, work.fresh, HORIZONS)
@@ -60,13 +60,13 @@ class WorldModelWorker(Worker):
         model.cpu()
         starts = work.drawn.states[work.drawn.firsts > 0][:MAX_STARTS]
         publish_model(folder, work.step, lambda own: model.save(own, starts))
-        disagreement = _disagreement(model, work.fresh)
+        disagreement = _measure_disagreement(model, work.fresh)
         return metrics | {
             "world_model/disagreement_median": float(np.median(disagreement)),
             "world_model/disagreement_90": float(np.quantile(disagreement, 0.9)),
         }
 
-    def _model(self, folder: Path, work: FitWork) -> WorldModel:
+    def _make_model(self, folder: Path, work: FitWork) -> WorldModel:
         if newest_model(folder):
             return load_world_model(folder)[0]
         config = WorldModelConfig(
@@ -79,6 +79,6 @@ class WorldModelWorker(Worker):
         return WorldModel(config)
 
 
-def _disagreement(model: WorldModel, data: Transitions) -> FloatArray:
+def _measure_disagreement(model: WorldModel, data: Transitions) -> FloatArray:
     """Returns the disagreement of the ensemble's members on the current policy's chunks, [B]."""
     return model.predict(data.states, data.chunks).disagreement

@@ -8,7 +8,7 @@ from typing import Literal
 from interlace.core.errors import UserError, nearest
 from interlace.core.random import keyed_random
 from interlace.engines.rollout.kinds import create_kind
-from interlace.rollouts.by_row import simulators_of
+from interlace.robots.env_stage import simulators_of
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import find_needed_roles, num_ranks
@@ -95,11 +95,11 @@ def check_processes(recipe: Recipe, faults: Sequence[FaultSpec]) -> None:
             "cluster.backend=local, or give --devices for a run on the virtual clock."
         )
     for fault in faults:
-        if reason := _absence(recipe, fault.role):
+        if reason := _find_absence(recipe, fault.role):
             raise UserError(f"--faults {fault.text}: {reason}")
 
 
-def _absence(recipe: Recipe, role: str) -> str:
+def _find_absence(recipe: Recipe, role: str) -> str:
     """Returns why a role has no process that can be killed; empty if it has one."""
     if role == "rollout" and (not create_kind(recipe.rollout).is_service or recipe.rollout.engine == "address"):
         return f"rollout.engine={recipe.rollout.engine} has no process that the run starts. Set rollout=interlace."

@@ -39,7 +39,7 @@ class Injector:
     def __enter__(self) -> Self:
         for fault in self._faults:
             if fault.at_s is not None:
-                self._add(self._start_s + fault.at_s, fault)
+                self._add_fault(self._start_s + fault.at_s, fault)
         self._thread.start()
         return self
 
@@ -57,9 +57,9 @@ class Injector:
         for fault in self._faults:
             place = fault.delay_in(info.step + 1, self._seed)
             if place is not None:
-                self._add(time.monotonic() + place * info.metrics.get("timing_s/step", 0.0), fault)
+                self._add_fault(time.monotonic() + place * info.metrics.get("timing_s/step", 0.0), fault)
 
-    def _add(self, at_s: float, fault: FaultSpec) -> None:
+    def _add_fault(self, at_s: float, fault: FaultSpec) -> None:
         with self._lock:
             heapq.heappush(self._due, (at_s, self._num_due, fault))
             self._num_due += 1
@@ -68,7 +68,7 @@ class Injector:
         while not self._has_ended.wait(LOOK_S):
             self._note_replacements()
             # A fault whose role has no process at the moment waits until it has one.
-            waiting = [due for due in self._take_due() if not self._inject(due[2], due[1])]
+            waiting = [due for due in self._take_due() if not self._inject_fault(due[2], due[1])]
             with self._lock:
                 self._due += waiting
                 heapq.heapify(self._due)
@@ -80,7 +80,7 @@ class Injector:
                 due.append(heapq.heappop(self._due))
         return due
 
-    def _inject(self, fault: FaultSpec, number: int) -> bool:
+    def _inject_fault(self, fault: FaultSpec, number: int) -> bool:
         struck = {target for target, *_ in self._open.values()}
         found = [process for process in role_processes(fault.role) if process not in struck]
         if not found:

@@ -14,15 +14,15 @@ NAMES = {"reward": "reward", EPISODE: "episodes", "env": "environment", **{role:
 
 def role_processes(role: str, of: int | None = None) -> list[int]:
     """Returns the processes of a role below a process (None: this one), oldest first."""
-    below = _descendants(os.getpid() if of is None else of)
+    below = _list_descendants(os.getpid() if of is None else of)
     if role == "rollout":
         guards = [each for each in below if GUARD in _read(each, "cmdline")]
         return sorted(child for guard in guards for child in _children(guard))
     return sorted(each for each in below if _read(each, "comm").strip() == process_name(NAMES[role]))
 
 
-def _descendants(process: int) -> Sequence[int]:
-    return [each for child in _children(process) for each in (child, *_descendants(child))]
+def _list_descendants(process: int) -> Sequence[int]:
+    return [each for child in _children(process) for each in (child, *_list_descendants(child))]
 
 
 def _children(process: int) -> list[int]:

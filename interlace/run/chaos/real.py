@@ -111,10 +111,10 @@ def run_with_faults(
             error = str(failure)
     if not error and report.was_stopped:
         raise InterlaceError("stopped before the end of the run with faults.")
-    return _compare(recipe, injector, calm, _Outcome(folder=folder, clock=clock, error=error))
+    return _compare_runs(recipe, injector, calm, _Outcome(folder=folder, clock=clock, error=error))
 
 
-def _compare(recipe: Recipe, injector: Injector, calm: _Outcome, rough: _Outcome) -> Certificate:
+def _compare_runs(recipe: Recipe, injector: Injector, calm: _Outcome, rough: _Outcome) -> Certificate:
     schedule = recipe.schedule.resolved
     is_complete, is_exact = not rough.error, schedule.staleness_bound == 0
     counts = SampleCounts.of(rough.ended, recipe.samples_per_prompt)

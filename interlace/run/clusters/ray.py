@@ -33,10 +33,10 @@ def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
 def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
     """Returns the devices of `cluster.devices`. Raises UserError if Ray or a device is missing."""
     _import_ray()
-    return tuple(slot.device for slot in find_slots(config.devices, _machines(config.address)))
+    return tuple(slot.device for slot in find_slots(config.devices, _list_machines(config.address)))
 
 
-def _machines(address: str | None) -> list[Machine]:
+def _list_machines(address: str | None) -> list[Machine]:
     if address is None:
         return [this_machine()]
     from interlace.runtime.ray.session import RaySession

@@ -39,7 +39,7 @@ def _check_parity(dtype: str, bound: float) -> GpuResult:
     reference = build_llama(hidden=128, layers=4, dtype=dtype, device="cuda")
     engine = NativeEngine(model, config=NativeConfig(max_running=8, max_tokens=4096))
     completions = engine.generate(PROMPTS, SamplingParams(max_new_tokens=NUM_TOKENS))
-    gap = max(_gap(reference, completion) for completion in completions)
+    gap = max(_measure_gap(reference, completion) for completion in completions)
     report = engine.report()
     del engine
     torch.cuda.empty_cache()
@@ -49,7 +49,7 @@ def _check_parity(dtype: str, bound: float) -> GpuResult:
     )  # fmt: skip
 
 
-def _gap(model: PreTrainedModel, completion: Completion) -> float:
+def _measure_gap(model: PreTrainedModel, completion: Completion) -> float:
     """Returns the largest difference between the engine's log-probs and those of one forward over the sequence."""
     import torch
 

@@ -41,7 +41,7 @@ def _samples(count: int, length: int, vocabulary: int) -> list[Sample]:
     return found
 
 
-def _loss(inputs: LossInputs) -> LossOutputs:
+def _compute_loss(inputs: LossInputs) -> LossOutputs:
     """Computes the policy gradient loss without clipping."""
     import torch
 
@@ -57,7 +57,7 @@ def _engine(device: str, hidden: int, layers: int, dtype: str, *, liger: bool = 
     actor = ActorConfig(liger=liger)
     model = build_llama(hidden=hidden, layers=layers, dtype=dtype, device="cpu")
     return TrainEngine(
-        model, loss=_loss, optimizer=OptimizerConfig(lr=1e-4), config=TrainConfig(actor=actor), device=device
+        model, loss=_compute_loss, optimizer=OptimizerConfig(lr=1e-4), config=TrainConfig(actor=actor), device=device
     )
 
 

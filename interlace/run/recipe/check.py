@@ -19,6 +19,7 @@ from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
 from interlace.engines.train.critic import check_value_head
 from interlace.engines.train.lora import num_adapted_parameters, num_lora_parameters
+from interlace.models.action_tokens import action_tokens
 from interlace.models.classifier import check_classifier
 from interlace.models.config import ModelConfig
 from interlace.models.expert_parallel import check_experts
@@ -27,7 +28,6 @@ from interlace.models.loading import check_model, count_ids, empty_model, load_t
 from interlace.models.size import ModelSize, model_size
 from interlace.models.tensor_parallel import check_heads, check_plan
 from interlace.rewards.rows import check_rows
-from interlace.robots.models.actions import action_tokens
 from interlace.rollouts.config import create_kind as create_episode_kind
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.check_settings import check_placement, check_settings

@@ -8,9 +8,9 @@ from interlace.core.errors import UserError
 from interlace.core.training import UpdateConfig
 from interlace.robots.datasets import layout
 from interlace.robots.datasets.lerobot_read import LeRobotReader
+from interlace.robots.env_stage import simulators_of
 from interlace.robots.envs.load import find_family
 from interlace.robots.episodes.robot import RobotConfig
-from interlace.rollouts.by_row import simulators_of
 from interlace.run.recipe.config import Recipe, algorithm_of
 
 

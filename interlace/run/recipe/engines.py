@@ -23,7 +23,7 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrained
         _check_span(recipe, "rollout", devices)
     if algorithm_of(recipe).needs.reference:
         _check_span(recipe, "reference", devices)
-    for pool in {device.pool for instance in _instances(recipe, "rollout", devices) for device in instance}:
+    for pool in {device.pool for instance in _find_instances(recipe, "rollout", devices) for device in instance}:
         if absence := kind.absence(pool):
             raise UserError(f"rollout.engine = {recipe.rollout.engine!r} is not run here: {absence}")
         kind.check_model(model, pool)
@@ -125,17 +125,17 @@ def spanning_roles(recipe: Recipe, devices: tuple[Device, ...]) -> tuple[str, ..
     return tuple(
         role
         for role in ("rollout", "reference")
-        if any(len(instance) > 1 for instance in _instances(recipe, role, devices))
+        if any(len(instance) > 1 for instance in _find_instances(recipe, role, devices))
     )
 
 
-def _instances(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
+def _find_instances(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
     return recipe.schedule.resolved.instances(role, devices)
 
 
 def _check_span(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> None:
     """Raises UserError if an instance has devices that it does not compute on."""
-    for instance in _instances(recipe, role, devices):
+    for instance in _find_instances(recipe, role, devices):
         pool = instance[0].pool
         used = num_used(recipe, role, instance)
         if used != len(instance):

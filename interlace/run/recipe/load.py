@@ -47,7 +47,7 @@ def override_key(override: str) -> str:
 def _apply(data: dict[str, Any], override: str) -> None:
     """Sets one dotted key. Missing sections on the path are created; short forms are expanded."""
     key = override_key(override)
-    value = _value(override)
+    value = _parse_value(override)
     *sections, last = key.split(".")
     owner = data
     for depth, section in enumerate(sections):
@@ -64,7 +64,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
     owner[last] = value
 
 
-def _value(override: str) -> Any:
+def _parse_value(override: str) -> Any:
     text = override.partition("=")[2]
     try:
         return parse_yaml(text)

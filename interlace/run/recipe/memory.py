@@ -89,7 +89,7 @@ def forecast_memory(
 ) -> tuple[WorkerMemory, ...]:
     """Returns the forecast of each worker that the recipe starts, in the order of the flow."""
     found = []
-    for role in _roles(recipe, needs, loads, devices):
+    for role in _list_roles(recipe, needs, loads, devices):
         for number, instance in enumerate(recipe.schedule.resolved.instances(role.name, devices)):
             ranks = num_ranks(recipe, role.name, instance)
             shape = mesh_shape(recipe, role.name, ranks)
@@ -158,7 +158,7 @@ def _while_computing(worker: WorkerMemory) -> str:
     return f" and {worker.transient_bytes / 2**30:.1f} GiB while it computes (activations, logits, gathered layers)"
 
 
-def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]) -> list[_Role]:
+def _list_roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]) -> list[_Role]:
     size, tokens = loads.size, loads.microbatch_tokens
     logits = tokens * size.logit_bytes_per_token
     kv_bytes = recipe.rollout.max_tokens * size.kv_bytes_per_token
@@ -194,7 +194,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
                 logit_bytes=logits if needs.process_reward else 0,
                 activation_bytes=passing,
                 gathered_bytes=_count_gathered_bytes(recipe.critic, size),
-                exchange=_exchange(recipe.critic, size, tokens),
+                exchange=_find_exchange(recipe.critic, size, tokens),
                 moment_bytes=2 * size.trained_bytes,
             )
         )
@@ -211,7 +211,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         logit_bytes=logits,
         activation_bytes=size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing),
         gathered_bytes=_count_gathered_bytes(recipe.actor, size),
-        exchange=_exchange(recipe.actor, size, tokens),
+        exchange=_find_exchange(recipe.actor, size, tokens),
         moment_bytes=moments,
     )
     return [*roles, actor]
@@ -222,7 +222,7 @@ def _count_gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:
     return 0 if trained.reshard else 2 * size.trained_bytes
 
 
-def _exchange(trained: TrainedConfig, size: ModelSize, tokens: int) -> Callable[[int], int]:
+def _find_exchange(trained: TrainedConfig, size: ModelSize, tokens: int) -> Callable[[int], int]:
     """Returns a function from the number of ranks that split the experts to the bytes of tokens sent to experts."""
     is_recomputed = trained.gradient_checkpointing
     return lambda ranks: size.exchange_bytes(tokens, ranks, recomputed=is_recomputed) if ranks > 1 else 0

@@ -75,15 +75,15 @@ class RowEncoder:
         from interlace.engines.train import preference_sample, supervised_sample
 
         if self.kind == "demonstrations":
-            ids, imitated = self._tokens(prompt, self._completion(prompt, COMPLETION))
+            ids, imitated = self._encode_tokens(prompt, self._read_completion(prompt, COMPLETION))
             sample = supervised_sample(prompt.token_ids, ids, None if all(imitated) else np.array(imitated, np.bool_))
             return replace(sample, prompt=prompt)
-        chosen, rejected = self._completion(prompt, CHOSEN), self._completion(prompt, REJECTED)
+        chosen, rejected = self._read_completion(prompt, CHOSEN), self._read_completion(prompt, REJECTED)
         if chosen == rejected:
-            raise UserError(f"{_place(prompt)}: `chosen` and `rejected` are equal, so the pair prefers nothing.")
+            raise UserError(f"{_name_row(prompt)}: `chosen` and `rejected` are equal, so the pair prefers nothing.")
         if self.scores is not None:
             return self._make_scored_pair(prompt, chosen, rejected)
-        (mine, _), (theirs, _) = self._tokens(prompt, chosen), self._tokens(prompt, rejected)
+        (mine, _), (theirs, _) = self._encode_tokens(prompt, chosen), self._encode_tokens(prompt, rejected)
         return replace(preference_sample(prompt.token_ids, mine, theirs), prompt=prompt)
 
     def _make_scored_pair(self, prompt: Prompt, chosen: Completion, rejected: Completion) -> Sample:
@@ -91,22 +91,22 @@ class RowEncoder:
 
         if self.scores is None or not isinstance(chosen, str) or not isinstance(rejected, str):
             raise UserError(
-                f"{_place(prompt)}: a reward model scores one answer, and the row has several messages. Give `chosen` "
-                "and `rejected` as text."
+                f"{_name_row(prompt)}: a reward model scores one answer, and the row has several messages. Give "
+                "`chosen` and `rejected` as text."
             )
         end = self.tokenizer.eos_token_id
-        margin = self._margin(prompt)
+        margin = self._read_margin(prompt)
         pair = scored_pair(self.scores(prompt, chosen), self.scores(prompt, rejected), end_id=end, margin=margin)
         # The tokens that both texts share are the prompt of the sample; text and metadata are those of the row.
         return replace(pair, prompt=replace(prompt, token_ids=pair.prompt.token_ids))
 
-    def _margin(self, prompt: Prompt) -> float:
+    def _read_margin(self, prompt: Prompt) -> float:
         margin = prompt.metadata.get(MARGIN, 0.0)
         if isinstance(margin, bool) or not isinstance(margin, int | float):
-            raise UserError(f"{_place(prompt)}: column 'margin' is {margin!r:.40}, and a margin is a number.")
+            raise UserError(f"{_name_row(prompt)}: column 'margin' is {margin!r:.40}, and a margin is a number.")
         return float(margin)
 
-    def _tokens(self, prompt: Prompt, completion: Completion) -> tuple[list[int], list[bool]]:
+    def _encode_tokens(self, prompt: Prompt, completion: Completion) -> tuple[list[int], list[bool]]:
         """Returns the tokens of a completion, and a mask of those that the assistant writes."""
         if self.renderer is not None:
             messages = (Message(role="assistant", content=completion),) if isinstance(completion, str) else completion
@@ -114,25 +114,25 @@ class RowEncoder:
             return writer.write(prompt, messages)
         if not isinstance(completion, str):
             raise UserError(
-                f"{_place(prompt)}: the completion is a list of messages, which only a chat template can write, and "
+                f"{_name_row(prompt)}: the completion is a list of messages, which only a chat template can write, and "
                 "the tokenizer has none. Give text, or take an instruct model or its tokenizer (model.tokenizer)."
             )
         ids: list[int] = self.tokenizer(completion, add_special_tokens=False)["input_ids"]
         ids = [*ids, self.tokenizer.eos_token_id]
         return ids, [True] * len(ids)
 
-    def _completion(self, prompt: Prompt, column: str) -> Completion:
+    def _read_completion(self, prompt: Prompt, column: str) -> Completion:
         """Returns a completion of a row, by the name of its column; of a generated prompt, one that is written."""
         given = prompt.metadata.get(column)
         if given is None and prompt.answer:
             return self._make_completion(prompt, column)
         if given is None:
-            raise self._refusal(prompt, column)
+            raise self._make_refusal(prompt, column)
         if isinstance(given, str) and given:
             return given
         if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-            raise UserError(f"{_place(prompt)}: column {column!r} is {given!r:.40}; it must be text or messages.")
-        place = f"{_place(prompt)}: column {column!r}, message"
+            raise UserError(f"{_name_row(prompt)}: column {column!r} is {given!r:.40}; it must be text or messages.")
+        place = f"{_name_row(prompt)}: column {column!r}, message"
         messages = tuple(as_message(item, f"{place} {number}") for number, item in enumerate(given, start=1))
         if messages[0].role != "assistant" or messages[-1].role != "assistant":
             raise UserError(
@@ -154,7 +154,7 @@ class RowEncoder:
             )
         return right if column != REJECTED else corrupt(right, keyed_random("rejected", prompt.uid))
 
-    def _refusal(self, prompt: Prompt, column: str) -> UserError:
+    def _make_refusal(self, prompt: Prompt, column: str) -> UserError:
         """Returns the error for a row without a column: of another kind of rows, or of other names."""
         found = prompt.metadata
         others = [
@@ -164,12 +164,12 @@ class RowEncoder:
         if others:
             recipe = _RECIPES[others[0]]
             return UserError(
-                f"{_place(prompt)} has {' and '.join(f'`{name}`' for name in _COLUMNS[others[0]])}: it is a row for "
+                f"{_name_row(prompt)} has {' and '.join(f'`{name}`' for name in _COLUMNS[others[0]])}: it is a row for "
                 f"{recipe}, and this recipe trains on {wanted}. Use the recipe {recipe!r} (interlace train {recipe})."
             )
         columns = ", ".join(found) or "none besides the prompt"
         return UserError(
-            f"{_place(prompt)} has no column `{column}`, and this recipe trains on {wanted}. It has: {columns}. "
+            f"{_name_row(prompt)} has no column `{column}`, and this recipe trains on {wanted}. It has: {columns}. "
             f"Name the column that has it: task.columns.{column}=COLUMN. Rows of prompts and answers alone are for "
             "reinforcement learning (algorithm=grpo)."
         )
@@ -198,9 +198,9 @@ def _tools_of(prompt: Prompt) -> tuple[ToolSpec, ...]:
     tools: JSON = prompt.metadata.get("tools")
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         return ()
-    read = partial(as_tool, where=f"{_place(prompt)}, tool")
+    read = partial(as_tool, where=f"{_name_row(prompt)}, tool")
     return tuple(read(tool) for tool in tools)
 
 
-def _place(prompt: Prompt) -> str:
+def _name_row(prompt: Prompt) -> str:
     return f"row {prompt.uid.partition('/')[2] or prompt.uid}"

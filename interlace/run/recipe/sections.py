@@ -127,7 +127,7 @@ class WarmupConfig(Config):
         return self
 
 
-def _several(value: object) -> object:
+def _to_list(value: object) -> object:
     """Turns a single number into a list of one."""
     return [value] if isinstance(value, int) else value
 
@@ -141,7 +141,7 @@ class EvaluationConfig(Config):
     """Sampled answers to each prompt. With 0, only greedy answers."""
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE)
     """Temperature of the sampled answers."""
-    pass_at: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_several)] = ()
+    pass_at: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_to_list)] = ()
     """Values of k for pass@k, the probability that one of k sampled answers is right. Each is at most
     samples_per_prompt."""
     resamples: int = Field(default=1000, ge=0)

@@ -42,7 +42,7 @@ class ThreadRank:
         """Constructs the worker. A UserError passes unchanged; any other error becomes a RemoteError."""
 
         def make() -> Worker:
-            with self._reporting("__init__"):
+            with self._convert_errors("__init__"):
                 return factory(self._context)
 
         self._worker = await asyncio.wrap_future(self._thread.submit(make))
@@ -51,18 +51,18 @@ class ThreadRank:
         """Runs an operation on the thread, or a coroutine function on the event loop."""
         function, now = getattr(self._worker, method), self._clock.now
         if asyncio.iscoroutinefunction(function):
-            return self._await(method, partial(function, *args, **kwargs))
+            return self._await_operation(method, partial(function, *args, **kwargs))
 
         def run() -> RankResult:
-            with self._reporting(method):
+            with self._convert_errors(method):
                 start_s = now()
                 value = function(*args, **kwargs)
                 return RankResult(value, start_s, now())
 
         return asyncio.wrap_future(self._thread.submit(run))
 
-    async def _await(self, method: str, operation: Callable[[], Awaitable[Any]]) -> RankResult:
-        with self._reporting(method):
+    async def _await_operation(self, method: str, operation: Callable[[], Awaitable[Any]]) -> RankResult:
+        with self._convert_errors(method):
             async with turn_of(self._worker, method, self._turn):
                 start_s = self._clock.now()
                 value = await operation()
@@ -83,7 +83,7 @@ class ThreadRank:
             await asyncio.wrap_future(closed)
 
     @contextmanager
-    def _reporting(self, method: str) -> Iterator[None]:
+    def _convert_errors(self, method: str) -> Iterator[None]:
         """Converts errors raised inside to RemoteError, except a UserError and the cancellation of the calling task."""
         try:
             yield
@@ -92,9 +92,9 @@ class ThreadRank:
         except RAISED as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
-            raise self._remote(method) from error
+            raise self._make_remote_error(method) from error
 
-    def _remote(self, method: str) -> RemoteError:
+    def _make_remote_error(self, method: str) -> RemoteError:
         return RemoteError(self._context.group, self._context.rank, method, traceback.format_exc())
 
 

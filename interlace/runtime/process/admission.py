@@ -54,12 +54,12 @@ class _Callers:
         """Accepts new callers and reads from all. Returns the connection that sent the token."""
         for key, _ in self._selector.select(timeout=1.0):
             if key.fileobj is self._listener:
-                self._greet()
-            elif admitted := self._hear(key.data):
+                self._greet_callers()
+            elif admitted := self._read_caller(key.data):
                 return admitted
         return None
 
-    def _greet(self) -> None:
+    def _greet_callers(self) -> None:
         with contextlib.suppress(OSError):  # the caller has already disconnected
             connection, _ = self._listener.accept()
             connection.setblocking(False)
@@ -67,7 +67,7 @@ class _Callers:
             self._selector.register(connection, selectors.EVENT_READ, caller)
             self._waiting.append(caller)
 
-    def _hear(self, caller: _Caller) -> socket.socket | None:
+    def _read_caller(self, caller: _Caller) -> socket.socket | None:
         """Reads from a caller. Returns its connection if it has sent the token."""
         try:
             more = caller.connection.recv(TOKEN_BYTES - len(caller.given))

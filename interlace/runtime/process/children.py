@@ -10,7 +10,7 @@ from interlace.core.errors import RestartBudgetError
 from interlace.core.recovery import RestartBudget
 from interlace.runtime.process.launch import GUARD
 from interlace.runtime.process.links import Child, ChildLinks
-from interlace.runtime.process.starts import LOOK_S, Launch, Place, ProcessStarts, StoppedWatch
+from interlace.runtime.process.starts import LOOK_S, Place, ProcessLaunch, ProcessStarts, StoppedWatch
 
 TRIES = 3
 """Number of consecutive failed starts of a process after which the waiting jobs fail."""
@@ -116,7 +116,7 @@ class Children(ABC):
         self._children.append(child)
         return child
 
-    def _finish_start(self, launch: Launch) -> None:
+    def _finish_start(self, launch: ProcessLaunch) -> None:
         if launch.error is not None:
             if not isinstance(launch.error, OSError | EOFError):
                 raise launch.error

@@ -133,33 +133,33 @@ class Assembler:
         self._shared = shared
         self._whole: list[Call | Reply] = []
         self._stage = memoryview(bytearray(_STAGE_BYTES))
-        self._parts = self._assemble()
+        self._parts = self._assemble_messages()
         self._part = memoryview(next(self._parts))
         self.space = self._stage
 
     def received(self, count: int) -> list[Call | Reply]:
         """Consumes `count` filled bytes of `space`. Returns the messages that they complete."""
         if self.space is self._stage:
-            self._place(self._stage[:count])
+            self._place_content(self._stage[:count])
         else:
-            self._fill(count)
+            self._fill_space(count)
         self.space = self._part if len(self._part) >= len(self._stage) else self._stage
         whole, self._whole = self._whole, []
         return whole
 
-    def _place(self, content: memoryview) -> None:
+    def _place_content(self, content: memoryview) -> None:
         while content:
             count = min(len(content), len(self._part))
             self._part[:count] = content[:count]
             content = content[count:]
-            self._fill(count)
+            self._fill_space(count)
 
-    def _fill(self, count: int) -> None:
+    def _fill_space(self, count: int) -> None:
         self._part = self._part[count:]
         if not self._part:
             self._part = memoryview(next(self._parts))
 
-    def _assemble(self) -> Generator[bytearray | memoryview, None, None]:
+    def _assemble_messages(self) -> Generator[bytearray | memoryview, None, None]:
         while True:
             head = bytearray(_HEAD.size)
             yield head
@@ -173,9 +173,11 @@ class Assembler:
             if num_beside:
                 yield block.data
             beside = [block[start:][:size] for start, size in zip([0, *ends], sizes, strict=False)]
-            self._whole.append(self._message(pickle.loads(memoryview(text)[num_beside * _SIZE.size :], buffers=beside)))
+            self._whole.append(
+                self._open_message(pickle.loads(memoryview(text)[num_beside * _SIZE.size :], buffers=beside))
+            )
 
-    def _message(self, message: Any) -> Call | Reply:
+    def _open_message(self, message: Any) -> Call | Reply:
         if isinstance(message, _Shared) and self._shared:
             message = pickle.loads(message.body, buffers=self._shared.attach(message.spans, message.made))
         found: Call | Reply = message

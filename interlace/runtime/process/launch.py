@@ -127,7 +127,7 @@ def _kill_server(server: forkserver.ForkServer) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _pack(popen: "_ForkedPopen | _SpawnedPopen", process: BaseProcess) -> tuple[bytes, bool]:
+def _pack_process(popen: "_ForkedPopen | _SpawnedPopen", process: BaseProcess) -> tuple[bytes, bool]:
     """Returns the bytes that a new process reads, and whether the process needs the user's script."""
     content, setup = io.BytesIO(), io.BytesIO()
     context.set_spawning_popen(popen)
@@ -145,7 +145,7 @@ def _pack(popen: "_ForkedPopen | _SpawnedPopen", process: BaseProcess) -> tuple[
     return setup.getvalue() + content.getvalue(), needs_script
 
 
-def _close(*handles: int) -> None:
+def _close_handles(*handles: int) -> None:
     for handle in handles:
         os.close(handle)
 
@@ -160,10 +160,10 @@ class _ForkedPopen(popen_forkserver.Popen):
         super().__init__(process)
 
     def _launch(self, process: BaseProcess) -> None:
-        content, self.needs_script = _pack(self, process)
+        content, self.needs_script = _pack_process(self, process)
         self.sentinel, write = self._server.connect_to_new_process(self._fds)
         # The process ends when this end of the pipe is closed.
-        self.finalizer = util.Finalize(self, _close, (os.dup(write), self.sentinel))
+        self.finalizer = util.Finalize(self, _close_handles, (os.dup(write), self.sentinel))
         with os.fdopen(write, "wb") as pipe:
             pipe.write(content)
         self.pid = forkserver.read_signed(self.sentinel)
@@ -178,7 +178,7 @@ class _SpawnedPopen(popen_spawn_posix.Popen):
         tracker = resource_tracker.getfd()
         assert tracker is not None
         self._fds.append(tracker)
-        content, _ = _pack(self, process)
+        content, _ = _pack_process(self, process)
         self.sentinel, status = os.pipe()
         read, write = os.pipe()
         try:
@@ -186,7 +186,7 @@ class _SpawnedPopen(popen_spawn_posix.Popen):
             self._fds.extend([read, status])
             self.pid = util.spawnv_passfds(os.fsencode(spawn.get_executable()), command, self._fds)
         finally:
-            self.finalizer = util.Finalize(self, _close, (self.sentinel, write))
+            self.finalizer = util.Finalize(self, _close_handles, (self.sentinel, write))
             os.close(read)
             os.close(status)
         with os.fdopen(write, "wb", closefd=False) as pipe:

@@ -124,9 +124,9 @@ class ChildLinks:
     def kill(self, child: Child) -> None:
         """Ends a process and its connection, if it has started."""
         if child.connection is not None:
-            self._forget(child.connection)
+            self._forget_handle(child.connection)
         if child.process is not None:
-            self._forget(child.process.sentinel)
+            self._forget_handle(child.process.sentinel)
             child.process.kill()
         if child.connection is not None:
             child.connection.close()
@@ -142,6 +142,6 @@ class ChildLinks:
         self._waker.close()
         self._wakes.close()
 
-    def _forget(self, handle: Any) -> None:
+    def _forget_handle(self, handle: Any) -> None:
         with contextlib.suppress(KeyError):  # it was not registered yet
             self._selector.unregister(handle)

@@ -98,7 +98,7 @@ class Mailbox:
         self._calls: dict[str, _Line] = {}
         self._lock = threading.Lock()
         self._listener = socket.create_server((directory.host, 0))
-        threading.Thread(target=self._welcome, name=f"mail of {name}", daemon=True).start()
+        threading.Thread(target=self._welcome_senders, name=f"mail of {name}", daemon=True).start()
         address = [directory.host, self._listener.getsockname()[1], self._secret, os.getpid(), self._shared is not None]
         Mailbox._here[self._secret, name] = self
         directory.publish(name, json.dumps(address))
@@ -110,7 +110,7 @@ class Mailbox:
         InterlaceError if the rank does not exist or is gone.
         """
         with self._lock:
-            line = self._line(to, patience_s)
+            line = self._find_line(to, patience_s)
             try:
                 line.send(Call(number=1, method=tag, args=(self.name, value)))
             except OSError as error:
@@ -134,10 +134,10 @@ class Mailbox:
         for line in self._calls.values():
             line.close()
 
-    def _line(self, to: str, patience_s: float) -> "_Line":
-        return self._calls.get(to) or self._calls.setdefault(to, self._open(to, patience_s))
+    def _find_line(self, to: str, patience_s: float) -> "_Line":
+        return self._calls.get(to) or self._calls.setdefault(to, self._open_line(to, patience_s))
 
-    def _open(self, to: str, patience_s: float) -> "_Line":
+    def _open_line(self, to: str, patience_s: float) -> "_Line":
         until_s = time.monotonic() + patience_s
         while (found := self._directory.find(to)) is None:
             if time.monotonic() > until_s:
@@ -152,13 +152,13 @@ class Mailbox:
             return _Neighbour(neighbour)
         return _Line(host, port, secret, self._shared if has_memory else None)
 
-    def _welcome(self) -> None:
+    def _welcome_senders(self) -> None:
         with contextlib.suppress(OSError):  # the listener was closed
             while True:
                 connection, _ = self._listener.accept()
-                threading.Thread(target=self._hear, args=(connection,), name="mail", daemon=True).start()
+                threading.Thread(target=self._receive_messages, args=(connection,), name="mail", daemon=True).start()
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive_messages(self, connection: socket.socket) -> None:
         """Receives one sender's messages until it hangs up. No bytes of a caller without the secret are unpickled."""
         with connection, contextlib.suppress(OSError):
             connection.settimeout(GREET_WITHIN_S)

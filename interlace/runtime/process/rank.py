@@ -39,7 +39,7 @@ class ProcessRank(ABC):
         self._shared, self._dumps = shared, dumps
         self.open_calls = OpenCalls(clock)
         self._connection = RankConnection(
-            shared, on_reply=self._handle_reply, on_unreadable=self._break_unreadable, on_lost=self._handle_loss
+            shared, on_reply=self._handle_reply, on_unreadable=self._fail_unreadable, on_lost=self._handle_loss
         )
         self._sending = asyncio.Lock()
         self._closing = self._closed = False
@@ -119,7 +119,7 @@ class ProcessRank(ABC):
                 "not open files, locks, tasks or functions that hold such things."
             ) from error
 
-    def _break_unreadable(self, error: Exception) -> None:
+    def _fail_unreadable(self, error: Exception) -> None:
         """Closes the connection: a reply was lost, and all later ones with it."""
         lost = InterlaceError(
             f"{self.name}: a reply cannot be read here ({type(error).__name__}: {error}), "
@@ -127,7 +127,7 @@ class ProcessRank(ABC):
         )
         lost.__cause__ = error
         self._closing = True
-        self._break(lost)
+        self._fail_connection(lost)
         self._connection.abort()
 
     def _handle_reply(self, reply: Reply) -> None:
@@ -164,9 +164,9 @@ class ProcessRank(ABC):
         cause = await self._cause_of_death()
         if self._closing:
             return
-        self._break(WorkerDiedError(f"{self.name} died while {doing} {cause}"))
+        self._fail_connection(WorkerDiedError(f"{self.name} died while {doing} {cause}"))
 
-    def _break(self, error: InterlaceError) -> None:
+    def _fail_connection(self, error: InterlaceError) -> None:
         self._dead = error
         self.open_calls.fail_all(error)
         self._on_failure(error)

@@ -49,11 +49,11 @@ class WorkerServer:
     def run(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Constructs the worker and serves it until the controller hangs up."""
         try:
-            worker = self._construct(factory)
+            worker = self._construct_worker(factory)
             if worker is None:
                 return
             threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True).start()
-            threading.Thread(target=self._receive, name="calls", daemon=True).start()
+            threading.Thread(target=self._receive_calls, name="calls", daemon=True).start()
             while (call := self._calls.get()) is not None:
                 self._run(call)
             self._idle.set()
@@ -70,65 +70,65 @@ class WorkerServer:
         """Returns the value to send for a result."""
         return value
 
-    def _construct(self, factory: Callable[[WorkerContext], Worker]) -> Worker | None:
+    def _construct_worker(self, factory: Callable[[WorkerContext], Worker]) -> Worker | None:
         start_s = time.monotonic()
-        with self._reporting(CONSTRUCTION, "__init__"):
+        with self._send_errors(CONSTRUCTION, "__init__"):
             self._worker = factory(self._context)
-            self._send(Reply(number=CONSTRUCTION, ran_s=(start_s, time.monotonic())))
+            self._send_reply(Reply(number=CONSTRUCTION, ran_s=(start_s, time.monotonic())))
         return self._worker
 
-    def _receive(self) -> None:
+    def _receive_calls(self) -> None:
         # No caller waits for unreadable messages or for concurrent operations, so their errors end the run.
-        with contextlib.suppress(OSError), self._reporting(UNAWAITED, "receive"):
+        with contextlib.suppress(OSError), self._send_errors(UNAWAITED, "receive"):
             assembler = Assembler(self._shared)
             while count := self._connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
                 for message in assembler.received(count):
-                    self._dispatch(message)
+                    self._dispatch_call(message)
         self._calls.put(None)
         if not self._idle.wait(ALONE_S):
             os._exit(1)  # a killed controller cannot end this process, and the running operation may never end
 
-    def _dispatch(self, call: Call | Reply) -> None:
+    def _dispatch_call(self, call: Call | Reply) -> None:
         if isinstance(call, Reply):
             return
         self.on_call(call)
         if call.number == UNAWAITED:
             getattr(self._worker, call.method)(*call.args)
         elif asyncio.iscoroutinefunction(getattr(self._worker, call.method)):
-            asyncio.run_coroutine_threadsafe(self._await(call), self._loop)
+            asyncio.run_coroutine_threadsafe(self._await_call(call), self._loop)
         else:
             self._calls.put(call)
 
     def _run(self, call: Call) -> None:
-        with self._reporting(call.number, call.method):
+        with self._send_errors(call.number, call.method):
             start_s = time.monotonic()
             value = getattr(self._worker, call.method)(*call.args, **call.kwargs)
-            self._reply(call, value, (start_s, time.monotonic()))
+            self._reply_to(call, value, (start_s, time.monotonic()))
 
-    async def _await(self, call: Call) -> None:
-        with self._reporting(call.number, call.method):
+    async def _await_call(self, call: Call) -> None:
+        with self._send_errors(call.number, call.method):
             async with turn_of(self._worker, call.method, self._turn):
                 start_s = time.monotonic()
                 value = await getattr(self._worker, call.method)(*call.args, **call.kwargs)
                 ran_s = start_s, time.monotonic()
-            self._reply(call, value, ran_s)
+            self._reply_to(call, value, ran_s)
 
-    def _reply(self, call: Call, value: Any, ran_s: tuple[float, float]) -> None:
-        self._send(Reply(number=call.number, value=self.on_result(value), ran_s=ran_s))
+    def _reply_to(self, call: Call, value: Any, ran_s: tuple[float, float]) -> None:
+        self._send_reply(Reply(number=call.number, value=self.on_result(value), ran_s=ran_s))
 
-    def _send(self, reply: Reply) -> None:
+    def _send_reply(self, reply: Reply) -> None:
         parts = encode(reply, self._shared, self._dumps)
         with self._writing:
             write_all(self._connection.sendmsg, parts)
 
     @contextlib.contextmanager
-    def _reporting(self, number: int, method: str) -> Iterator[None]:
+    def _send_errors(self, number: int, method: str) -> Iterator[None]:
         """Sends errors raised inside to the controller: a UserError's message, or any other error's traceback."""
         try:
             yield
         except UserError as error:  # the controller may be unable to unpickle a subclass that the worker defines
             kind = DiskFullError if isinstance(error, DiskFullError) else UserError
-            self._send(Reply(number=number, error=kind(str(error))))
+            self._send_reply(Reply(number=number, error=kind(str(error))))
         except RAISED:  # not swallowed: it is raised again at the caller of the operation
             where = self._context.group, self._context.rank, method
-            self._send(Reply(number=number, error=RemoteError(*where, traceback.format_exc())))
+            self._send_reply(Reply(number=number, error=RemoteError(*where, traceback.format_exc())))

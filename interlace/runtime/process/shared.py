@@ -110,13 +110,13 @@ class SharedArrays:
 
         Returns None if memory does not suffice.
         """
-        known = [self._find(array) for array in arrays]
+        known = [self._find_span(array) for array in arrays]
         new = [array for array, span in zip(arrays, known, strict=True) if span is None]
         if not new:
             return [span for span in known if span], ""
         name = f"{os.getpid()}-{next(self._numbers)}"
         try:
-            self._write(name, new)
+            self._write_file(name, new)
         except OSError:
             self.remove(name)
             return None
@@ -138,7 +138,7 @@ class SharedArrays:
         with contextlib.suppress(FileNotFoundError):
             (self._folder / name).unlink()
 
-    def _write(self, name: str, arrays: Sequence[memoryview]) -> None:
+    def _write_file(self, name: str, arrays: Sequence[memoryview]) -> None:
         file = os.open(self._folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             write_all(lambda parts: os.writev(file, parts), [part for a in arrays for part in (a, padding(a.nbytes))])
@@ -153,7 +153,7 @@ class SharedArrays:
             os.close(file)
         whole = np.frombuffer(mapped, np.uint8)
         if self._passes_on:
-            start = _address(whole)
+            start = _find_address(whole)
             bisect.insort(self._starts, start)
             self._known[start] = (whole.nbytes, name)
             # Attached to the array: a mapping reports its end when its addresses may already belong to another.
@@ -165,15 +165,15 @@ class SharedArrays:
         del self._known[start]
         self.remove(name)
 
-    def _find(self, array: memoryview) -> SharedSpan | None:
+    def _find_span(self, array: memoryview) -> SharedSpan | None:
         starts = [*self._starts]  # another thread may release a segment meanwhile, but never one that contains `array`
-        start = _address(np.frombuffer(array, np.uint8)) if starts else 0
+        start = _find_address(np.frombuffer(array, np.uint8)) if starts else 0
         place = bisect.bisect_right(starts, start) - 1
         size, name = self._known.get(starts[place], (0, "")) if place >= 0 else (0, "")
         inside = size and start + array.nbytes <= starts[place] + size
         return SharedSpan(segment=name, offset=start - starts[place], size=array.nbytes) if inside else None
 
 
-def _address(array: NDArray[np.uint8]) -> int:
+def _find_address(array: NDArray[np.uint8]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address

@@ -22,7 +22,7 @@ Raises OSError if the start fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Launch:
+class ProcessLaunch:
     """Result of the start of a process."""
 
     child: Child
@@ -43,7 +43,7 @@ class ProcessStarts:
         on_launch: called on a start's thread once take() returns its result.
         """
         self._name, self._preload, self._place, self._on_launch = name, preload, place, on_launch
-        self._launched: deque[Launch] = deque()
+        self._launched: deque[ProcessLaunch] = deque()
         self._launching = threading.Lock()
 
     @property
@@ -60,7 +60,7 @@ class ProcessStarts:
         ).start()
         return child
 
-    def take(self) -> Launch | None:
+    def take(self) -> ProcessLaunch | None:
         """Returns the next result of a start, once. Returns None if there is none."""
         return self._launched.popleft() if self._launched else None
 
@@ -82,12 +82,12 @@ class ProcessStarts:
 
     def _launch(self, child: Child, target: Callable[..., None], args: tuple[object, ...]) -> None:
         """Starts a process. Runs on a thread of its start."""
-        place = self._place or self._start_here
+        place = self._place or self._start_local
         try:
             process, connection = place(self._name, target, args)
-            launch = Launch(child=child, process=process, connection=connection)
+            launch = ProcessLaunch(child=child, process=process, connection=connection)
         except Exception as error:  # noqa: BLE001 - the owner's thread handles it
-            launch = Launch(child=child, error=error)
+            launch = ProcessLaunch(child=child, error=error)
         with self._launching:
             if not child.has_ended:
                 self._launched.append(launch)
@@ -98,7 +98,7 @@ class ProcessStarts:
         if launch.connection:
             launch.connection.close()
 
-    def _start_here(
+    def _start_local(
         self, name: str, target: Callable[..., None], args: tuple[object, ...]
     ) -> tuple[Any, socket.socket]:
         ours, theirs = socket.socketpair()

@@ -90,7 +90,7 @@ class RayCluster(Cluster):
             num_cpus=0,
             # run() permanently occupies one thread; the others pass references.
             max_concurrency=3,
-            scheduling_strategy=self._at(own),
+            scheduling_strategy=self._place_at(own),
             runtime_env=_GPUS_STAY_VISIBLE if local and local[0].startswith("cuda") else None,
         ).remote(
             f"{context.group}[{context.rank}]", str(Path.cwd()), sys.path, self._folder.path if self._folder else None
@@ -111,10 +111,10 @@ class RayCluster(Cluster):
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:
         task: Any = ray.remote(num_cpus=0)(_free_port)
-        found: Rendezvous = await task.options(scheduling_strategy=self._at(spec.devices[:1])).remote()
+        found: Rendezvous = await task.options(scheduling_strategy=self._place_at(spec.devices[:1])).remote()
         return found
 
-    def _at(self, devices: Sequence[Device]) -> PlacementGroupSchedulingStrategy:
+    def _place_at(self, devices: Sequence[Device]) -> PlacementGroupSchedulingStrategy:
         """Returns the strategy that places a worker at its first device, or anywhere in the reservation without one."""
         return PlacementGroupSchedulingStrategy(
             self._reservation, placement_group_bundle_index=devices[0].index if devices else -1

@@ -22,17 +22,17 @@ class StoreDirectory:
 
     def publish(self, name: str, address: str) -> None:
         """See Directory."""
-        internal_kv._internal_kv_put(self._key(name), address.encode(), overwrite=True)
+        internal_kv._internal_kv_put(self._make_key(name), address.encode(), overwrite=True)
 
     def find(self, name: str) -> str | None:
         """See Directory."""
-        found = internal_kv._internal_kv_get(self._key(name))
+        found = internal_kv._internal_kv_get(self._make_key(name))
         return None if found is None else str(found.decode())
 
     def clear(self) -> None:
         """Removes the run's entries."""
-        for key in internal_kv._internal_kv_list(self._key("")):
+        for key in internal_kv._internal_kv_list(self._make_key("")):
             internal_kv._internal_kv_del(key)
 
-    def _key(self, name: str) -> bytes:
+    def _make_key(self, name: str) -> bytes:
         return f"interlace-mail-{self.run}-{name}".encode()

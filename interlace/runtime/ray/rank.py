@@ -43,7 +43,7 @@ class RayRank(ProcessRank):
         within_s: seconds for Ray to start the process. Raises WorkerDiedError if it takes longer.
         """
         try:
-            endpoint: Endpoint = await asyncio.wait_for(_awaited(self._actor.endpoint.remote()), within_s)
+            endpoint: Endpoint = await asyncio.wait_for(_await_reference(self._actor.endpoint.remote()), within_s)
         except TimeoutError:
             raise WorkerDiedError(
                 f"{self.name} did not start within {within_s:.0f} s (cluster.start_timeout_s). Its devices are "
@@ -54,12 +54,12 @@ class RayRank(ProcessRank):
         self._where = f"(process {endpoint.process} on {endpoint.host})"
         if not endpoint.shares_memory:
             self._shared = None
-        self._life = asyncio.ensure_future(_finished(self._actor.run.remote(factory, self._context)))
-        self._life.add_done_callback(_retrieve)  # if another failure ends the run, nothing awaits this future
+        self._life = asyncio.ensure_future(_await_end(self._actor.run.remote(factory, self._context)))
+        self._life.add_done_callback(_retrieve_exception)  # if another failure ends the run, nothing awaits this future
         constructed = self.open_calls.add("__init__")
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(lambda: self._connection, endpoint.host, endpoint.port)
-        _tune(transport.get_extra_info("socket"))
+        _tune_socket(transport.get_extra_info("socket"))
         transport.write(endpoint.token)
         self._connection.transport = transport
         try:
@@ -107,7 +107,7 @@ class RayRank(ProcessRank):
             table.ref = reference
 
 
-def _tune(connection: socket.socket) -> None:
+def _tune_socket(connection: socket.socket) -> None:
     """Sends small messages at once, and detects a vanished peer (a node that lost power) in seconds."""
     for option, value in [("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)]:
         if hasattr(socket, option):  # not every platform has all of them
@@ -115,15 +115,15 @@ def _tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def _retrieve(future: "asyncio.Future[None]") -> None:
+def _retrieve_exception(future: "asyncio.Future[None]") -> None:
     """Marks the exception of a future as seen, so that asyncio does not print it when the future is deleted."""
     if not future.cancelled():
         future.exception()
 
 
-async def _awaited(reference: Awaitable[Any]) -> Any:
+async def _await_reference(reference: Awaitable[Any]) -> Any:
     return await reference
 
 
-async def _finished(reference: Awaitable[None]) -> None:
+async def _await_end(reference: Awaitable[None]) -> None:
     await reference

@@ -53,7 +53,7 @@ class RaySession:
                 _start(machine)
             return cls(is_own=True, parts=OwnParts())
         try:
-            _knock(address)
+            _check_listener(address)
             with _signals_heard():
                 ray.init(address=address, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:
@@ -75,7 +75,7 @@ class RaySession:
 
     def reserve(self, slots: Sequence[DeviceSlot]) -> Any:
         """Reserves a placement group with one bundle per device, on its node. Raises UserError if they are not free."""
-        bundles = [_needs(slot, slots) for slot in slots]
+        bundles = [_find_needs(slot, slots) for slot in slots]
         labels = [{NODE_LABEL: slot.machine} for slot in slots]
         group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
         if not group.wait(RESERVE_WITHIN_S):
@@ -115,11 +115,11 @@ class OwnParts:
 
     def __init__(self) -> None:
         """Finds the processes among the children of this process. Ray must just have been started."""
-        children = _children()
-        raylets = [_command(process) for process, name in children if name == "raylet"]
+        children = _list_children()
+        raylets = [_read_command(process) for process, name in children if name == "raylet"]
         found = re.search(r"=(/[^=]*/session_[\w-]+)/sockets/raylet", raylets[-1]) if raylets else None
         session = found[1] if found else ""  # some systems do not list processes: there is nothing to watch
-        self._pids = {process: name for process, name in children if session and session in _command(process)}
+        self._pids = {process: name for process, name in children if session and session in _read_command(process)}
         self._reaper: subprocess.Popen[bytes] | None = None
         if session:
             arguments = [session, str(os.getpid()), *map(str, self._pids)]
@@ -130,7 +130,7 @@ class OwnParts:
     def lost(self) -> str:
         """Returns the name of the first missing required process. Empty if all of them live."""
         for process, name in self._pids.items():
-            if name in self.NEEDED and not _command(process):
+            if name in self.NEEDED and not _read_command(process):
                 return f"Ray's {name} (process {process})"
         return ""
 
@@ -143,7 +143,7 @@ class OwnParts:
             self._reaper.wait(reaper.WITHIN_S)
 
 
-def _children() -> list[tuple[int, str]]:
+def _list_children() -> list[tuple[int, str]]:
     """Returns the PID and name of each child of this process. Empty if the system does not list them."""
     found = []
     for listed in Path("/proc/self/task").glob("*/children"):
@@ -153,7 +153,7 @@ def _children() -> list[tuple[int, str]]:
     return found
 
 
-def _command(process: int) -> str:
+def _read_command(process: int) -> str:
     try:
         return Path(f"/proc/{process}/cmdline").read_text(errors="replace")
     except OSError:
@@ -168,7 +168,7 @@ def _token_hint(error: Exception) -> str:
     return " A cluster that was started with ~/.ray/auth_token requires that token: set RAY_AUTH_MODE=token."
 
 
-def _knock(address: str) -> None:
+def _check_listener(address: str) -> None:
     """Raises OSError if no process listens at host:port; Ray would try to reach it forever."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
@@ -229,7 +229,7 @@ def _signals_heard() -> Iterator[None]:
                 signal.signal(signal.SIGTERM, end)
 
 
-def _needs(slot: DeviceSlot, slots: Sequence[DeviceSlot]) -> dict[str, float]:
+def _find_needs(slot: DeviceSlot, slots: Sequence[DeviceSlot]) -> dict[str, float]:
     pool, machine = slot.device.pool, slot.machine
     if pool == "cuda":
         return {"GPU": 1.0}

@@ -31,18 +31,18 @@ class StoredTensors(Mapping[str, "Tensor"]):
         return cls(ref.hex(), ref)
 
     def __getitem__(self, name: str) -> "Tensor":
-        return self._fetch()[name]
+        return self._fetch_table()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._fetch())
+        return iter(self._fetch_table())
 
     def __len__(self) -> int:
-        return len(self._fetch())
+        return len(self._fetch_table())
 
     def __reduce__(self) -> "tuple[type[StoredTensors], tuple[str]]":
         return StoredTensors, (self.key,)
 
-    def _fetch(self) -> "dict[str, Tensor]":
+    def _fetch_table(self) -> "dict[str, Tensor]":
         if self._tensors is None:
             packed: dict[str, PackedTensor] = ray.get(self.ref)
             self._tensors = {name: unpack(*entry) for name, entry in packed.items()}
@@ -63,7 +63,7 @@ def store_large(result: Any) -> Any:
     if not _is_record(result):
         return result
     changed = {}
-    for name in _fields(result):
+    for name in _list_fields(result):
         value = getattr(result, name)
         if _is_large_table(value) or hasattr(type(result), _DEEPER):
             new = store_large(value)
@@ -78,7 +78,7 @@ def stored_in(values: Sequence[Any]) -> list[StoredTensors]:
         if isinstance(value, StoredTensors):
             found.append(value)
         elif _is_record(value):
-            parts = [getattr(value, name) for name in _fields(value)]
+            parts = [getattr(value, name) for name in _list_fields(value)]
             if hasattr(type(value), _DEEPER):
                 found += stored_in(
                     [entry for part in parts for entry in (part if isinstance(part, tuple) else (part,))]
@@ -96,7 +96,7 @@ def _is_record(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _fields(record: Any) -> Sequence[str]:
+def _list_fields(record: Any) -> Sequence[str]:
     named: Sequence[str] | None = getattr(type(record), _DEEPER, None)
     return [field.name for field in dataclasses.fields(record)] if named is None else named
 

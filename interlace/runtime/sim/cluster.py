@@ -75,9 +75,9 @@ class SimCluster(Cluster):
 
     def _watch(self) -> None:  # a LoopWatch would measure another clock
         # On a virtual clock a stall is an event that is detected exactly, so no periodic check is needed.
-        self._loop.on_stall = self._stalled
+        self._loop.on_stall = self._resolve_stall
 
-    def _stalled(self) -> bool:
+    def _resolve_stall(self) -> bool:
         if self.tasks.have_failed:
             return False  # the tasks of a failed run do not end
         try:

@@ -50,7 +50,7 @@ class FaultyRank:
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """Calls the rank, unless a fault applies."""
-        fault = self._struck(method)
+        fault = self._count_call(method)
         if self._death:
             raise self._death
         ran = await self._rank.call(method, args, kwargs)
@@ -65,7 +65,7 @@ class FaultyRank:
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Calls the rank at once, unless a fault applies. Does nothing once the worker is dead."""
-        fault = self._struck(method)
+        fault = self._count_call(method)
         if self._death or (fault and fault.kind == "lost_message"):
             return
         if fault:
@@ -77,7 +77,7 @@ class FaultyRank:
         """Ends the worker."""
         await self._rank.close()
 
-    def _struck(self, method: str) -> Fault | None:
+    def _count_call(self, method: str) -> Fault | None:
         """Counts a call. Returns the fault that applies to it, if any."""
         number = self._calls[method]
         self._calls[method] += 1

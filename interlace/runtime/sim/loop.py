@@ -131,7 +131,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         ready = self._ready
         while not self._stopping:
             if not ready:
-                self._advance()
+                self._advance_time()
                 continue
             handle = ready.popleft()
             if handle._cancelled:
@@ -143,7 +143,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                     {"message": f"exception in callback {handle}", "exception": error, "handle": handle}
                 )
 
-    def _advance(self) -> None:
+    def _advance_time(self) -> None:
         """Advances to the next timer or alarm. If there is none, reports a stall."""
         timers, is_stalled = self._scheduled, True
         if time.monotonic() > self.stop_at_s:

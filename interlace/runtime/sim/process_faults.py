@@ -125,14 +125,14 @@ class _RestartedRank:
         start_s = self._loop.now_s
         fault = self._faults.next_fault(self._role, self._number)
         if fault and fault.at_s <= start_s:  # it happened while the process was idle
-            await self._lose(fault, 0.0)
+            await self._wait_for_restart(fault, 0.0)
             fault = self._faults.next_fault(self._role, self._number)
         ran = await self._rank.call(method, args, kwargs)
         if fault and fault not in self._faults.recovered_s and fault.at_s <= self._loop.now_s:
-            await self._lose(fault, self._loop.now_s - start_s)
+            await self._wait_for_restart(fault, self._loop.now_s - start_s)
         return ran._replace(start_s=start_s, end_s=self._loop.now_s)
 
-    async def _lose(self, fault: ProcessFault, again_s: float) -> None:
+    async def _wait_for_restart(self, fault: ProcessFault, again_s: float) -> None:
         """Waits for the next process, and as long as a call takes again."""
         self._faults.recovered_s[fault] = 0.0  # now, so that calls at the same time do not suffer it too
         loss_s = self._faults.loss_s(fault)

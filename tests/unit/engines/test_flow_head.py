@@ -12,9 +12,9 @@ from interlace.core.types import Sample, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
+from interlace.models.action_tokens import action_tokens
 from interlace.models.config import RobotShape
 from interlace.models.flow import FlowSchedule
-from interlace.robots.models.actions import action_tokens
 from interlace.robots.models.vla import VLAForCausalLM, build_tiny_vla
 from tests.unit.engines.test_arrays_beside_tokens import NUM, request, sample_of, serve
 

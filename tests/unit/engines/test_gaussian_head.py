@@ -13,8 +13,8 @@ from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.models.action_head import GaussianHead, numbers_to_ids
+from interlace.models.action_tokens import action_tokens
 from interlace.models.config import RobotShape
-from interlace.robots.models.actions import action_tokens
 from interlace.robots.models.vla import build_tiny_vla
 from tests.unit.engines.test_arrays_beside_tokens import NUM, request, sample_of, serve
 

@@ -10,11 +10,10 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.robots.envs import load
-from interlace.robots.envs.base import Start
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.process import SlotChunk
-from interlace.robots.envs.spec import SimulatorError
+from interlace.rollouts.envs.jobs import SlotChunk, Start
+from interlace.rollouts.envs.spec import SimulatorError
 from tests.contract.envs import Walk
 
 WALK = "tests.contract.envs:Walk"

@@ -5,7 +5,7 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.robots.envs import load
 from interlace.robots.envs.load import EnvConfig, check_memory, create_envs, env_family_names
-from interlace.robots.envs.spec import SimulatorError
+from interlace.rollouts.envs.spec import SimulatorError
 
 WALK = "tests.contract.envs:Walk"
 

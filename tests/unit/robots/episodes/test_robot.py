@@ -7,12 +7,12 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt, SamplingParams
+from interlace.models.action_tokens import ActionTokens
 from interlace.models.inputs import InputEmbedding
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from interlace.robots.episodes.robot import RobotConfig, check_spaces
 from interlace.robots.features import Feature, StateFeatures
-from interlace.robots.models.actions import ActionTokens
+from interlace.rollouts.envs.spec import ActionSpec, ArraySpec, EnvSpec
 
 READS = InputEmbedding(placeholder=50, per_observation=2, shapes={"state": (3,)})
 

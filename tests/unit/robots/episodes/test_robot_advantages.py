@@ -12,11 +12,11 @@ from interlace.algorithms import create_algorithm
 from interlace.core.messages import Message
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, Sample, SampleGroup, SampleKey, SamplingParams
+from interlace.models.action_tokens import ActionTokens
 from interlace.models.inputs import InputEmbedding
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode
-from interlace.robots.models.actions import ActionTokens
 from interlace.rollouts.base import Turn
 from interlace.rollouts.turns import turn_columns
 

@@ -9,9 +9,9 @@ import torch
 
 from interlace.core.errors import UserError
 from interlace.engines.train.export import save_model
+from interlace.models.action_tokens import action_tokens
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
-from interlace.robots.models.actions import action_tokens
 from interlace.robots.models.openvla import OpenVLAProjector, VisionTower
 from interlace.robots.models.openvla_config import TowerShape
 from tests.support.openvla_folder import MEANS, SIDE, STDS, TOWERS, openvla_folder

@@ -14,9 +14,9 @@ from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.engines.train.export import save_model
+from interlace.models.action_tokens import ActionTokens, action_tokens
 from interlace.models.config import ModelConfig
 from interlace.models.loading import LoadedModel, load_model
-from interlace.robots.models.actions import ActionTokens, action_tokens
 from interlace.robots.models.openvla import OpenVLAForCausalLM
 from interlace.robots.models.openvla_config import OpenVLAConfig
 from tests.support.openvla_folder import MEANS, SIDE, STDS

@@ -12,11 +12,11 @@ from PIL import Image
 from transformers import LlamaConfig
 
 from interlace.core.errors import UserError
+from interlace.models.action_tokens import ActionTokens, openvla_actions
+from interlace.models.embodiments import find_embodiment
 from interlace.models.inputs import InputEmbedding
 from interlace.models.pictures import PictureSteps, resize_with_padding
 from interlace.robots.envs.libero import rotated
-from interlace.robots.models.actions import ActionTokens, openvla_actions
-from interlace.robots.models.embodiments import find_embodiment
 from interlace.robots.models.openvla_config import OpenVLAConfig
 
 Q01, Q99 = np.array([-0.5, -2.0, -1.0, -0.1, -0.2, -0.3, 0.0]), np.array([0.5, 1.0, 1.0, 0.1, 0.3, 0.2, 1.0])

@@ -1,11 +1,13 @@
-"""Simulators of a vector of environments, each in the state of one environment at a time."""
+"""SimulatorStates of a vector of environments, each in the state of one environment at a time."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Simulator, Start
-from interlace.robots.envs.spec import EnvSettings, Observation
+from interlace.robots.envs.base import Simulator
+from interlace.robots.envs.spec import EnvSettings
+from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import Observation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,7 +25,7 @@ class EnvSlot:
     """Reason why its simulator failed; empty while it works."""
 
 
-class Simulators:
+class SimulatorStates:
     """The simulators of environments of one family.
 
     If the family swaps states, all environments share one simulator per task. Otherwise each has a separate simulator,
@@ -35,7 +37,7 @@ class Simulators:
         self.slots: dict[int, EnvSlot] = {}
         """The environments that have been reset."""
         self._simulators: dict[tuple[int, int], Simulator] = {}
-        """Simulators by (task, slot); the slot is 0 if all share one."""
+        """SimulatorStates by (task, slot); the slot is 0 if all share one."""
         self._present: dict[tuple[int, int], int] = {}
         """(task, slot) of a simulator -> slot of the environment whose state it is in."""
         self.is_offloaded = False
@@ -43,12 +45,12 @@ class Simulators:
 
     def set_present(self, task: int, slot: int) -> None:
         """Notes that the simulator of a slot is in the state of this environment."""
-        self._present[self._place(task, slot)] = slot
+        self._present[self._find_place(task, slot)] = slot
 
     def enter(self, slot: int) -> Simulator:
         """Returns an environment's simulator, loaded with the environment's state."""
         one = self.slots[slot]
-        place = self._place(one.start.task, slot)
+        place = self._find_place(one.start.task, slot)
         simulator = self.find(one.start.task, slot)
         if self._present.get(place) != slot:
             self.save_present(one.start.task, slot)
@@ -58,14 +60,14 @@ class Simulators:
 
     def save_present(self, task: int, slot: int) -> None:
         """Saves the state that the simulator of a slot is in, if it is the state of another environment."""
-        present = self._present.get(self._place(task, slot))
+        present = self._present.get(self._find_place(task, slot))
         if present is not None and present != slot:
             self.save(present)
 
     def save(self, slot: int) -> None:
         """Saves an environment's state if a simulator is in it."""
         one = self.slots[slot]
-        place = self._place(one.start.task, slot)
+        place = self._find_place(one.start.task, slot)
         if self._present.get(place) == slot:
             one.state = self._simulators[place].save()
 
@@ -74,14 +76,14 @@ class Simulators:
         for place in [place for place, present in self._present.items() if present == slot]:
             del self._present[place]
 
-    def _place(self, task: int, slot: int) -> tuple[int, int]:
+    def _find_place(self, task: int, slot: int) -> tuple[int, int]:
         return task, 0 if self._kind.swaps else slot
 
     def find(self, task: int, slot: int) -> Simulator:
         """Returns the simulator for an environment and a task. Creates it if necessary. Raises UserError."""
         if self.is_offloaded:
             raise UserError("the environments are offloaded: onload() comes before the next call")
-        place = self._place(task, slot)
+        place = self._find_place(task, slot)
         if place not in self._simulators:
             self._simulators[place] = self._kind(self._settings, self._settings.tasks[task])
         return self._simulators[place]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from interlace.core.errors import UserError
 from interlace.core.types import BoolArray, FloatArray, IntArray
 from interlace.models.config import FLOW, GAUSSIAN, SQUASHED
+from interlace.models.embodiments import Embodiment, find_embodiment
 from interlace.models.flow import FlowSchedule, read_schedule
 from interlace.models.inputs import InputEmbedding, input_embedding
-from interlace.robots.models.embodiments import Embodiment, find_embodiment
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -5,8 +5,8 @@ import pytest
 from transformers import LlamaConfig
 
 from interlace.core.errors import UserError
+from interlace.models.action_tokens import openvla_actions
 from interlace.models.inputs import InputEmbedding
-from interlace.robots.models.actions import openvla_actions
 
 READS = InputEmbedding(placeholder=3, per_observation=1, shapes={"image": (8, 8, 3)})
 STATS = {

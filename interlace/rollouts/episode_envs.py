@@ -8,10 +8,9 @@ from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Start
-from interlace.robots.envs.fleet import Around, EnvEpisode
-from interlace.robots.envs.process import JobKind
-from interlace.robots.envs.spec import Array, EnvSpec, Observation, SimulatorError
+from interlace.rollouts.envs.episode import Around, EnvEpisode
+from interlace.rollouts.envs.jobs import JobKind, Start
+from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError
 from interlace.rollouts.session import EpisodeSession
 
 Wish: TypeAlias = JobKind | Literal["lease", "release"]
@@ -55,11 +54,11 @@ class EnvProxies:
         lease = next(self._numbers)
         try:
             with around():
-                found: Any = await self._ask(lease, "lease", start=start)
+                found: Any = await self._send_request(lease, "lease", start=start)
             spec, observation = found
 
             async def ask(kind: JobKind, actions: Array | None) -> object:
-                return await self._ask(lease, kind, actions=actions)
+                return await self._send_request(lease, kind, actions=actions)
 
             yield EnvEpisode(ask, spec, observation, around)
         finally:
@@ -75,7 +74,9 @@ class EnvProxies:
         else:
             waiting.set_result(answer.value)
 
-    async def _ask(self, lease: int, wish: Wish, *, start: Start | None = None, actions: Array | None = None) -> object:
+    async def _send_request(
+        self, lease: int, wish: Wish, *, start: Start | None = None, actions: Array | None = None
+    ) -> object:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         self._send(EnvAsk(number=number, lease=lease, wish=wish, start=start, actions=actions))
@@ -100,7 +101,9 @@ class EnvLeases:
         if ask.wish == "release":
             for task in [task for task, lease in self._tasks.items() if lease == ask.lease]:
                 task.cancel()
-        task = asyncio.ensure_future(self._release(ask.lease) if ask.wish == "release" else self._do(ask))
+        task = asyncio.ensure_future(
+            self._release_lease(ask.lease) if ask.wish == "release" else self._run_request(ask)
+        )
         self._tasks[task] = -1 if ask.wish == "release" else ask.lease
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
@@ -111,25 +114,25 @@ class EnvLeases:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for lease in [*self._leased]:
-            await self._release(lease)
+            await self._release_lease(lease)
 
-    async def _do(self, ask: EnvAsk) -> None:
+    async def _run_request(self, ask: EnvAsk) -> None:
         try:
-            value = await (self._lease(ask.lease, ask.start) if ask.start else self._step(ask))
+            value = await (self._lease_environment(ask.lease, ask.start) if ask.start else self._run_job(ask))
             self._answer(EnvAnswer(number=ask.number, value=value))
         except (UserError, SimulatorError) as error:
             self._answer(EnvAnswer(number=ask.number, error=error))
 
-    async def _lease(self, lease: int, start: Start) -> tuple[EnvSpec, Observation]:
+    async def _lease_environment(self, lease: int, start: Start) -> tuple[EnvSpec, Observation]:
         stack = AsyncExitStack()
         env = await stack.enter_async_context(self._session.simulator(start))
         self._leased[lease] = stack, env
         return env.spec, env.observation
 
-    async def _step(self, ask: EnvAsk) -> object:
+    async def _run_job(self, ask: EnvAsk) -> object:
         kind: Any = ask.wish
         return await self._leased[ask.lease][1].do(kind, ask.actions)
 
-    async def _release(self, lease: int) -> None:
+    async def _release_lease(self, lease: int) -> None:
         stack, _ = self._leased.pop(lease, (AsyncExitStack(), None))
         await stack.aclose()

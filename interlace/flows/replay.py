@@ -1,0 +1,38 @@
+"""The role that trains on samples of earlier steps, in addition to the on-policy update of each step."""
+
+from typing import Protocol
+
+from interlace.stages.batches import Batch
+
+
+class ReplayLearner(Protocol):
+    """A learner that keeps the samples of trained batches."""
+
+    num_updates: int
+    """Number of optimizer steps started."""
+
+    async def learn(self, batch: Batch) -> None:
+        """Stores the samples of a trained batch, and trains on drawn samples. Adds metrics to the batch."""
+        ...
+
+
+class ReplayRole:
+    """The learner on earlier samples, if the run has one.
+
+    Each sample of the flow is still trained on-policy exactly once, with its own terminal event, regardless of the
+    learner.
+    """
+
+    def __init__(self) -> None:
+        self.learner: ReplayLearner | None = None
+        """Learner; None if each sample is trained on only once."""
+
+    @property
+    def num_updates(self) -> int:
+        """Number of optimizer steps started."""
+        return self.learner.num_updates if self.learner else 0
+
+    async def learn(self, batch: Batch) -> None:
+        """Stores the samples of a trained batch, and trains on drawn samples. Does nothing without a learner."""
+        if self.learner:
+            await self.learner.learn(batch)

@@ -1,0 +1,1 @@
+"""Interface by which sessions lease environments to episodes. Works without torch."""

@@ -1,0 +1,72 @@
+"""One episode in one environment, and the source of such episodes."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError
+from interlace.rollouts.envs.film import FilmRecorder
+from interlace.rollouts.envs.jobs import JobKind, SlotChunk, Start
+from interlace.rollouts.envs.spec import Array, EnvSpec, Observation
+
+Around = Callable[[], AbstractContextManager[object]]
+"""Returns the context manager around each wait for a simulator."""
+Ask = Callable[[JobKind, Array | None], Awaitable[object]]
+"""Submits a job to an episode's environment; SlotAnswer describes the result."""
+
+
+class EnvEpisode:
+    """One episode in one environment, after its reset. A call raises SimulatorError if the simulator fails."""
+
+    def __init__(self, ask: Ask, spec: EnvSpec, observation: Observation, around: Around = nullcontext) -> None:
+        self._ask, self._around = ask, around
+        self._recorder: FilmRecorder | None = None
+        self.spec = spec
+        """Shapes and tasks of the family's environments."""
+        self.observation = observation
+        """Current observation; after the end of the episode, the final one."""
+
+    async def chunk_step(self, actions: Array) -> SlotChunk:
+        """Executes actions, [K, A], up to the one that ends the episode."""
+        chunk: SlotChunk = await self.do("chunk", np.asarray(actions))
+        self.observation = chunk.observation
+        await self._record()
+        return chunk
+
+    async def film(self, recorder: FilmRecorder) -> None:
+        """Records pictures from now on, without other effects. Without a renderer, the recorder stores the reason."""
+        self._recorder = recorder
+        await self._record()
+
+    async def render(self) -> NDArray[np.uint8]:
+        """Draws the current state, [H, W, 3]. Raises UserError without a renderer."""
+        picture: NDArray[np.uint8] = await self.do("render")
+        return picture
+
+    async def expert_action(self) -> Array:
+        """Returns a scripted expert's action for the current state, [A]. Raises UserError if the task has no expert."""
+        action: Array = await self.do("expert")
+        return action
+
+    async def do(self, kind: JobKind, actions: Array | None = None) -> Any:
+        """Submits a job to the environment and returns its result."""
+        with self._around():
+            return await self._ask(kind, actions)
+
+    async def _record(self) -> None:
+        if self._recorder is not None and not self._recorder.problem:
+            try:
+                self._recorder.take(await self.render())
+            except UserError as error:
+                self._recorder.give_up(error)
+
+
+class Simulators(Protocol):
+    """Environments that sessions lease: the run's, or a stand-in for them in another process."""
+
+    def episode(self, start: Start, *, around: Around) -> AbstractAsyncContextManager[EnvEpisode]:
+        """Leases an environment, reset to a start. around: a context that is entered for each wait."""
+        ...
