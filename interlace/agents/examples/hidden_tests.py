@@ -9,6 +9,8 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from pydantic import Field
+
 from interlace.agents.sandbox.client import Sandbox
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Prompt
@@ -68,9 +70,23 @@ class HiddenTests:
         return result.exit_code == 0 and result.stdout == expected
 
 
+class ProgramHabits(base.DemonstratorSettings):
+    """How often an example solves its task."""
+
+    right_share: float = Field(default=0.4, ge=0, le=1)
+    """Share of the examples whose program solves the task; the others show any program."""
+
+
 class Demonstrator(base.Demonstrator):
-    """Shows the form of an answer: any of the programs, whether or not it solves the task."""
+    """Shows the form of an answer, and sometimes a right one."""
+
+    Settings = ProgramHabits
+
+    def __init__(self, settings: ProgramHabits) -> None:
+        super().__init__(settings)
+        self._right_share = settings.right_share
 
     def write(self, prompt: Prompt, rng: random.Random) -> str:
-        del prompt
+        if rng.random() < self._right_share:
+            return reference_of(prompt.metadata)
         return rng.choice(sorted(PROGRAMS))
