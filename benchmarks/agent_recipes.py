@@ -1,4 +1,4 @@
-"""Held-out accuracy of the agents' recipes, seed by seed, during training.
+"""Held-out accuracy of recipes, seed by seed, during training. By default the recipes of agents.
 
     python benchmarks/agent_recipes.py [--recipes calculator react ...] [--seeds 0 1 2] [--runs FOLDER] [--read-only]
         [--write docs/agents.md] [--json curves.json] [--set KEY=VALUE ...]
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from _page import write_table
 
-BEGIN, END = "<!-- benchmarks/agent_recipes.py -->", "<!-- end -->"
 RECIPES = ("calculator", "second_guess", "react", "program")
+METRICS = {"sft": "eval/row_accuracy", "dpo": "eval/accuracy", "reward-model": "eval/accuracy"}
+"""Metrics of recipes that train on given rows; for others it is the accuracy at temperature 1."""
 
 
 def run(recipe: str, seed: int, runs: Path, changes: list[str]) -> None:
@@ -28,9 +29,9 @@ def run(recipe: str, seed: int, runs: Path, changes: list[str]) -> None:
 
 
 def curve(recipe: str, seed: int, runs: Path) -> dict[int, float]:
-    """Returns the accuracy at temperature 1 by step."""
+    """Returns the accuracy by step."""
     lines = (runs / "runs" / f"{recipe}-{seed}" / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
-    return {row["step"]: row["eval/accuracy_sampled"] for row in map(json.loads, lines)}
+    return {row["step"]: row[METRICS.get(recipe, "eval/accuracy_sampled")] for row in map(json.loads, lines)}
 
 
 def curves_of(recipe: str, seeds: list[int], runs: Path) -> dict[int, dict[int, float]]:

@@ -1,5 +1,6 @@
 """Report of a plan: the Pareto front as a picture, and the losses of each preset."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -8,7 +9,7 @@ from interlace.forecast.svg import Plot, nice_ticks
 from interlace.observe.report.page import asset
 
 FRONT, BEHIND = "#2563eb", "#9ca3af"
-SIZES = ((0.005, "unbiased"), (0.05, "up to 5 %"), (1.0, "more"))
+SIZES = ((0.005, "unbiased"), (0.05, "up to 5 %"), (math.inf, "more"))
 SHADES = ("#2563eb", "#d97706", "#dc2626")
 """Colours of front plans by their length shift: the limits in SIZES."""
 

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 import interlace
 from interlace.models.tiny import build_tiny
+from interlace.robots.episodes.robot import RobotKind
 from interlace.run.clusters import local
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
@@ -96,14 +97,47 @@ def test_seven_billion_parameters_are_simulated_with_a_measured_profile(changes:
     assert row["schedule"] == "areal" and 10 < float(row["step_s"]) < 36000
 
 
-@pytest.mark.slow
-def test_openvla_oft_passes_the_check_and_is_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+OPENVLA_BODY = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "max_position_embeddings": 2048, "vocab_size": 32064,
+}  # fmt: skip
+OPENVLA_TOWERS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
+
+
+@pytest.fixture
+def openvla_oft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Changes of the recipe: a folder with the published sizes and no weights; the machine has eight GPUs.
+
+    LIBERO is not installed, so the policy is not compared with the spaces of its simulator.
+    """
     monkeypatch.chdir(tmp_path)
-    openvla_oft_folder(tmp_path / "model", head=False)
     monkeypatch.setattr(local, "_gpu_bytes", lambda: (80 * GIB,) * 8)
-    path = FOLDER / "openvla-oft-libero.yaml"
-    recipe = load_recipe(str(path), [f"model.path={tmp_path}/model"])
-    assert recipe.prompts_per_step * recipe.samples_per_prompt == 512
-    changes = [f"model.path={tmp_path}/model", "steps=2"]
-    table = interlace.simulate(str(path), changes, devices=8, profile="rlinf-libero")
+    monkeypatch.setattr(RobotKind, "check_policy", lambda self, actions: None)
+    folder = tmp_path / "model"
+    openvla_oft_folder(folder, head=False)
+    config = json.loads((folder / "config.json").read_text())
+    del config["tower_shapes"]
+    config |= {"timm_model_ids": OPENVLA_TOWERS, "image_sizes": [224, 224]}
+    config["text_config"] |= OPENVLA_BODY
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").unlink()
+    return [f"model.path={folder}"]
+
+
+@pytest.mark.slow
+def test_openvla_oft_has_the_published_size_and_fits(openvla_oft: list[str]) -> None:
+    derived = check_recipe(load_recipe(str(FOLDER / "openvla-oft-libero.yaml"), openvla_oft))
+    assert derived.num_parameters == pytest.approx(7.54e9, rel=0.01)
+    assert derived.samples_per_step == 512
+    assert sum(worker.peak_bytes for worker in derived.memory if worker.worker in ("rollout/0", "actor/0")) < 80 * GIB
+
+
+@pytest.mark.slow
+def test_openvla_oft_is_simulated_and_planned(openvla_oft: list[str]) -> None:
+    """The plan has an eighth of the episodes, so that the search simulates several schedules in its time."""
+    path = str(FOLDER / "openvla-oft-libero.yaml")
+    table = interlace.simulate(path, [*openvla_oft, "steps=2"], devices=8, profile="rlinf-libero")
     assert len(table.rows) == 1
+    changes = [*openvla_oft, "prompts_per_step=8", "plan.search_s=60"]
+    planned = interlace.plan(path, changes, devices="8", profile="rlinf-libero", quiet=True)
+    assert 1 < planned.step_s < 3600
