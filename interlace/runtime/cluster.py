@@ -57,6 +57,8 @@ class WorkerSpec:
     for its work."""
     working_bytes: int = 0
     """Bytes that an operation needs on each device in addition to the state: activations, logits, gathered layers."""
+    preload: tuple[str, ...] = ()
+    """Modules that ranks with a separate process need. On `local`, a server imports them once for all ranks."""
     stage: int = 0
     preemptible: bool = False
     revival: RevivalRule | None = None
