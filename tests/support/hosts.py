@@ -1,6 +1,7 @@
 """Hosts on one machine: network namespaces with addresses, names and shared memory, and the link between two."""
 
 import contextlib
+import itertools
 import os
 import secrets
 import signal
@@ -19,6 +20,7 @@ INTERLACE = [sys.executable, "-c", "from interlace.cli.main import app; app()"]
 RAY = [str(Path(sys.executable).with_name("ray"))]
 RAY_PORT = 6391
 GIGABIT = 1e9
+_PAIRS = itertools.count()
 _DEVICE, _MTU = "wire", "9000"
 _ENTER = 'mount --bind "$0/shm" /dev/shm && hostname "$(basename "$0")" && exec "$@"'
 
@@ -112,11 +114,14 @@ def why_not() -> str:
 def two_hosts(delay_s: float = 0.0, bits_per_s: float = GIGABIT) -> Iterator[Hosts]:
     """Makes two hosts with a link. delay_s: of a packet, in each direction. Ends their processes afterwards."""
     made: list[Host] = []
+    pair = next(_PAIRS)
     with contextlib.ExitStack() as stack:
         root = Path(tempfile.mkdtemp(prefix="il-hosts-"))
         stack.callback(subprocess.run, ["rm", "-rf", str(root)], check=False)
         for number in (1, 2):
-            host = Host(name=f"il-{os.getpid()}-{number}", address=f"10.77.0.{number}", folder=root / f"host-{number}")
+            host = Host(
+                name=f"il-{os.getpid()}-{pair}-{number}", address=f"10.77.0.{number}", folder=root / f"host-{number}"
+            )
             (host.folder / "shm").mkdir(parents=True)
             _run("mount", "-t", "tmpfs", "-o", "size=4g", "tmpfs", str(host.folder / "shm"))
             stack.callback(_run, "umount", "-l", str(host.folder / "shm"))
