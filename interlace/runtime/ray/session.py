@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from interlace.core.errors import InterlaceError, UserError
+from interlace.core.errors import InterlaceError, UserError, WorkerDiedError
 from interlace.runtime.machine import DeviceSlot, Machine
 from interlace.runtime.ray import reaper
 
@@ -64,14 +65,23 @@ class RaySession:
         return cls(is_own=True)
 
     def machines(self, look: Callable[[], Machine]) -> list[Machine]:
-        """Returns the cluster's living nodes, in the order of their addresses. `look` runs on each."""
+        """Returns the cluster's living nodes, in the order of their addresses. `look` runs on each.
+
+        Leaves out a node that does not run it: Ray lists a lost node as alive for some seconds.
+        """
         nodes = sorted((node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"])
         task: Any = ray.remote(num_cpus=0)(look)
         seen = [
             task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
             for _, node_id in nodes
         ]
-        return [replace(machine, name=node_id) for machine, (_, node_id) in zip(ray.get(seen), nodes, strict=True)]
+        found = []
+        for reference, (_, node_id) in zip(seen, nodes, strict=True):
+            with contextlib.suppress(RayError):
+                found.append(replace(ray.get(reference), name=node_id))
+        if not found:
+            raise WorkerDiedError("no node of the Ray cluster runs a task.")
+        return found
 
     def reserve(self, slots: Sequence[DeviceSlot]) -> Any:
         """Reserves a placement group with one bundle per device, on its node. Raises UserError if they are not free."""
