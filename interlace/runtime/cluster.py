@@ -4,7 +4,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -232,18 +232,26 @@ class Cluster(ABC):
         if exhausted := budget.spend(self.clock.now()):
             raise RestartBudgetError(f"{exhausted}. {reason}")
         self.on_note(f"{reason} Its group starts again.")
-        for process in self._processes_of(spec.name):
-            await process.close()
-            self.processes.remove(process)
+        with self.waits.operation(who=spec.name, what="end after a death"):
+            for process in self._processes_of(spec.name):
+                await process.close()
+                self.processes.remove(process)
         ranks = await self._start_ranks(spec, "start after a death")
         self.on_note(f"{spec.name} runs again")
         return ranks
 
-    async def _find_death(self, spec: WorkerSpec) -> WorkerDiedError | None:
-        for process in self._processes_of(spec.name):
-            if death := await process.death():
-                return death
-        return None
+    async def _find_death(self, spec: WorkerSpec, within_s: float) -> WorkerDiedError | None:
+        deadline_s = self.clock.now() + within_s
+        # A look without a wait is no progress: engines are looked at again and again.
+        search = self.waits.operation(who=spec.name, what="search for a death")
+        with search if within_s else nullcontext():
+            while True:
+                for process in self._processes_of(spec.name):
+                    if death := await process.death():
+                        return death
+                if self.clock.now() >= deadline_s:
+                    return None
+                await asyncio.sleep(within_s / 5)
 
     def _processes_of(self, group: str) -> Sequence["WorkerProcess"]:
         return [process for process in self.processes if process.name.startswith(f"{group}[")]

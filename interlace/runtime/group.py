@@ -161,7 +161,7 @@ class WorkerGroup(Generic[W_co]):
         Raises the errors of a start, and RestartBudgetError.
         """
         revival = self.revival
-        if revival is None or not await revival.find_death():
+        if revival is None or not await revival.find_death(0.0):
             return
         self._services.lock.forget(self)  # the state ended with the processes
         before, revival.repeats_calls = revival.repeats_calls, True
@@ -360,7 +360,14 @@ class WorkerGroup(Generic[W_co]):
     async def _switch(self, method: str, args: tuple[Any, ...], parts: Sequence[str] | None) -> None:
         told = {} if parts is None or STATE in self.part_bytes else {"parts": tuple(parts)}
         call = _Call(method, SWITCH, args, told, "switch")
-        await (self._collect_results(call) if method == "offload" else self._on_ranks(call))
+        if method != "offload":
+            await self._on_ranks(call)
+            return
+        ended = await asyncio.gather(
+            *(self._on_rank(number, call, args) for number in range(self.num_ranks)), return_exceptions=True
+        )
+        for error in [each for each in ended if isinstance(each, BaseException)]:
+            raise error  # after all: the devices are free once the peers of a dead rank have offloaded, too
 
     async def measure_memory(self, parts: Sequence[str] | None = None) -> None:
         """Measures the memory of parts of the state on a device; they must be loaded. If `parts` is None, all."""

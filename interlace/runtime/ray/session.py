@@ -27,6 +27,8 @@ from interlace.runtime.ray import reaper
 
 RESERVE_WITHIN_S, ANSWER_WITHIN_S = 60.0, 10.0
 START_WITHIN_S, STARTS = 180, 2
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks for lost nodes while nodes are asked for their machines."""
 NODE_LABEL = "ray.io/node-id"
 
 
@@ -67,21 +69,25 @@ class RaySession:
     def machines(self, look: Callable[[], Machine]) -> list[Machine]:
         """Returns the cluster's living nodes, in the order of their addresses. `look` runs on each.
 
-        Leaves out a node that does not run it: Ray lists a lost node as alive for some seconds.
+        Leaves out a node that is lost meanwhile: Ray lists it as alive for some seconds, and its task never ends.
         """
-        nodes = sorted((node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"])
+        nodes = _living_nodes()
         task: Any = ray.remote(num_cpus=0)(look)
-        seen = [
-            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
-            for _, node_id in nodes
-        ]
-        found = []
-        for reference, (_, node_id) in zip(seen, nodes, strict=True):
-            with contextlib.suppress(RayError):
-                found.append(replace(ray.get(reference), name=node_id))
+        waiting = {
+            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(): node_id
+            for node_id in nodes
+        }
+        found: dict[str, Machine] = {}
+        while waiting:
+            for reference in ray.wait([*waiting], timeout=LOOK_EVERY_S)[0]:
+                node_id = waiting.pop(reference)
+                with contextlib.suppress(RayError):
+                    found[node_id] = replace(ray.get(reference), name=node_id)
+            living = _living_nodes()
+            waiting = {reference: node_id for reference, node_id in waiting.items() if node_id in living}
         if not found:
             raise WorkerDiedError("no node of the Ray cluster runs a task.")
-        return found
+        return [found[node_id] for node_id in nodes if node_id in found]
 
     def reserve(self, slots: Sequence[DeviceSlot]) -> Any:
         """Reserves a placement group with one bundle per device, on its node. Raises UserError if they are not free."""
@@ -151,6 +157,12 @@ class OwnParts:
         self._reaper.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._reaper.wait(reaper.WITHIN_S)
+
+
+def _living_nodes() -> list[str]:
+    """Returns the ids of the nodes that Ray lists as alive, in the order of their addresses."""
+    nodes = sorted((node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"])
+    return [node_id for _, node_id in nodes]
 
 
 def _children() -> list[tuple[int, str]]:
