@@ -1,20 +1,25 @@
 """Random faults in random runs: counts what was injected, survived, lost and duplicated.
 
     python -m tests.random_faults virtual --faults 10000            # random schedules and workloads, virtual clock
-    python -m tests.random_faults real --faults 100 --roles reward,rollout,actor
+    python -m tests.random_faults real --faults 100 --roles reward,rollout,actor    # for each role, on this machine
 
 Each run is determined by its seed. Exits with 1 if a run hangs, ends early, loses or doubles a sample, exceeds its
 bound of staleness, or, under a synchronous schedule, trains other samples than the run without faults.
 """
 
 import argparse
+import json
 import math
+import os
 import random
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from interlace.core.types import TerminalEvent
 from interlace.runtime.sim.cluster import SimCluster
@@ -22,11 +27,17 @@ from interlace.runtime.sim.process_faults import ProcessFault, ProcessFaults
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from tests.support.random_schedules import random_schedule, random_workload
+from tests.support.robots import SMALL as ROBOT
 from tests.support.sim_run import Record, Workload, check, simulate
+from tests.support.training import SMALL
 
 ROLES = ("rollout", "rollout", "reward", "reference")
 SYNCHRONOUS_SHARE = 0.3
 """Share of the virtual runs under a synchronous schedule, which are compared with the run without faults."""
+LIMIT_S = 1200.0
+"""Seconds of a command with real faults."""
+ALL_PHASES = ("checkpoint_every=1", "eval_every=2", "evaluation.num_prompts=2", "warmup=null")
+"""Settings under which faults, which come at random times of a step, strike in checkpoints and evaluations as well."""
 HANG_S = 60.0
 """Seconds of real time after which a virtual run counts as a hang; they take milliseconds."""
 
@@ -123,12 +134,93 @@ def run_all_virtual(num_faults: int, first_seed: int) -> Tally:
     return tally
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A recipe whose processes of one role are struck."""
+
+    recipe: str
+    settings: Sequence[str]
+    kinds: Sequence[str] = ("kill", "stop")
+    per_step: float = 1.0
+    """Faults of each kind in a step."""
+
+
+CASES = {
+    "reward": Case(recipe="quickstart", settings=(*SMALL, *ALL_PHASES, "reward.workers=2")),
+    "episode": Case(
+        recipe="quickstart",
+        settings=(
+            *SMALL, *ALL_PHASES, "episode.name=tests.support.worker_episodes:ThreeTurns", "episode.workers=2"
+        ),
+    ),
+    "env": Case(
+        recipe="robot-cartpole", settings=(*ROBOT, *ALL_PHASES, "episode.env.workers=2"), per_step=0.5
+    ),
+    "rollout": Case(recipe="quickstart", settings=(*SMALL, *ALL_PHASES, "rollout=interlace"), per_step=0.5),
+    "actor": Case(
+        recipe="quickstart",
+        settings=(*SMALL, *ALL_PHASES, "actor.ranks=2", "recovery.restarts_per_hour={trainer: 1000}"),
+        kinds=("kill",),
+        per_step=0.2,
+    ),
+}  # fmt: skip
+"""Cases by role, each under a synchronous schedule, so that the weights are compared with those without faults."""
+
+
+def run_real(role: str, num_faults: int, seed: int) -> tuple[list[str], bool]:
+    """Runs `interlace chaos` with about this number of faults. Returns the lines of a table, and whether all held."""
+    case = CASES[role]
+    steps = max(2, math.ceil(num_faults / (case.per_step * len(case.kinds))))
+    faults = ",".join(f"{kind}:{role}@{case.per_step:g}/step" for kind in case.kinds)
+    command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "chaos", case.recipe]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [*case.settings, f"steps={steps}", f"seed={seed}", f"model.cache_dir={folder}"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(
+            [*command, *settings, "--faults", faults, "--json"],
+            cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    try:
+        found = json.loads(ended.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return [f"| {role} | failed: {ended.stderr[-500:]} |"], False
+    lines = []
+    for kind in case.kinds:
+        rows = [row for row in found["faults"] if row["fault"].startswith(f"{kind}:")]
+        needed = sorted(row["recovered_s"] for row in rows if row["recovered_s"] is not None)
+        spread = f"{needed[0]:.1f} to {needed[-1]:.1f}" if needed else "none needed"
+        survived = len(rows) if not found["error"] else found["survived"]
+        equal = {True: "equal", False: "NOT equal"}.get(found["weights_equal"], "not compared")
+        lines.append(
+            f"| {kind} | {role} | {len(rows)} | {survived} | {spread} | {found['lost']} | {found['duplicated']} "
+            f"| {equal} | {found['effective_time']:.0%} |"
+        )
+    if found["error"]:
+        lines.append(f"ended early: {found['error'][:500]}")
+    return lines, bool(found["holds"])
+
+
+def print_real(roles: Sequence[str], num_faults: int, seed: int) -> int:
+    """Prints the table of real faults. Returns the exit status."""
+    print("| kind | role | injected | survived | seconds to recover | lost | duplicated | weights | effective time |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    do_hold = True
+    for role in roles:
+        lines, holds = run_real(role, num_faults, seed)
+        do_hold = do_hold and holds
+        print("\n".join(lines), flush=True)
+    return 0 if do_hold else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clock", choices=["virtual"])
-    parser.add_argument("--faults", type=int, default=10_000, help="number of faults to inject")
+    parser.add_argument("clock", choices=["virtual", "real"])
+    parser.add_argument("--faults", type=int, default=10_000, help="number of faults; real: of each role")
+    parser.add_argument("--roles", default=",".join(CASES), help="real: roles to strike")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run")
     given = parser.parse_args(arguments)
+    if given.clock == "real":
+        return print_real(given.roles.split(","), given.faults, given.seed)
     start_s = time.monotonic()
     tally = run_all_virtual(given.faults, given.seed)
     print(tally.table())

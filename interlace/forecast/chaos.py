@@ -12,7 +12,7 @@ from interlace.forecast.virtual import Simulated
 from interlace.run.chaos.certificate import Certificate, EndedKey, FaultRecord, SampleCounts
 from interlace.run.chaos.faults import EPISODE, TRAINED, FaultSpec
 from interlace.run.recipe.config import Recipe
-from interlace.runtime.sim.process_faults import ProcessFault, ProcessFaults
+from interlace.runtime.sim.process_faults import DETECTION_S, ProcessFault, ProcessFaults
 
 
 def simulate_faults(
@@ -20,15 +20,18 @@ def simulate_faults(
 ) -> Certificate:
     """Simulates a recipe without faults, then with them. restart_s: seconds for the start of a process.
 
-    Raises UserError for a role that is not simulated.
+    A fault of a trainer adds its cost to the simulated time: the start, and the repeated steps since the newest
+    checkpoint. Raises UserError for a role that is not simulated.
     """
-    if fault := next((each for each in faults if each.role in (EPISODE, *TRAINED)), None):
+    if fault := next((each for each in faults if each.role == EPISODE), None):
         raise UserError(
             f"--faults {fault.text}: faults of {fault.role!r} are not simulated on the virtual clock; leave --devices "
             "out."
         )
     calm = simulate(recipe, simulation)
-    injected = ProcessFaults(_time_faults(faults, calm, recipe.seed), restart_s)
+    times = _time_faults(faults, calm, recipe.seed)
+    injected = ProcessFaults([each for each in times if each.role not in TRAINED], restart_s)
+    restarts = [each for each in times if each.role in TRAINED]
     schedule = recipe.schedule.resolved
     try:
         rough: Simulated | None = simulate(recipe, replace(simulation, process_faults=injected))
@@ -39,6 +42,14 @@ def simulate_faults(
         FaultRecord(fault=fault.name, target=injected.target(fault), at_s=fault.at_s, recovered_s=seconds)
         for fault, seconds in sorted(injected.recovered_s.items(), key=lambda item: item[0].at_s)
     ]
+    found += [
+        FaultRecord(
+            fault=fault.name, target=fault.role, at_s=fault.at_s, recovered_s=DETECTION_S[fault.kind] + restart_s
+        )
+        for fault in restarts
+    ]
+    again_s = math.fsum(_repeated_s(fault, calm, recipe.checkpoint_every) for fault in restarts)
+    lost_s = again_s + math.fsum(DETECTION_S[fault.kind] + restart_s for fault in restarts)
     counts = SampleCounts.of(_list_ended(rough), recipe.samples_per_prompt)
     return Certificate(
         faults=found,
@@ -51,7 +62,7 @@ def simulate_faults(
         if rough
         else 0.0,
         staleness_bound=math.ceil(schedule.max_staleness),
-        step_s=_step_s(rough),
+        step_s=_step_s(rough) + lost_s,
         step_s_without_faults=_step_s(calm),
         samples_equal=_list_trained(rough) == _list_trained(calm) if rough and schedule.max_staleness == 0 else None,
         weights_equal=None,  # simulated workers have no weights
@@ -76,6 +87,18 @@ def _time_faults(faults: Sequence[FaultSpec], calm: Simulated, seed: int) -> lis
                 add(fault, begin_s + place * step_s, result.step)
             begin_s += step_s
     return found
+
+
+def _repeated_s(fault: ProcessFault, calm: Simulated, checkpoint_every: int) -> float:
+    """Returns the seconds from the newest checkpoint to a fault, whose steps are repeated."""
+    saved_s = end_s = calm.seconds - _step_s(calm)
+    for result in calm.results:
+        end_s += result.metrics["timing_s/step"]
+        if end_s > fault.at_s:
+            break
+        if checkpoint_every and result.step % checkpoint_every == 0:
+            saved_s = end_s
+    return max(0.0, fault.at_s - saved_s)
 
 
 def _step_s(run: Simulated | None) -> float:

@@ -53,6 +53,18 @@ if TYPE_CHECKING:
     from interlace.engines.train import TrainEngine
 
 
+RANK_MODULES = (
+    "interlace.run.make_engines",
+    "interlace.workers.actor_critic",
+    "interlace.workers.critic",
+    "torch.distributed.fsdp",
+    "transformers.models.auto.modeling_auto",
+    "transformers.generation.utils",
+    "transformers.masking_utils",
+    "transformers.modeling_layers",
+    "transformers.integrations.hub_kernels",
+)
+"""Modules of a rank that computes on a model, whose imports take most of the time of its start."""
 HOST_TRANSPORTS = ("shared_memory", "object_store", "gloo", "folder")
 """Transports whose publications are copies outside the memory of GPUs, so that they stay readable at no cost there."""
 
@@ -278,6 +290,7 @@ def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: Ro
         factory=worker.factory,
         worker_class=worker.worker_class,
         devices=devices,
+        preload=() if worker.on_host else RANK_MODULES,
         stage=place_in_flow(role.name),
         preemptible=role.preemptible,
     )

@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -57,6 +57,8 @@ class WorkerSpec:
     for its work."""
     working_bytes: int = 0
     """Bytes that an operation needs on each device in addition to the state: activations, logits, gathered layers."""
+    preload: tuple[str, ...] = ()
+    """Modules that ranks with a separate process need. On `local`, a server imports them once for all ranks."""
     stage: int = 0
     preemptible: bool = False
     revival: RevivalRule | None = None
@@ -146,7 +148,7 @@ class Cluster(ABC):
         if spec.revival and self.processes.select(spec.name):
             group.rank_set.revival = Revival(
                 make_ranks=partial(self._start_again, spec, spec.revival.budget),
-                find_death=partial(self.processes.find_death, spec.name),
+                find_death=partial(self._find_death, spec),
                 repeats_calls=spec.revival.repeats_calls,
             )
         self.groups.append(group)
@@ -181,10 +183,23 @@ class Cluster(ABC):
         if exhausted := budget.spend(self.clock.now()):
             raise RestartBudgetError(f"{exhausted}. {reason}")
         self.on_note(f"{reason} Its group starts again.")
-        await self.processes.close(spec.name)
+        with self.waits.operation(who=spec.name, what="end after a death"):
+            await self.processes.close(spec.name)
         ranks = await self._start_ranks(spec, "start after a death")
         self.on_note(f"{spec.name} runs again")
         return ranks
+
+    async def _find_death(self, spec: WorkerSpec, within_s: float) -> WorkerDiedError | None:
+        deadline_s = self.clock.now() + within_s
+        # A look without a wait is no progress: engines are looked at again and again.
+        search = self.waits.operation(who=spec.name, what="search for a death")
+        with search if within_s else nullcontext():
+            while True:
+                if death := await self.processes.find_death(spec.name):
+                    return death
+                if self.clock.now() >= deadline_s:
+                    return None
+                await asyncio.sleep(within_s / 5)
 
     async def dismiss(self, group: TypedGroup) -> None:
         """Ends one group whose work is done."""
@@ -237,7 +252,7 @@ class Cluster(ABC):
                 raise death from error
             raise
         except NoProgressError as error:
-            if hung := [process.name for process in self.processes if process.is_busy]:
+            if hung := [process.name for process in self.processes if process.open_calls]:
                 raise WorkerHungError(f"{', '.join(hung)} did not answer: {error}") from error
             raise
         finally:

@@ -79,7 +79,7 @@ class WorkerGroup(Generic[W_co]):
         Raises the errors of a start, and RestartBudgetError.
         """
         revival = self.rank_set.revival
-        if revival is None or not await revival.find_death():
+        if revival is None or not await revival.find_death(0.0):
             return
         self._services.lock.forget(self.state)  # the state ended with the processes
         before, revival.repeats_calls = revival.repeats_calls, True

@@ -97,7 +97,8 @@ class GroupState:
     async def _run_switch(self, method: str, args: tuple[Any, ...], parts: Sequence[str] | None) -> None:
         told = {} if parts is None or STATE in self.part_bytes else {"parts": tuple(parts)}
         call = GroupCall(method, SWITCH, args, told, "switch")
-        await (self._ranks.run_once(call) if method == "offload" else self._ranks.run(call))
+        # The devices are free once the peers of a dead rank have offloaded, too.
+        await (self._ranks.run_to_end(call) if method == "offload" else self._ranks.run(call))
 
     async def measure_memory(self, parts: Sequence[str] | None = None) -> None:
         """Measures the memory of parts of the state on a device; they must be loaded. If `parts` is None, all."""

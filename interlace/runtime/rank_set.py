@@ -103,18 +103,28 @@ class RankSet:
         """
         how = call.how
         if self.revival:
-            return self.revival.run(self, partial(self.run_once, call), call.spans.clear)
+            return self.revival.run(self, partial(self._run_once, call), call.spans.clear)
         if len(self.ranks) == 1 and (how.split, how.collect) in UNDIVIDED:
             return self._run_on_rank(0, call, call.args)
-        return self.run_once(call)
+        return self._run_once(call)
 
-    async def run_once(self, call: GroupCall) -> Any:
+    async def _run_once(self, call: GroupCall) -> Any:
         """Runs the call on the present ranks. Returns the collected result. Raises RemoteError and WorkerDiedError."""
         dealt = deal_arguments(call.how, call.args, num_ranks=len(self.ranks), copies=self._copies)
         ranks = [self._run_on_rank(number, call, args) for number, args in enumerate(dealt.arguments)]
         # a single rank needs no separate task
         results = await asyncio.gather(*ranks) if len(ranks) > 1 else [await ranks[0]]
         return collect_results(call.how, results, dealt, copies=self._copies)
+
+    async def run_to_end(self, call: GroupCall) -> None:
+        """Runs the call with the same arguments on each present rank, and returns when all have ended.
+
+        Raises the first error: RemoteError or WorkerDiedError.
+        """
+        ranks = [self._run_on_rank(number, call, call.args) for number in range(len(self.ranks))]
+        for ended in await asyncio.gather(*ranks, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                raise ended
 
     async def _run_on_rank(self, number: int, call: GroupCall, args: tuple[Any, ...]) -> Any:
         services = self._services

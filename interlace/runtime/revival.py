@@ -36,8 +36,9 @@ class Revival:
     make_ranks: Callable[[str], Awaitable[Sequence[Any]]]
     """Starts ranks in place of the group's. The argument is the reason. Raises RestartBudgetError and the errors of a
     start."""
-    find_death: Callable[[], Awaitable[WorkerDiedError | None]]
-    """Returns the death of a rank of the group. Returns None if all ranks run."""
+    find_death: Callable[[float], Awaitable[WorkerDiedError | None]]
+    """Returns the death of a rank of the group. Returns None if all ranks run. The argument is the number of seconds
+    to wait for a death that is not noticed yet."""
     repeats_calls: bool
     restore: Callable[[Sequence[Any]], Awaitable[object]] | None = None
     """Restores the state of new ranks before any call reaches them. If None, they need no state but that of a start."""
@@ -62,10 +63,8 @@ class Revival:
     ) -> None:
         """Replaces ranks after an error, unless another call has done so. Raises the error if it is not by a death."""
         async with self.turn:  # the dead ranks are no longer found while another call replaces them
-            death = await self.find_death()
-            if not death and isinstance(error, RemoteError) and len(ranks) > 1:
-                await asyncio.sleep(NOTICED_S)
-                death = await self.find_death()
+            may_follow = isinstance(error, RemoteError) and len(ranks) > 1
+            death = await self.find_death(NOTICED_S if may_follow else 0.0)
             if not self.repeats_calls or (not death and group.ranks is ranks):
                 raise (death or error) from error
             if group.ranks is ranks:

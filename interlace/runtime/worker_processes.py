@@ -1,6 +1,6 @@
 """Processes of the workers that have a separate process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Protocol
 
 from interlace.core.errors import WorkerDiedError
@@ -19,8 +19,8 @@ class WorkerProcess(Rank, Protocol):
         ...
 
     @property
-    def is_busy(self) -> bool:
-        """True while the process runs an operation that has no reply yet."""
+    def open_calls(self) -> Sized:
+        """Calls on the process that have no reply yet."""
         ...
 
     async def death(self) -> WorkerDiedError | None:

@@ -5,6 +5,7 @@ import os
 import select
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,16 +52,33 @@ class Mortal(Worker):
         return os.getpid()
 
 
+class Slow(Mortal):
+    """Its ranks offload once a file exists."""
+
+    @operation(bin="train", collect="all")
+    def remember(self, file: Path) -> None:
+        self._file = file
+
+    def offload(self) -> None:
+        while not self._file.exists():
+            select.select([], [], [], 0.01)
+
+
 def run(body: Callable[[Cluster], Awaitable[Any]]) -> Any:
     return run_local(body, Schedule(), 100)
 
 
 async def launch(
-    cluster: Cluster, *, repeats: bool, per_hour: int | None = None, name: str = "reward"
+    cluster: Cluster,
+    *,
+    repeats: bool,
+    per_hour: int | None = None,
+    name: str = "reward",
+    worker: type[Worker] = Mortal,
 ) -> WorkerGroup[Any]:
     rule = RevivalRule(budget=RestartBudget(name, per_hour), repeats_calls=repeats)
     return await cluster.launch(
-        WorkerSpec(name=name, factory=Mortal, worker_class=Mortal, devices=cluster.devices, num_ranks=2, revival=rule)
+        WorkerSpec(name=name, factory=worker, worker_class=worker, devices=cluster.devices, num_ranks=2, revival=rule)
     )
 
 
@@ -110,6 +128,24 @@ def test_a_dead_group_gives_its_devices_to_another_and_gets_them_back() -> None:
         assert len(await other.process()) == 2  # does not fit beside the first group, whose state it unloads
         assert cluster.lock.loaded_bytes(0) == 60
         assert not {*before} & {*await group.process()}
+
+    run(body)
+
+
+def test_devices_are_free_only_after_the_peers_of_a_dead_rank_have_offloaded(tmp_path: Path) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=True, worker=Slow)
+        assert group.revival
+        processes, file = await group.process(), tmp_path / "may offload"
+        await group.remember(file)
+        unloading = asyncio.ensure_future(group.unload())
+        os.kill(processes[-1], signal.SIGKILL)
+        while not await group.revival.find_death(0.0):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert not unloading.done()
+        file.touch()
+        await unloading
 
     run(body)
 

@@ -14,7 +14,7 @@ from interlace.observe.progress import QuietProgress
 from interlace.run.chaos.processes import role_processes
 from interlace.run.session import RunProcess
 from interlace.workers.actor import ActorWorker
-from tests.support.processes import named, running
+from tests.support.processes import named
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
 SETTINGS = ("steps=5", "checkpoint_every=2", "warmup=null", "evaluation.num_prompts=1")
@@ -39,7 +39,7 @@ class KillAfterStep(QuietProgress):
 
 
 def local_ranks() -> Sequence[int]:
-    return running(os.getpid(), "multiprocessing.spawn")
+    return role_processes("actor")
 
 
 def ray_ranks() -> Sequence[int]:

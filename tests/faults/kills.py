@@ -6,11 +6,11 @@ import signal
 import subprocess
 from collections.abc import Callable
 
+from interlace.run.chaos.processes import role_processes
 from tests.faults.lab import Ended, Fault, Lab
 from tests.support.processes import all_gone, descendants, handles, named, running
 
 LONG = ("steps=400", "checkpoint_every=2", "keep_checkpoints=500")
-RANKS = "multiprocessing.spawn"
 Kill = Callable[[subprocess.Popen[str]], None]
 
 
@@ -177,7 +177,7 @@ FAULTS = [
     Fault(name="kill -9 of ray's control store", check=control_store_dies),
     Fault(
         name="kill -9 of one of two local ranks",
-        check=rank_dies(lambda driver: running(driver, RANKS)[-1], TWO_RANKS, "died while it"),
+        check=rank_dies(lambda driver: role_processes("actor", driver)[-1], TWO_RANKS, "died while it"),
     ),
     Fault(name="a rank on ray is stopped for 20 s", check=rank_is_stopped_for_a_while),
     Fault(name="SIGINT once", check=asked_to_end(signal.SIGINT, 1)),

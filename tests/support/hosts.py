@@ -1,7 +1,9 @@
 """Hosts on one machine: network namespaces with addresses, names and shared memory, and the link between two."""
 
 import contextlib
+import itertools
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,7 +17,10 @@ from tests.support.engine_servers import KEY, START_S
 
 REPOSITORY = Path(__file__).parents[2]
 INTERLACE = [sys.executable, "-c", "from interlace.cli.main import app; app()"]
+RAY = [str(Path(sys.executable).with_name("ray"))]
+RAY_PORT = 6391
 GIGABIT = 1e9
+_PAIRS = itertools.count()
 _DEVICE, _MTU = "wire", "9000"
 _ENTER = 'mount --bind "$0/shm" /dev/shm && hostname "$(basename "$0")" && exec "$@"'
 
@@ -51,6 +56,10 @@ class Host:
             assert process.poll() is None and time.monotonic() < deadline_s, log.read_text()
             time.sleep(0.1)
         return f"http://{self.address}:{port}"
+
+    def run(self, command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> None:
+        """Runs a command on the host to its end."""
+        assert self.start(command, log, variables).wait(START_S) == 0, log.read_text()
 
     def processes(self) -> list[int]:
         """Returns the processes of the host."""
@@ -105,11 +114,14 @@ def why_not() -> str:
 def two_hosts(delay_s: float = 0.0, bits_per_s: float = GIGABIT) -> Iterator[Hosts]:
     """Makes two hosts with a link. delay_s: of a packet, in each direction. Ends their processes afterwards."""
     made: list[Host] = []
+    pair = next(_PAIRS)
     with contextlib.ExitStack() as stack:
         root = Path(tempfile.mkdtemp(prefix="il-hosts-"))
         stack.callback(subprocess.run, ["rm", "-rf", str(root)], check=False)
         for number in (1, 2):
-            host = Host(name=f"il-{os.getpid()}-{number}", address=f"10.77.0.{number}", folder=root / f"host-{number}")
+            host = Host(
+                name=f"il-{os.getpid()}-{pair}-{number}", address=f"10.77.0.{number}", folder=root / f"host-{number}"
+            )
             (host.folder / "shm").mkdir(parents=True)
             _run("mount", "-t", "tmpfs", "-o", "size=4g", "tmpfs", str(host.folder / "shm"))
             stack.callback(_run, "umount", "-l", str(host.folder / "shm"))
@@ -130,6 +142,24 @@ def two_hosts(delay_s: float = 0.0, bits_per_s: float = GIGABIT) -> Iterator[Hos
             _ip(*inside, "address", "add", f"{host.address}/24", "dev", _DEVICE)
             _ip(*inside, "link", "set", _DEVICE, "mtu", _MTU, "up")
         yield Hosts(first=made[0], second=made[1], relay=relay)
+
+
+def start_ray(hosts: Hosts) -> dict[str, str]:
+    """Starts a Ray node with one core on each host. Returns the variables of a process that joins them."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_worker_niceness": "0"}
+    head = f"{hosts.first.address}:{RAY_PORT}"
+    first = [
+        "--head",
+        "--port",
+        str(RAY_PORT),
+        "--include-dashboard=false",
+        "--temp-dir",
+        str(hosts.first.folder / "r"),
+    ]
+    for host, role in ((hosts.first, first), (hosts.second, ["--address", head])):
+        given = ["--node-ip-address", host.address, "--num-cpus", "1", "--object-store-memory", str(200 << 20)]
+        host.run([*RAY, "start", *role, *given, "--disable-usage-stats"], host.folder / "ray.log", token)
+    return {**token, "RAY_ADDRESS": head}
 
 
 def _end(host: Host) -> None:

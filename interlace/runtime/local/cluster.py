@@ -115,7 +115,7 @@ class LocalCluster(Cluster):
             return rank
         spawned = SpawnedRank(context, self.clock, self._shared, self._broke(spec))
         self._after_workers.push_async_callback(spawned.close)
-        await spawned.start(spec.factory, self._folder.path if self._folder else None)
+        await spawned.start(spec.factory, self._folder.path if self._folder else None, spec.preload)
         if not spec.may_die:
             self.processes.add(spawned)
         return spawned

@@ -5,12 +5,13 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from interlace.core.errors import InterlaceError
 from interlace.runtime.process.child import set_process_name
-from interlace.runtime.process.launch import GUARD, spawn_context
+from interlace.runtime.process.launch import GUARD, LocalProcess, rank_servers, spawn_context
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.server import WorkerServer
 from interlace.runtime.process.shared import SharedArrays
@@ -22,16 +23,18 @@ Factory = Callable[[WorkerContext], Worker]
 class SpawnedRank(ProcessRank):
     """A worker in a new Python process, which always ends with this process."""
 
-    async def start(self, factory: Factory, folder: Path | None) -> None:
+    _process: LocalProcess | BaseProcess | None = None
+
+    async def start(self, factory: Factory, folder: Path | None, preload: Sequence[str] = ()) -> None:
         """Starts the process and constructs the worker. A UserError passes unchanged; other errors become RemoteError.
 
-        folder: the folder of shared arrays.
+        folder: the folder of shared arrays. preload: modules that the process needs.
         """
         ours, theirs = socket.socketpair()
-        arguments = (theirs, factory, self._context, folder)
-        self._process = spawn_context().Process(target=serve, args=arguments, name=self.name, daemon=True)
         try:
-            self._process.start()
+            self._process = await asyncio.to_thread(
+                self._start_process, (theirs, factory, self._context, folder), preload
+            )
         except Exception as error:
             ours.close()
             raise InterlaceError(
@@ -50,8 +53,17 @@ class SpawnedRank(ProcessRank):
             await self.close()
             raise
 
+    def _start_process(self, arguments: tuple[object, ...], preload: Sequence[str]) -> LocalProcess | BaseProcess:
+        """Starts the process: from a fork server with the modules, or as a new one if it uses a GPU."""
+        # CUDA does not work in a fork if an import of the server has looked for GPUs.
+        if preload and not any(device.startswith("cuda") for device in self._context.devices):
+            return rank_servers().start(self.name, serve, arguments, preload)
+        process = spawn_context().Process(target=serve, args=arguments, name=self.name, daemon=True)
+        process.start()
+        return process
+
     async def _end(self) -> None:
-        if self._process.pid is None:  # it was never started
+        if self._process is None:  # it was never started
             return
         try:
             await asyncio.to_thread(self._process.join, GRACE_S)
@@ -60,6 +72,7 @@ class SpawnedRank(ProcessRank):
         await asyncio.to_thread(self._process.join)
 
     async def _cause_of_death(self) -> str:
+        assert self._process is not None
         await asyncio.to_thread(self._process.join, GRACE_S)
         code = self._process.exitcode
         ended = "its connection broke" if code is None else f"it ended with exit code {code}"
@@ -76,6 +89,7 @@ def serve(connection: socket.socket, factory: Factory, context: WorkerContext, f
     # A terminal sends Ctrl-C to every process, and a scheduler sends SIGTERM. The controller decides when to stop.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a fork server has blocked it
     set_process_name(context.group.partition("/")[0])
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     stay_on_this_machine()

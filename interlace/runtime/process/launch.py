@@ -59,8 +59,8 @@ class LocalProcess:
         code: int | None = self._popen.poll()
         return code
 
-    def join(self, timeout: float) -> None:
-        """Waits for the end, for at most `timeout` seconds."""
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for the end, for at most `timeout` seconds. If None, without limit."""
         self._popen.wait(timeout)
 
     def kill(self) -> None:
@@ -71,7 +71,11 @@ class LocalProcess:
 class ForkServers:
     """The fork server of this process. A server that does not answer is replaced; its processes keep running."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, follows_environment: bool = False) -> None:
+        """follows_environment: True if a start after a change of os.environ uses a new server, which has the change."""
+        self._follows_environment = follows_environment
+        self._environment: dict[str, str] = {}
+        """Variables of the server."""
         self._lock = threading.Lock()
         self._server: forkserver.ForkServer | None = None
         self._warm: forkserver.ForkServer | None = None
@@ -87,9 +91,11 @@ class ForkServers:
         """Starts a process that runs target(*args). Blocks until the server answers. Raises OSError or EOFError."""
         kind = multiprocessing.get_context("forkserver").Process
         process = kind(target=target, args=args, name=_NAME_PREFIX + name, daemon=True)
+        if self._follows_environment and self._environment != {**os.environ}:
+            self.replace()
         with self._lock:
             if self._server is None:
-                self._server = forkserver.ForkServer()
+                self._server, self._environment = forkserver.ForkServer(), {**os.environ}
             server = self._server
             server.set_forkserver_preload([*preload])
             _ensure_running(server)
@@ -109,6 +115,12 @@ class ForkServers:
 def fork_servers() -> ForkServers:
     """Returns the fork server that all parts of this process share."""
     return ForkServers()
+
+
+@cache
+def rank_servers() -> ForkServers:
+    """Returns the fork server of ranks, which has imported what they need, so that a rank starts without imports."""
+    return ForkServers(follows_environment=True)
 
 
 def _ensure_running(server: forkserver.ForkServer) -> None:

@@ -53,11 +53,6 @@ class ProcessRank(ABC):
         return f"{self._context.group}[rank {self._context.rank}]"
 
     @property
-    def is_busy(self) -> bool:
-        """True while the rank runs an operation that has no reply yet."""
-        return bool(self.open_calls)
-
-    @property
     def is_open(self) -> bool:
         """True while the rank's process exists."""
         return not self._closed

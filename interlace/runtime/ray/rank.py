@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from interlace.core.errors import RemoteError, WorkerDiedError
+from interlace.core.errors import InterlaceError, RemoteError, WorkerDiedError
 from interlace.runtime.clock import Clock
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
@@ -95,14 +95,28 @@ class RayRank(ProcessRank):
         # Ray transfers and counts the references; the frame contains only names.
         tables = {table.key: [table.ref] for table in stored_in(values)}
         if tables:
-            await self._actor.take.remote(tables)
+            try:
+                await self._actor.take.remote(tables)
+            except RayError as error:
+                raise self._lose(error) from error
+
+    def _lose(self, error: RayError) -> InterlaceError:
+        """Counts the rank as dead, because Ray does not reach its process. Returns the error of its calls."""
+        if self._dead is None:
+            self._fail_connection(WorkerDiedError(f"{self.name} cannot be reached {self._where}. Ray says: {error}"))
+        assert self._dead is not None
+        return self._dead
 
     def _is_waited_for(self, value: Any) -> bool:
         return bool(stored_in((value,)))
 
     async def _before_result(self, value: Any) -> None:
         tables = stored_in((value,))
-        references = await self._actor.hand_over.remote([table.key for table in tables])
+        try:
+            references = await self._actor.hand_over.remote([table.key for table in tables])
+        except RayError as error:
+            self._lose(error)
+            return
         for table, reference in zip(tables, references, strict=True):
             table.ref = reference
 

@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from interlace.core.errors import InterlaceError, UserError
+from interlace.core.errors import InterlaceError, UserError, WorkerDiedError
 from interlace.runtime.machine import DeviceSlot, Machine
 from interlace.runtime.ray import reaper
 
 RESERVE_WITHIN_S, ANSWER_WITHIN_S = 60.0, 10.0
 START_WITHIN_S, STARTS = 180, 2
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks for lost nodes while nodes are asked for their machines."""
 NODE_LABEL = "ray.io/node-id"
 
 
@@ -64,14 +67,27 @@ class RaySession:
         return cls(is_own=True)
 
     def machines(self, look: Callable[[], Machine]) -> list[Machine]:
-        """Returns the cluster's living nodes, in the order of their addresses. `look` runs on each."""
-        nodes = sorted((node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"])
+        """Returns the cluster's living nodes, in the order of their addresses. `look` runs on each.
+
+        Leaves out a node that is lost meanwhile: Ray lists it as alive for some seconds, and its task never ends.
+        """
+        nodes = _list_living_nodes()
         task: Any = ray.remote(num_cpus=0)(look)
-        seen = [
-            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
-            for _, node_id in nodes
-        ]
-        return [replace(machine, name=node_id) for machine, (_, node_id) in zip(ray.get(seen), nodes, strict=True)]
+        waiting = {
+            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(): node_id
+            for node_id in nodes
+        }
+        found: dict[str, Machine] = {}
+        while waiting:
+            for reference in ray.wait([*waiting], timeout=LOOK_EVERY_S)[0]:
+                node_id = waiting.pop(reference)
+                with contextlib.suppress(RayError):
+                    found[node_id] = replace(ray.get(reference), name=node_id)
+            living = _list_living_nodes()
+            waiting = {reference: node_id for reference, node_id in waiting.items() if node_id in living}
+        if not found:
+            raise WorkerDiedError("no node of the Ray cluster runs a task.")
+        return [found[node_id] for node_id in nodes if node_id in found]
 
     def reserve(self, slots: Sequence[DeviceSlot]) -> Any:
         """Reserves a placement group with one bundle per device, on its node. Raises UserError if they are not free."""
@@ -141,6 +157,12 @@ class OwnParts:
         self._reaper.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._reaper.wait(reaper.WITHIN_S)
+
+
+def _list_living_nodes() -> list[str]:
+    """Returns the ids of the nodes that Ray lists as alive, in the order of their addresses."""
+    nodes = sorted((node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"])
+    return [node_id for _, node_id in nodes]
 
 
 def _list_children() -> list[tuple[int, str]]:

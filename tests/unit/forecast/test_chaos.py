@@ -62,3 +62,15 @@ def test_samples_are_counted_by_their_keys() -> None:
     counts = SampleCounts.of(ended, 2)
     assert (counts.lost, counts.duplicated) == (3, 1)
     assert counts.events == {"failed": 1, "trained": 3}
+
+
+def test_a_fault_of_a_trainer_costs_its_start_and_the_steps_since_the_checkpoint() -> None:
+    recipe = load_recipe("quickstart", [*SMALL, "steps=6", "checkpoint_every=2", "schedule=verl-colocated"])
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
+    calm = simulate_faults(recipe, parse_faults("kill:actor@0s"), simulation, restart_s=0.0)
+    assert calm.step_s == pytest.approx(calm.step_s_without_faults)
+    end_s = calm.step_s_without_faults
+    late = simulate_faults(recipe, parse_faults(f"kill:actor@{end_s * 0.999:.9f}s"), simulation, restart_s=10.0)
+    repeated_s = late.step_s - late.step_s_without_faults - 10.0
+    assert late.holds and late.injected == 1
+    assert end_s * 0.2 < repeated_s < end_s * 0.5  # the last two of six steps
