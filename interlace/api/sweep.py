@@ -55,7 +55,7 @@ class SweepTable:
 
 @for_python
 @in_any_loop
-def sweep(
+def sweep(  # house: the options of the command
     recipe: str,
     settings: Mapping[str, Sequence[JSON]],
     overrides: Sequence[str] = (),
