@@ -55,7 +55,7 @@ class SweepTable:
 
 @for_python
 @in_any_loop
-def sweep(
+def sweep(  # house: the options of the command
     recipe: str,
     settings: Mapping[str, Sequence[JSON]],
     overrides: Sequence[str] = (),
@@ -64,14 +64,16 @@ def sweep(
     folder: str | Path = "runs",
     resume: bool = False,
     metric: str | None = None,
+    parallel: int = 1,
     quiet: bool = False,
 ) -> SweepTable:
-    """Trains a recipe with every combination of the settings' values, in sequence. The command has the same options.
+    """Trains a recipe with every combination of the settings' values. The command has the same options.
 
     settings: key -> values, such as {"optimizer.lr": [1e-4, 3e-4], "seed": [0, 1, 2]}. overrides: changes of all runs.
+    parallel: runs at a time, each a process with its share of the cores and GPUs.
     """
     swept = [f"{key}={','.join(_format_value(value) for value in values)}" for key, values in settings.items()]
-    options = SweepOptions(name, resume, metric)
+    options = SweepOptions(name, resume, metric, parallel)
     console = Console(quiet=quiet)
     return SweepTable(result=run_sweep(recipe, [*overrides, *swept], Path(folder), options, console, quiet=quiet))
 

@@ -29,14 +29,19 @@ def sweep(
     metric: Annotated[
         str | None, typer.Option(help="Metric that orders the runs. Default: of `best`, else held-out accuracy.")
     ] = None,
+    parallel: Annotated[
+        int, typer.Option(help="Runs at a time, each a process with its share of the cores and GPUs.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Train a recipe with every combination of the settings' values, in sequence, with one table and one report."""
+    """Train a recipe with every combination of the settings' values, with one table and one report."""
     from interlace.observe.jsonl import to_line
     from interlace.run.sweep import as_json as row_of
 
     console = Console()
-    found = run_sweep(recipe, settings or [], ROOT, SweepOptions(name, resume, metric), console, quiet=as_json)
+    found = run_sweep(
+        recipe, settings or [], ROOT, SweepOptions(name, resume, metric, parallel), console, quiet=as_json
+    )
     if as_json:
         print(to_line(row_of(found)), end="")
     else:
@@ -54,6 +59,8 @@ class SweepOptions(NamedTuple):
     resume: bool = False
     metric: str | None = None
     """Metric that orders the runs. If None, the one of `best`, else the first of the usual ones that the runs have."""
+    parallel: int = 1
+    """Runs at a time."""
 
 
 def run_sweep(
@@ -64,6 +71,7 @@ def run_sweep(
     from interlace.observe.run_folder import RunFolder, default_name
     from interlace.observe.stop import StopSignal
     from interlace.run.sweep import Sweep, choose_order, load_sweep
+    from interlace.run.sweep_pool import divide_devices
 
     hush_libraries()
     if options.resume and options.name is None:
@@ -71,13 +79,14 @@ def run_sweep(
     name = options.name or default_name(root, f"{Path(recipe).stem}-sweep")
     folder = RunFolder.named(root, name).path
     variants = load_sweep(recipe, settings)
+    divide_devices(options.parallel, [variant.recipe for variant in variants])
     found = Sweep(folder, variants, order=choose_order(options.metric, variants), resume=options.resume)
     num_steps = max(variant.recipe.steps for variant in variants)
     with (
         open_progress(console, num_steps=num_steps, quiet=quiet) as progress,
         StopSignal(lambda: progress.say("Stopping at the end of this step. Ctrl-C again stops at once.")) as stop,
     ):
-        return found.run(progress, stop)
+        return found.run(progress, stop, parallel=options.parallel)
 
 
 def show_sweep(console: Console, found: "SweepResult") -> None:

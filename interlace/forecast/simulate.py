@@ -22,6 +22,7 @@ from interlace.forecast.costs.ranker import NoisyRanker
 from interlace.forecast.costs.rollout import SimulatedEngine
 from interlace.forecast.costs.workers import SimulatedInference, SimulatedReward, SimulatedRewardModel, SimulatedTrainer
 from interlace.forecast.elastic import EngineChange
+from interlace.forecast.offline import RowLength
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.virtual import Simulated, SimulatedRole, run_virtually
 from interlace.observe.jsonl import to_line
@@ -31,7 +32,6 @@ from interlace.observe.transcripts import step_file
 from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.base import Episode
 from interlace.run.outcome import ScheduleOutcome, under_each
-from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.engines import spanning_roles
@@ -137,6 +137,11 @@ class Simulation:
     def predictor(self, recipe: Recipe) -> LengthPredictor:
         """Returns a ranker whose predictions have the rank correlation of the profile."""
         return NoisyRanker(self.profile.lengths, recipe.sampling.max_new_tokens, self._make_length(recipe), recipe.seed)
+
+    def row_length(self, recipe: Recipe) -> RowLength:
+        """Returns the lengths of completions: of the profile's responses, at most `sampling.max_new_tokens`."""
+        lengths, limit = cache_lengths(self.profile.lengths, recipe.seed), recipe.sampling.max_new_tokens
+        return lambda prompt, index: min(lengths(prompt.uid, prompt.attempt, index, 0), limit)
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
         """Returns workers that only take time."""
@@ -316,7 +321,6 @@ def simulate_into(
 def check_simulated(recipes: Mapping[str, Recipe], profile: Profile, devices: tuple[Device, ...]) -> None:
     """Applies the checks of training: a recipe that no cluster could train is not predicted either."""
     for recipe in recipes.values():
-        refuse_offline(recipe, "simulate")
         check_sizes(recipe, algorithm_of(recipe))
         check_placement(recipe, devices)
         check_profile_roles(recipe, profile)

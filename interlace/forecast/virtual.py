@@ -20,12 +20,13 @@ from interlace.flows.run import RoleGroups
 from interlace.flows.steps import Ended, StepResult
 from interlace.forecast.costs.workers import zeros
 from interlace.forecast.elastic import EngineChange, change_engines
+from interlace.forecast.offline import RowLength, SimulatedOffline
 from interlace.observe.goodput import Ledger
 from interlace.observe.run_data import RunData, Transcript
 from interlace.rollouts.base import Episode
 from interlace.run.host import host
 from interlace.run.launch import RoleWorker, role_spec
-from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.layout import find_needed_roles
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
@@ -38,6 +39,8 @@ from interlace.schedule.placement import Device
 
 T = TypeVar("T")
 StepHook: TypeAlias = Callable[[StepResult], bool]
+OFFLINE_ROLES = ("reference", "actor")
+"""Roles of a recipe that trains on given rows."""
 HANG_AFTER_S = 1e7
 """Virtual seconds. A stall is detected at once, so any large limit works."""
 
@@ -82,6 +85,10 @@ class SimulationBackend(Protocol):
 
     def predictor(self, recipe: Recipe) -> LengthPredictor | None:
         """Returns the ranker that predicts response lengths; None for the ranker of a real run."""
+        ...
+
+    def row_length(self, recipe: Recipe) -> RowLength:
+        """Returns the lengths of given rows, for a recipe that trains on them."""
         ...
 
 
@@ -181,7 +188,15 @@ async def _simulate_run(
     )
     prompts = PromptStream(stand_ins.prompts(recipe), recipe.seed)
     try:
-        groups = await launch(cluster, algorithm.needs, stand_ins.roles(recipe))
+        roles = stand_ins.roles(recipe)
+        if is_offline(recipe):
+            groups = await launch(cluster, algorithm.needs, {name: roles[name] for name in OFFLINE_ROLES})
+            offline = SimulatedOffline(cluster, recipe, groups, stand_ins.row_length(recipe), hook)
+            with cluster.timeline.recorded_by(recorder()):
+                ledger = await cluster.run(offline.train(prompts))
+            seconds = cluster.clock.now()
+            return Simulated(name=name, results=offline.results, ledger=ledger, events=(), seconds=seconds)
+        groups = await launch(cluster, algorithm.needs, roles)
         episode = stand_ins.episode(recipe)
         predictor = stand_ins.predictor(recipe)
         hosted = await host(

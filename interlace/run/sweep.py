@@ -1,35 +1,35 @@
-"""A sweep: one recipe trained with every combination of some settings' values, in sequence, with one table."""
+"""A sweep: one recipe trained with every combination of some settings' values, with one table and one report."""
 
+import hashlib
 import itertools
 import json
 import math
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from traceback import format_exception_only
 
 from interlace.core.errors import UserError, first_line, nearest
 from interlace.core.types import JSON
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.best import BestConfig
-from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.progress import ProgressView
 from interlace.observe.report.page import write_report
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, folder_name
-from interlace.observe.run_lock import RunLock
 from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
 from interlace.run.outcome import FINAL_SHARE
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe, override_key
+from interlace.run.sweep_pool import divide_devices, train_in_parallel
+from interlace.run.sweep_run import RunEnd, prepare_run, train_prepared
 
 MAX_RUNS = 1000
 """Most runs of a sweep."""
 SEED = "seed"
+_CLOSING = {"[": "]", "{": "}", "(": ")"}
 SWEEP_FILE, REPORT_FILE = "sweep.json", "report.html"
 _DEFAULTS = ("eval/accuracy_greedy", "eval/loss", "reward/mean")
 """Metrics by which runs are ordered if none is named: the first that the runs have."""
@@ -126,8 +126,10 @@ def load_sweep(spec: str, arguments: Sequence[str]) -> list[Variant]:
     names: set[str] = set()
     for combination in itertools.product(*swept.values()):
         chosen = dict(zip(swept, combination, strict=True))
-        name = folder_name("-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in chosen.items()))
-        name = name if name not in names else f"{name[:170]}-{len(found) + 1}"
+        text = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in chosen.items())
+        name = folder_name(text)
+        if name != text or name in names:  # a digest, so that the name depends on these values alone
+            name = f"{name[:170]}-{hashlib.sha256(repr(chosen).encode()).hexdigest()[:8]}"
         names.add(name)
         recipe = load_recipe(spec, [*fixed, *(f"{key}={value}" for key, value in chosen.items())])
         if recipe.schedule.open:
@@ -147,20 +149,30 @@ def split_values(argument: str) -> list[str]:
     Raises UserError for an empty value, and for a value that occurs twice.
     """
     key, _, text = argument.partition("=")
-    values, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        elif letter in "[{(":
-            depth += 1
-        elif letter in "]})":
-            depth -= 1
-        if letter == "," and depth == 0 and not quote:
+    values, brackets, quote = [""], "", ""
+    letters = iter(text)
+    for letter in letters:
+        if letter == "," and not brackets and not quote:
             values.append("")
-        else:
-            values[-1] += letter
+            continue
+        values[-1] += letter
+        if quote:
+            if letter == "\\" and quote == '"':
+                values[-1] += next(letters, "")
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and (
+            brackets or values[-1].lstrip().startswith(letter)
+        ):  # an apostrophe in a word is not a quote
+            quote = letter
+        elif letter in _CLOSING:
+            brackets += _CLOSING[letter]
+        elif brackets.endswith(letter):
+            brackets = brackets[:-1]
+    if (brackets or quote) and "," in text:
+        raise UserError(
+            f"{argument!r} has no closing {quote or brackets[-1]}, so its values cannot be separated. Close it, or "
+            f"write the value in quotes: {key}='\"...\"'."
+        )
     values = [value.strip() for value in values]
     if len(values) > 1 and not all(values):
         raise UserError(f"{argument!r} has an empty value. Values are written {key}=A,B; null leaves a setting unset.")
@@ -202,25 +214,37 @@ class Sweep:
         folder.mkdir(parents=True, exist_ok=True)
         self._write_state()
 
-    def run(self, progress: ProgressView, stop: StopSignal) -> SweepResult:
-        """Trains each unfinished combination in turn. An error of one does not affect the others."""
-        for place, variant in enumerate(self._variants, start=1):
-            if stop.requested:
-                break
-            if variant.name in self._finished:
-                continue
-            progress.say(f"run {place} of {len(self._variants)}: {variant.name}")
-            try:
-                is_finished = self._train_variant(variant, progress, stop)
-            except Exception as error:  # noqa: BLE001 - an error of one run does not affect the others
-                self._failed[variant.name] = "".join(format_exception_only(error)).strip()
-                progress.say(f"run {variant.name} failed by {brief(self._failed[variant.name])}")
-                continue
-            if is_finished:
-                self._finished.add(variant.name)
+    def run(self, progress: ProgressView, stop: StopSignal, *, parallel: int = 1) -> SweepResult:
+        """Trains each unfinished combination, `parallel` at a time. An error of one does not affect the others."""
+        left = {each.name: each for each in self._variants if each.name not in self._finished}
+        ends = self._train_each(left.values(), progress, stop)
+        if parallel > 1:
+            runs = {self._folder / each.name: each.recipe for each in left.values()}
+            shares = divide_devices(parallel, [*runs.values()])
+            ends = train_in_parallel(runs, shares, progress, stop)
+        for name, end in ends:
+            if end.error:
+                self._failed[name] = end.error
+                progress.say(f"run {name} failed by {brief(end.error)}")
+            elif end.is_finished:
+                self._finished.add(name)
                 self._write_state()
-                self._check_order(variant)
+                self._check_order(left[name])
+            if parallel > 1:
+                progress.stage("runs", len(self._finished) + len(self._failed), len(self._variants), name)
         return self._make_result()
+
+    def _train_each(
+        self, variants: Iterable[Variant], progress: ProgressView, stop: StopSignal
+    ) -> Iterator[tuple[str, RunEnd]]:
+        """Trains combinations one after another in this process. Yields (name, end) of each."""
+        for variant in variants:
+            if stop.requested:
+                return
+            progress.say(f"run {self._variants.index(variant) + 1} of {len(self._variants)}: {variant.name}")
+            path = self._folder / variant.name
+            prepare_run(path, variant.recipe)
+            yield variant.name, train_prepared(path, variant.recipe, progress, stop)
 
     def _check_order(self, variant: Variant) -> None:
         """Raises UserError if a finished run has not measured the metric that orders the runs."""
@@ -231,20 +255,6 @@ class Sweep:
                 f"metric {name!r}: the finished run {variant.name} has no such metric.{nearest(name, known)} "
                 f"Continue the sweep with another one: --name {self._folder.name} --resume --metric METRIC."
             )
-
-    def _train_variant(self, variant: Variant, progress: ProgressView, stop: StopSignal) -> bool:
-        """Trains a combination, from its newest checkpoint if it has one. Returns False if it was stopped."""
-        from interlace.run.train import train  # loads torch
-
-        path = self._folder / variant.name
-        resume = bool(Checkpoints(path / "checkpoints", keep=1).steps())
-        if path.exists() and not resume:
-            shutil.rmtree(path)  # of a run that was killed before its first checkpoint
-        run = RunFolder.resume(self._folder, variant.name) if resume else RunFolder.create(self._folder, variant.name)
-        run.write_config(variant.recipe)
-        with RunLock(run):
-            report = train(variant.recipe, run, resume=resume, progress=progress, stop=stop)
-        return not (report.was_stopped and stop.requested)
 
     def _read_state(self) -> None:
         path = self._folder / SWEEP_FILE

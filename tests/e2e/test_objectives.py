@@ -9,6 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from interlace.core.errors import UserError
 from interlace.observe.quiet import QuietWatch
+from interlace.observe.report.page import write_report
+from interlace.observe.report.panels import build_panels
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.check import check_recipe
@@ -106,6 +108,25 @@ def test_a_student_approaches_its_teacher(tmp_path: Path, teacher: str, signal: 
     if signal == "top_k":
         forward = [line["actor/teacher_forward_kl"] for line in metrics(tmp_path, "student")]
         assert forward[0] > 0 and sum(forward[-2:]) < sum(forward[:2])
+
+
+@pytest.mark.parametrize("name", ["dpo", "reward-model", "distill"])
+def test_each_objective_resumes_exactly_and_has_a_ledger_and_a_report(tmp_path: Path, name: str) -> None:
+    settings = small(tmp_path, "steps=4", "checkpoint_every=2", "warmup=null", "cluster.threads_per_worker=1")
+    if name == "distill":  # the teacher is the policy that reads the answer
+        settings += ["reference.model=null", "reference.context='{answer}'", "reward=null", "sampling.max_new_tokens=8"]
+    run_recipe(name, tmp_path, "whole", settings)
+    assert run_recipe(name, tmp_path, "halves", settings, stop_after=2).done_steps == 2
+    run_recipe(name, tmp_path, "halves", settings, resume=True)
+    assert equal_weights(final_weights(tmp_path, "whole"), final_weights(tmp_path, "halves"))
+    assert metrics(tmp_path, "whole")[2:] == metrics(tmp_path, "halves")[2:]
+    rows = RunData.read(RunFolder(path=tmp_path / "halves")).rows
+    assert len(rows) == 4 and all(row["goodput/train"] > 0 for row in rows)
+    shown = {panel.title for panel in build_panels([RunData.read(RunFolder(path=tmp_path / "halves"))]).shown}
+    titles = {"distill": {"Distance to the teacher"}}.get(name, {"Held-out loss", "Right tokens and pairs", "Margin"})
+    assert titles <= shown
+    write_report([RunFolder(path=tmp_path / "halves")], tmp_path / "report.html")
+    assert all(title in (tmp_path / "report.html").read_text() for title in titles)
 
 
 def save_teacher(folder: Path, tokenizer: PreTrainedTokenizerFast) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from typer.testing import CliRunner
 import interlace
 from interlace.cli.main import app
 from interlace.core.errors import UserError
+from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.progress import open_progress
 from interlace.observe.stop import StopSignal
-from interlace.run.sweep import Sweep, load_sweep, split_values
+from interlace.run.clusters.local import this_machine
+from interlace.run.sweep import Sweep, Variant, load_sweep, split_values
 
 SMALL = [
     "steps=2", "prompts_per_step=8", "task.reasoning_gym.train_size=32", "task.reasoning_gym.heldout_size=8",
@@ -29,6 +32,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def sweep(*arguments: str) -> "tuple[int, str, str]":
     result = CliRunner().invoke(app, ["sweep", *arguments])
     return result.exit_code, result.stdout, result.stderr
+
+
+def cores() -> int:
+    return this_machine().num_cores
 
 
 def settings(tmp_path: Path) -> list[str]:
@@ -97,6 +104,10 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "at most 1000" in refusal(f"seed={','.join(map(str, range(1001)))}")
     assert "give it (--name)" in refusal("seed=0,1", "--resume")
     assert "has no sweep to resume" in refusal("seed=0,1", "--resume", "--name", "none")
+    assert "parallel = 0" in refusal("seed=0,1", "--parallel", "0")
+    assert "at least one for each run" in refusal("seed=0,1", "--parallel", "4096")
+    code, _, err = sweep("sft", "seed=0,1", f"cluster.devices=cpu:{4 * cores()}", "--parallel", "2")
+    assert code == 2 and "which do not suffice" in err
     assert not (tmp_path / "runs").exists()
 
 
@@ -104,8 +115,33 @@ def test_commas_within_brackets_and_quotes_do_not_separate() -> None:
     assert split_values("a=[1,2],[3]") == ["[1,2]", "[3]"]
     assert split_values("a={b: 1, c: 2}") == ["{b: 1, c: 2}"]
     assert split_values("a=\"x,y\",'z'") == ['"x,y"', "'z'"]
+    assert split_values("a=it's,b") == ["it's", "b"], "an apostrophe in a word is not a quote"
+    assert split_values(r'a="x\",y",z') == [r'"x\",y"', "z"]
+    assert split_values("a='it''s, so',b") == ["'it''s, so'", "b"]
+    assert split_values('a=["x,]",1],2') == ['["x,]",1]', "2"]
+    assert split_values("a=],1") == ["]", "1"]
+    assert split_values("a={x: [1, {y: 2}]},null") == ["{x: [1, {y: 2}]}", "null"]
     with pytest.raises(UserError, match="null leaves a setting unset"):
         split_values("a=,1")
+    for text in ("a=[1,2", 'a="x,y'):
+        with pytest.raises(UserError, match="cannot be separated"):
+            split_values(text)
+
+
+def test_values_with_commas_brackets_and_quotes_reach_the_runs(tmp_path: Path) -> None:
+    texts = ["a, b", 'say "x"', "it's", "[1]", "a/b", "{prompt}"]
+
+    def load(given: list[str]) -> "list[Variant]":
+        betas = "optimizer.betas=[0.9,0.95],[0.9,0.99]"
+        arguments = [f"task.format.system={','.join(map(json.dumps, given))}", betas]
+        return load_sweep("quickstart", [*settings(tmp_path), "warmup=null", *arguments])
+
+    variants = load(texts)
+    assert [variant.recipe.task.format.system for variant in variants[::2]] == texts
+    assert [variant.recipe.optimizer.betas for variant in variants[:2]] == [(0.9, 0.95), (0.9, 0.99)]
+    names = {variant.name: variant.recipe for variant in variants}
+    assert len(names) == len(variants), "each combination has a folder"
+    assert names == {variant.name: variant.recipe for variant in load(texts[::-1])}, "the order of values has no effect"
 
 
 def test_runs_are_ordered_in_the_direction_of_best(tmp_path: Path) -> None:
@@ -123,6 +159,46 @@ def test_finished_runs_of_removed_values_do_not_count_as_finished(tmp_path: Path
     with open_progress(Console(quiet=True), num_steps=2, quiet=True) as progress, StopSignal(lambda: None) as stop:
         signal.raise_signal(signal.SIGINT)
         assert Sweep(folder, variants, order=None, resume=True).run(progress, stop).num_left == 2
+
+
+def test_runs_in_parallel_equal_runs_in_sequence(tmp_path: Path) -> None:
+    alone = interlace.sweep("sft", {"seed": [0, 1]}, settings(tmp_path), name="alone", quiet=True)
+    found = interlace.sweep("sft", {"seed": [0, 1, 2]}, settings(tmp_path), name="both", parallel=2, quiet=True)
+    assert not found.failed and len(found.rows) == 3 and found.report is not None
+    told = {str(row["seed"]): row["eval/loss"] for row in found.rows}
+    for row in alone.rows:
+        assert told[str(row["seed"])] == pytest.approx(row["eval/loss"], abs=1e-5)
+    state = tmp_path / "runs" / "both" / "sweep.json"
+    assert json.loads(state.read_text())["finished"] == ["seed-0", "seed-1", "seed-2"]
+
+
+def test_a_stop_ends_parallel_runs_at_a_step_and_a_resumption_finishes_them(tmp_path: Path) -> None:
+    folder, variants = tmp_path / "runs" / "both", load_sweep("sft", [*settings(tmp_path)[1:], "steps=400", "seed=0,1"])
+    with open_progress(Console(quiet=True), num_steps=2, quiet=True) as progress, StopSignal(lambda: None) as stop:
+
+        def stop_in_training() -> None:
+            while not any(path.stat().st_size for path in folder.glob("*/metrics.jsonl")):
+                threading.Event().wait(0.1)
+            signal.raise_signal(signal.SIGINT)
+
+        sweep_ = Sweep(folder, variants, order=None, resume=False)
+        waiter = threading.Thread(target=stop_in_training)
+        waiter.start()
+        result = sweep_.run(progress, stop, parallel=2)
+        waiter.join()
+    assert result.num_left == 2 and not result.failed
+    steps = {path.name: Checkpoints(path / "checkpoints", keep=1).steps() for path in folder.glob("seed-*")}
+    assert any(steps.values()) and not any(400 in found for found in steps.values())
+
+
+def test_a_failed_process_is_reported_with_its_reason(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import os\ndef score(response):\n    os._exit(7)\n")
+    code, _, err = sweep(
+        "quickstart", *settings(tmp_path), "warmup=null", "reward={name: broken:score, workers: 0}", "seed=0,1",
+        "--parallel", "2",
+    )  # fmt: skip
+    assert code == 1 and "run seed-0 failed: the process ended with 7" in err and "run seed-1 failed" in err
 
 
 def test_an_unknown_metric_ends_the_sweep_after_its_first_run(tmp_path: Path) -> None:

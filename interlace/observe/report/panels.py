@@ -90,7 +90,32 @@ PANELS = (
         ),
         is_proportion=True,
     ),
-    _make_single("Loss", "actor/loss", "objective of the policy update"),
+    _make_single("Loss", "actor/loss", "objective of the update"),
+    _make_single("Held-out loss", "eval/loss", "loss of given rows that are never trained on"),
+    PanelSpec(
+        title="Right tokens and pairs",
+        note="given rows: share of tokens and of whole completions with a probability above 1/2, or of pairs in order",
+        lines=(
+            Line(metric="actor/token_accuracy", label="tokens"),
+            Line(metric="eval/token_accuracy", label="held-out tokens"),
+            Line(metric="eval/row_accuracy", label="held-out completions"),
+            Line(metric="actor/accuracy", label="pairs"),
+            Line(metric="eval/accuracy", label="held-out pairs"),
+        ),
+    ),
+    PanelSpec(
+        title="Margin",
+        note="chosen minus rejected completion, as the loss compares them",
+        lines=(Line(metric="actor/margin", label="trained"), Line(metric="eval/margin", label="held-out")),
+    ),
+    PanelSpec(
+        title="Distance to the teacher",
+        note="nats per token of the student's samples",
+        lines=(
+            Line(metric="actor/teacher_kl", label="reverse KL"),
+            Line(metric="actor/teacher_forward_kl", label="forward KL"),
+        ),
+    ),
     _make_single("Learning rate", "actor/lr", "of the last optimizer step"),
     _make_single("Gradient norm", "actor/grad_norm", "before clipping"),
     _make_single("Clip fraction", "actor/clip_fraction", "share of tokens with a clipped ratio"),

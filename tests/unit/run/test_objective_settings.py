@@ -17,8 +17,8 @@ OFFLINE = ("sft", "dpo", "reward-model")
 
 @pytest.mark.parametrize("name", OFFLINE)
 def test_commands_about_generation_refuse_given_rows_in_one_sentence(name: str) -> None:
-    with pytest.raises(UserError, match="`interlace simulate` is for recipes whose policy generates samples"):
-        refuse_offline(load_recipe(name), "simulate")
+    with pytest.raises(UserError, match="`interlace plan` is for recipes whose policy generates samples"):
+        refuse_offline(load_recipe(name), "plan")
 
 
 def test_chaos_refuses_given_rows() -> None:

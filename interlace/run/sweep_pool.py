@@ -1,0 +1,166 @@
+"""Runs of a sweep in parallel: processes of this machine, each with a share of its cores and GPUs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlace.core.errors import UserError
+from interlace.observe.progress import ProgressView
+from interlace.observe.stop import StopSignal
+from interlace.run.recipe.config import Recipe
+from interlace.run.sweep_run import RunEnd, prepare_run
+
+POLL_S = 0.2
+"""Seconds between two looks at the processes."""
+LOG_FILE = "process.log"
+"""File of a run with the output of its process."""
+LAST_LINES = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Devices of this machine for one run at a time."""
+
+    cores: tuple[int, ...] = ()
+    """Numbers of the cores. If empty, all."""
+    gpus: tuple[int, ...] = ()
+    """Numbers of the GPUs, as torch counts them here."""
+
+    def __str__(self) -> str:
+        named = [f"{name} {_ranges(numbers)}" for name, numbers in (("GPUs", self.gpus), ("cores", self.cores))]
+        return ", ".join(text for text, numbers in zip(named, (self.gpus, self.cores), strict=True) if numbers)
+
+
+@dataclass(slots=True)
+class _Child:
+    """A process that trains one run."""
+
+    name: str
+    path: Path
+    share: Share
+    process: "subprocess.Popen[str]"
+
+
+def divide_devices(parallel: int, recipes: Sequence[Recipe]) -> list[Share]:
+    """Returns the shares of `parallel` runs. Raises UserError if a recipe does not fit into its share.
+
+    A run on a Ray cluster with an address gets no share, because Ray places its workers.
+    """
+    if parallel < 1:
+        raise UserError(f"parallel = {parallel}: at least one run is trained at a time.")
+    local = [recipe.cluster for recipe in recipes if recipe.cluster.address is None]
+    if not local:
+        return [Share() for _ in range(parallel)]
+    from interlace.run.clusters.local import this_machine
+    from interlace.runtime.machine import Machine, find_slots
+
+    machine = this_machine()
+    num_cores, num_gpus = machine.num_cores // parallel, len(machine.gpu_bytes) // parallel
+    if num_cores < 1 or (machine.gpu_bytes and num_gpus < 1):
+        what = f"{len(machine.gpu_bytes)} GPUs" if machine.gpu_bytes else f"{machine.num_cores} cores"
+        raise UserError(f"parallel = {parallel}: this machine has {what}, at least one for each run. Lower it.")
+    part = Machine(
+        num_cores=num_cores,
+        memory_bytes=machine.memory_bytes // parallel,
+        gpu_bytes=machine.gpu_bytes[:num_gpus],
+        name=machine.name,
+    )
+    for cluster in local:
+        try:
+            find_slots(cluster.devices, [part])
+        except UserError as error:
+            share = f"{num_cores} cores and {num_gpus} GPUs"
+            raise UserError(f"parallel = {parallel} gives each run {share}, which do not suffice: {error}") from None
+    numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return [
+        Share(
+            cores=tuple(numbers[place * num_cores : (place + 1) * num_cores]),
+            gpus=tuple(range(place * num_gpus, (place + 1) * num_gpus)),
+        )
+        for place in range(parallel)
+    ]
+
+
+def train_in_parallel(
+    runs: Mapping[Path, Recipe], shares: Sequence[Share], progress: ProgressView, stop: StopSignal
+) -> Iterator[tuple[str, RunEnd]]:
+    """Trains runs, one for each share at a time. Yields (name, end) when a run has ended.
+
+    After a request to stop, running processes end at the end of a step and no other run starts.
+    """
+    waiting, free, children = list(runs.items()), list(shares), list[_Child]()
+    try:
+        while children or (waiting and not stop.requested):
+            while waiting and free and not stop.requested:
+                path, recipe = waiting.pop(0)
+                children.append(_start(path, recipe, free.pop(0)))
+                progress.say(
+                    f"run {path.name} starts {f'on {children[-1].share}' if children[-1].share else ''}".rstrip()
+                )
+            if stop.requested:
+                _request_stop(children)
+            for child in [each for each in children if _has_ended(each)]:
+                children.remove(child)
+                free.append(child.share)
+                yield child.name, _read_end(child)
+    finally:
+        for child in children:  # after a second request, or an error of the sweep
+            child.process.kill()
+            child.process.wait()
+
+
+def _start(path: Path, recipe: Recipe, share: Share) -> _Child:
+    from interlace.engines.rollout.kinds.base import visible_devices
+
+    prepare_run(path, recipe)
+    arguments = [",".join(map(str, share.cores))] if share.cores else []
+    environment = {**os.environ, **(visible_devices(tuple(f"cuda:{gpu}" for gpu in share.gpus)) if share.gpus else {})}
+    with (path / LOG_FILE).open("a", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "interlace.run.sweep_run", str(path), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the sweep alone, which stops its runs
+        )
+    return _Child(path.name, path, share, process)
+
+
+def _request_stop(children: Sequence[_Child]) -> None:
+    for child in children:
+        if child.process.stdin and not child.process.stdin.closed:
+            child.process.stdin.close()
+
+
+def _has_ended(child: _Child) -> bool:
+    try:
+        child.process.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _read_end(child: _Child) -> RunEnd:
+    _request_stop([child])
+    with child.process.stdout or open(os.devnull) as output:  # noqa: PTH123 - stdout is a pipe always
+        lines = output.read().splitlines()
+    if child.process.returncode == 0 and lines:
+        return RunEnd(**json.loads(lines[-1]))
+    log = (child.path / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    reason = " ".join(log[-LAST_LINES:])
+    return RunEnd(
+        is_finished=False,
+        error=f"the process ended with {child.process.returncode}: {reason} ({child.path / LOG_FILE})",
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    if numbers and list(numbers) == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1:
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(map(str, numbers))
