@@ -74,6 +74,11 @@ class EngineDriver:
         self._drops_cache = schedule.kv_on_switch == "recompute"
         group.driven_by(self)
 
+    def follow(self, schedule: Schedule) -> None:
+        """Takes the treatment of updates and the limit of sequences from another schedule."""
+        self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
+        self._poke()
+
     @property
     def starts_new(self) -> bool:
         """False while an update is pending: a new sequence would have an older version than its deadline assumes."""

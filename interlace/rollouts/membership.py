@@ -119,6 +119,11 @@ class Membership:
         self.on_note(f"{driver.group.name} has joined")
         return driver
 
+    def join(self, driver: EngineDriver) -> None:
+        """Lets an engine that left without being removed serve again. A lost one joins at its recovery."""
+        if driver not in self._lost:
+            self._join(driver)
+
     async def remove(self, driver: EngineDriver, *, drains: bool) -> None:
         """Removes an engine. drains: its running requests finish there first; else other engines continue them.
 

@@ -75,12 +75,13 @@ class EnginePool:
         """Number of engines with pending weights."""
         self._most_versions = 1
         """Most versions that engines served at the same time, since the start."""
+        self._predictor = predictor
         self._lengths = _choose_predictor(predictor, float(expected_tokens), ranks=self._policy.longest_first)
         self.curve = DecodeCurve() if self._policy.adapts else None
         """Decode speed of the engines. None if the dispatch policy does not use it."""
         self._on_suspended = on_suspended
-        services = (cluster.waits, cluster.clock, cluster.timeline, schedule, self)
-        self.make_driver: Callable[[RolloutGroup], EngineDriver] = lambda group: EngineDriver(group, *services)
+        self._services = (cluster.waits, cluster.clock, cluster.timeline, schedule, self)
+        self.make_driver: Callable[[RolloutGroup], EngineDriver] = lambda group: EngineDriver(group, *self._services)
         self.drivers = [self.make_driver(engine) for engine in engines]
         self.membership = Membership(cluster, self)
         """Engines that join, leave, or are lost and return."""
@@ -106,6 +107,23 @@ class EnginePool:
         """Turns that were requested in the current iteration of the event loop."""
         self._spent: dict[SampleKey, int] = {}
         """Tokens of a sample's requests since the last publication. Empty without a budget."""
+
+    def follow(self, schedule: Schedule) -> None:
+        """Takes dispatch, concurrency and the treatment of updates from another schedule, between two steps."""
+        before, self._schedule = self._schedule, schedule
+        self._drains = schedule.on_update == "drain"
+        self._homes.keeps_old = schedule.on_update == "keep"
+        if self._gathering:
+            self._gathering.drains = self._drains
+        if schedule.dispatch != before.dispatch:
+            self._policy = create_dispatch(schedule.dispatch)
+            self._lengths = _choose_predictor(
+                self._predictor, self._mean_length.tokens, ranks=self._policy.longest_first
+            )
+            self.curve = DecodeCurve() if self._policy.adapts else None
+        self._services = (*self._services[:3], schedule, self)
+        for driver in self.drivers:
+            driver.follow(schedule)
 
     def start(self) -> None:
         """Starts the engines' loops."""
