@@ -1,14 +1,17 @@
 """Online planner for `schedule=auto`: compares predicted and measured step times, and plans again after drift."""
 
 import os
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.pool import AsyncResult, Pool
+from statistics import fmean
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import Metrics
 from interlace.flows.steps import StepResult
+from interlace.forecast.decisions import Decision, DecisionTable, make_table
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Lengths, Profile
 from interlace.forecast.search.plans import Accepts, Planned, differing
@@ -26,6 +29,8 @@ SEARCH_S = 6.0
 """Seconds of a search that runs concurrently with training."""
 KEPT_STEPS = 4
 """Recent steps whose responses give the current length distribution."""
+DECIDING_STEPS = 2
+"""Recent steps whose responses decide between schedules that need no restart."""
 POINTS = 33
 """Quantiles of a measured distribution."""
 
@@ -33,9 +38,10 @@ POINTS = 33
 class OnlinePlanner:
     """Planner of one run. It searches in a separate process of the lowest priority while the run trains.
 
-    The schedule changes only at publications. A change restarts the run, in the same process, from a checkpoint of that
-    boundary: any field of the schedule may change, also placements and instances, and no training is lost.
-    The next change must pay back the measured cost of the previous restart.
+    The schedule changes only at publications. Fields that need no restart change at once, by a table of step times
+    that the process simulates once (`interlace/forecast/decisions.py`). Any other change restarts the run, in the same
+    process, from a checkpoint of that boundary: any field of the schedule may change, also placements and instances,
+    and no training is lost. It must pay back the measured cost of the previous restart.
     """
 
     def __init__(self, request: PlanRequest, schedule: Schedule, predicted_s: float, accepts: Accepts) -> None:
@@ -49,11 +55,21 @@ class OnlinePlanner:
         self._version = -1
         self._pool: Pool | None = None
         self._search: AsyncResult[RecipePlan] | None = None
-        self._next: Planned | None = None
+        self._next: Planned | Decision | None = None
+        self._may_become: Callable[[Schedule], bool] = lambda _: False
+        self._making: AsyncResult[DecisionTable] | None = None
+        self._table: DecisionTable | None = None
+        """Seconds of the schedules that need no restart; None until it has been simulated."""
+        self._since_change = 0
+        self.decision_s = 0.0
+        """Seconds of the last decision by the table."""
 
-    def started(self, seconds: float) -> None:
-        """Records the seconds that the run took to start, from a checkpoint or afresh: the cost of a change."""
-        self._rule.switch_s = seconds
+    def started(self, seconds: float, may_become: Callable[[Schedule], bool] = lambda _: False) -> None:
+        """Records the seconds that the run took to start, from a checkpoint or afresh: the cost of a change.
+
+        may_become: returns whether the run can follow a schedule without a restart.
+        """
+        self._rule.switch_s, self._may_become = seconds, may_become
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
         """Records a step and prints its prediction. Returns metrics; afterwards `change` is set if the run is to
@@ -65,8 +81,12 @@ class OnlinePlanner:
         progress.say(f"step {result.step}: predicted {predicted_s:.3g} s, measured {step_s:.3g} ({error:+.0%})")
         if result.version != self._version:
             self._version = result.version
-            self._at_publication(self._request.recipe.steps - result.step, progress)
-        return {"plan/predicted_s": predicted_s, "plan/error": error}
+            steps_left = self._request.recipe.steps - result.step
+            if steps_left > 1:
+                self._decide_now(progress)
+            if self._next is None:
+                self._at_publication(steps_left, progress)
+        return {"plan/predicted_s": predicted_s, "plan/error": error, "plan/decision_s": self.decision_s}
 
     @property
     def change(self) -> Schedule | None:
@@ -78,14 +98,20 @@ class OnlinePlanner:
         found, self._next = self._next, None
         if found is None:
             return None
-        self._schedule = found.schedule
-        self._rule.changed(found.score.step_s)
+        self._schedule, self._since_change = found.schedule, 0
+        self._rule.changed(found.step_s if isinstance(found, Decision) else found.score.step_s)
         return found.schedule
 
+    @property
+    def schedule(self) -> Schedule:
+        """The current schedule."""
+        return self._schedule
+
     def wait(self) -> None:
-        """Waits for the current search, so that every run takes the same decisions."""
-        if self._search:
-            self._search.wait()
+        """Waits for the current search and the table, so that every run takes the same decisions."""
+        for running in (self._search, self._making):
+            if running:
+                running.wait()
 
     def close(self) -> None:
         """Stops the search process."""
@@ -98,6 +124,32 @@ class OnlinePlanner:
         if self._pool is None:
             self._pool = spawn_context().Pool(1, _begin_process, (self._accepts,))
         return self._pool
+
+    def _decide_now(self, progress: ProgressView) -> None:
+        """Decides by the table between the schedules that need no restart. The first call starts to make the table."""
+        if not self._may_become(self._schedule):
+            return
+        if self._making is None:
+            self._making = self._process.apply_async(_tabulate, (self._request, self._schedule))
+        if self._table is None:
+            if not self._making.ready():
+                return
+            self._table = self._making.get()
+        self._since_change += 1
+        lengths = [length for step in list(self._lengths)[-DECIDING_STEPS:] for length in step]
+        if not lengths or self._since_change <= DECIDING_STEPS:  # the steps before show the previous schedule
+            return
+        began_s = time.perf_counter()
+        decision = self._table.decide(self._schedule, fmean(lengths))
+        self.decision_s = time.perf_counter() - began_s
+        if decision is None:  # another schedule came by a restart
+            self._making = self._table = None
+        elif decision.pays and self._may_become(decision.schedule):
+            self._next = decision
+            progress.say(
+                f"changing the schedule in place: responses of {fmean(lengths):.0f} tokens, {decision.current_s:.3g} s "
+                f"a step predicted now, {decision.step_s:.3g} with {differing(decision.schedule)}"
+            )
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
@@ -145,6 +197,10 @@ def _begin_process(accepts: Accepts) -> None:
     _accepts = accepts
     become_child()
     os.nice(LOWEST)
+
+
+def _tabulate(request: PlanRequest, current: Schedule) -> DecisionTable:
+    return make_table(request, current, accepts=_accepts)
 
 
 def _make_plan(request: PlanRequest, current: Schedule) -> RecipePlan:

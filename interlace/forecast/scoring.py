@@ -19,6 +19,7 @@ from interlace.forecast.search.plans import Fidelity, Refused, SampleEffort, Sco
 from interlace.forecast.simulate import Simulation
 from interlace.forecast.virtual import Simulated, no_search_for_cycles, run_virtually
 from interlace.observe.goodput import BINS, USEFUL, ledger_of
+from interlace.robots.env_stage import simulators_of
 from interlace.robots.envs.load import EnvConfig
 from interlace.rollouts.config import EpisodeConfig
 from interlace.run.recipe.config import Recipe, ScheduleChoice
@@ -29,6 +30,8 @@ from interlace.schedule.schedule import Schedule
 
 FIRST_SAMPLE_S = 2.2e-4
 """CPU seconds to simulate a sample, until the search has measured its own rate."""
+FEW = 4
+"""Simulations per process up to which all of them are expected to end in time."""
 REPORT_EVERY_S = 3.0
 """Seconds between two lines of progress."""
 
@@ -130,7 +133,11 @@ def _length_shift(results: Sequence[StepResult], simulation: Simulation, recipe:
     means = [fmean(lengths) for lengths in groups.values()]
     expected = fmean(response_lengths(simulation.profile.lengths, recipe.sampling.max_new_tokens))
     if simulation.profile.turns and not recipe.episode.is_single_turn:
-        expected *= fmean(simulation.profile.turns.turns)
+        turns = simulation.profile.turns
+        count = fmean(turns.turns)
+        # A sample counts what it is given too: before each turn of a robot, between the turns of an agent.
+        given = count if simulators_of(recipe.episode) else count - 1
+        expected = expected * count + given * fmean(turns.given_tokens)
     trained = fmean(length for lengths in groups.values() for length in lengths)
     chance = 2 * stdev(means) / math.sqrt(len(means)) / expected if len(means) > 1 else math.inf
     shift = trained / expected - 1
@@ -223,8 +230,12 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
 
     def score(tasks: Sequence[tuple[Schedule, Fidelity]]) -> Sequence[Score | Refused | None]:
         found: list[Score | Refused | None] = [None] * len(tasks)
-        # Start the longest simulations first: a long one at the end would run alone.
-        waiting = deque(sorted(range(len(tasks)), key=lambda place: -tasks[place][1].num_steps(tasks[place][0])))
+        order: Sequence[int] = range(len(tasks))
+        if len(tasks) <= FEW * processes:
+            # Start the longest simulations first: a long one at the end would run alone. Of many, the time may allow
+            # only some: these run in the order given, the most promising first.
+            order = sorted(order, key=lambda place: -tasks[place][1].num_steps(tasks[place][0]))
+        waiting = deque(order)
         running: dict[int, AsyncResult[Score | Refused | None]] = {}
         try:
             while (waiting or running) and time.monotonic() < effort.stop_at_s:

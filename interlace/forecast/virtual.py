@@ -24,7 +24,7 @@ from interlace.forecast.offline import RowLength, SimulatedOffline
 from interlace.observe.goodput import Ledger
 from interlace.observe.run_data import RunData, Transcript
 from interlace.rollouts.base import Episode
-from interlace.run.host import host
+from interlace.run.host import Hosted, host
 from interlace.run.launch import RoleWorker, role_spec
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.layout import find_needed_roles
@@ -127,17 +127,20 @@ def run_virtually(
     name: str,
     recorder: Callable[[], Recorder],
     on_step: StepHook | None = None,
+    on_hosted: Callable[[Hosted], None] | None = None,
     stop_at_s: float = math.inf,
 ) -> Simulated:
     """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
 
     recorder: creates the event recorder. on_step: is called with each step's result and ends the run by returning
-    False; samples that were generated ahead are dropped. stop_at_s: time.monotonic() value at which the run raises
-    SimulationStoppedError. Raises UserError for a recipe that cannot run, and HangError, RemoteError and
-    WorkerDiedError as other clusters do.
+    False; samples that were generated ahead are dropped. on_hosted: is called with the run before it starts. stop_at_s:
+    time.monotonic() value at which the run raises SimulationStoppedError. Raises UserError for a recipe that cannot
+    run, and HangError, RemoteError and WorkerDiedError as other clusters do.
     """
     with no_search_for_cycles():
-        return on_virtual_clock(lambda: _simulate_run(recipe, stand_ins, name, recorder, on_step), stop_at_s=stop_at_s)
+        return on_virtual_clock(
+            lambda: _simulate_run(recipe, stand_ins, name, recorder, on_step, on_hosted), stop_at_s=stop_at_s
+        )
 
 
 def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]], *, stop_at_s: float = math.inf) -> T:
@@ -180,7 +183,12 @@ class _Steps:
 
 
 async def _simulate_run(
-    recipe: Recipe, stand_ins: SimulationBackend, name: str, recorder: Callable[[], Recorder], hook: StepHook | None
+    recipe: Recipe,
+    stand_ins: SimulationBackend,
+    name: str,
+    recorder: Callable[[], Recorder],
+    hook: StepHook | None,
+    on_hosted: Callable[[Hosted], None] | None,
 ) -> Simulated:
     algorithm, steps = Timed(algorithm_of(recipe)), _Steps(hook)
     cluster = SimCluster(
@@ -202,6 +210,8 @@ async def _simulate_run(
         hosted = await host(
             cluster, recipe, groups, prompts, algorithm=algorithm, stand_in=episode, predictor=predictor
         )
+        if on_hosted:
+            on_hosted(hosted)
         if stand_ins.engine_changes:
             changes = change_engines(hosted.run.rollout.pool, stand_ins.engine_changes)
             cluster.spawn(changes, name="engines that leave and join")

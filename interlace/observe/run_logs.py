@@ -35,9 +35,11 @@ class RunLogs:
     def return_to(self, step: int, checkpoint: Path | None) -> list[str]:
         """Truncates metrics, evaluations and samples to a step; a resumed run writes the later steps again.
 
+        Suggestions of `interlace advise` are deleted: the resumed run has other steps, and may have other settings.
         checkpoint: of the step; None before the first. Returns a sentence for each loss of data after the checkpoint
         was written. Lost lines of metrics and evaluations are restored from the checkpoint's copy; samples stay lost.
         """
+        self._folder.advice.unlink(missing_ok=True)
         told = [sentence for path in self._logs if (sentence := _truncate(path, step, checkpoint))]
         found = {int(path.stem.removeprefix("step_")): path for path in self._folder.samples.glob("step_*.jsonl")}
         for number in [number for number in found if number > step]:

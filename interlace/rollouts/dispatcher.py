@@ -46,6 +46,7 @@ class Dispatcher:
         """
         self._drivers, self._weights, self._timeline = drivers, weights, cluster.timeline
         self._on_response = on_response
+        self._schedule = schedule
         self._policy, self._prefill_cost = create_dispatch(schedule.dispatch), schedule.prefill_cost
         self.ranks_by_length = self._policy.longest_first
         """True if long responses start first."""
@@ -63,6 +64,22 @@ class Dispatcher:
         """Jobs that no engine can take now."""
         self.homes = Homes(keeps_old=schedule.on_update == "keep")
         self.tool_waits = ToolWaits(cluster.timeline, drivers)
+
+    def follow(self, schedule: Schedule) -> bool:
+        """Takes the dispatch policy and the treatment of updates from another schedule.
+
+        Returns whether the policy changed.
+        """
+        before, self._schedule = self._schedule, schedule
+        self.homes.keeps_old = schedule.on_update == "keep"
+        if self._gathering:
+            self._gathering.drains = schedule.on_update == "drain"
+        if schedule.dispatch == before.dispatch:
+            return False
+        self._policy = create_dispatch(schedule.dispatch)
+        self.ranks_by_length = self._policy.longest_first
+        self.curve = DecodeCurve() if self._policy.adapts else None
+        return True
 
     def use_all_engines(self) -> None:
         """Ends the gathering of a tail: all engines get requests of samples again."""

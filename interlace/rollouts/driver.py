@@ -104,6 +104,12 @@ class EngineDriver:
         """True while the engine is outside the pool: it takes no jobs, and its weights are not updated."""
         return self.standing is not Standing.MEMBER
 
+    def follow(self, schedule: Schedule) -> None:
+        """Takes the treatment of updates and the limit of sequences from another schedule."""
+        self.weights.follow(schedule)
+        self.calls.limit = create_limit(schedule.concurrency)
+        self._wake()
+
     def submit(self, job: Job) -> None:
         """Queues a job."""
         self.jobs.add(job)

@@ -28,7 +28,7 @@ class Gathering:
 
         drains: whether engines finish their running sequences before they swap weights.
         """
-        self._settings, self._drivers, self._drains = settings, drivers, drains
+        self._settings, self._drivers, self.drains = settings, drivers, drains
         self._lock = cluster.lock
         self._most = settings.remaining_share * samples_per_step
         self._samples_per_engine = samples_per_step / len(engines)
@@ -41,7 +41,7 @@ class Gathering:
         weights.
         """
         kept = self._gather_survivors(kept, num_left)
-        if self._drains and drains:
+        if self.drains and drains:
             self._gather_draining()
         return kept
 
@@ -57,7 +57,7 @@ class Gathering:
             return kept
         if any(driver.jobs.num_queued for driver in self._drivers):
             return kept
-        if self._drains and len({driver.version for driver in self._drivers if driver.jobs.running}) > 1:
+        if self.drains and len({driver.version for driver in self._drivers if driver.jobs.running}) > 1:
             return kept
         return self._gather_sequences(self._drivers, num_left)
 

@@ -25,7 +25,7 @@ class Homes:
 
     def __init__(self, *, keeps_old: bool) -> None:
         """keeps_old: whether engines retain KV caches of older weights."""
-        self._keeps_old = keeps_old
+        self.keeps_old = keeps_old
         self._homes: dict[SampleKey, _Home] = {}
         self._num_history = self._num_reused = 0
         """Context tokens from earlier turns since the last call of metrics(), and the reused ones among them."""
@@ -43,7 +43,7 @@ class Homes:
         home = self._homes.get(job.request.owner)
         if home is None or home.driver not in places:
             return None
-        if home.version != home.driver.version and not self._keeps_old:
+        if home.version != home.driver.version and not self.keeps_old:
             return None
         return KeptContext(engine=places[home.driver], num_tokens=home.num_tokens)
 

@@ -19,13 +19,14 @@ class Lending:
         shared = set(trained_on)
         self._lent = [each for each in drivers if shared.intersection(each.group.device_indices)]
         self._own = [each for each in drivers if each not in self._lent]
-        self._until = until
+        self.until = until
+        """Share of a batch that ends loans; None for never."""
         self._called: list[EngineDriver] = []
         """Engines whose loan ended."""
 
     def look(self, share: float) -> None:
         """Ends the loans if the complete share of the open batch is at least `until`."""
-        if self._until is None or share < self._until or self._called:
+        if self.until is None or share < self.until or self._called:
             return
         others = [each for each in self._own if not each.is_away]
         if others:

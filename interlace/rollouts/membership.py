@@ -77,6 +77,12 @@ class Membership:
         self.restarts = RestartBudget("rollout", None)
         """Budget of losses, each of which is a restart."""
 
+    def follow(self, schedule: Schedule) -> None:
+        """Takes another schedule, for the present engines and for those that join later."""
+        self._schedule = schedule
+        for driver in self._drivers:
+            driver.follow(schedule)
+
     def start(self, driver: EngineDriver) -> None:
         """Starts the loop of an engine."""
         if self.watch_every_s is not None and not self._loops:
@@ -120,6 +126,11 @@ class Membership:
         self._join(driver)
         self.notes.add(f"{driver.group.name} has joined")
         return driver
+
+    def join(self, driver: EngineDriver) -> None:
+        """Lets an engine that left without being removed serve again. A lost one joins at its recovery."""
+        if driver not in self._lost:
+            self._join(driver)
 
     async def remove(self, driver: EngineDriver, *, drains: bool) -> None:
         """Removes an engine. drains: its running requests finish there first; else other engines continue them.

@@ -71,7 +71,7 @@ class EnginePool:
         self.membership = Membership(cluster, schedule, self.drivers, self.weights, self._dispatcher)
         """Engines that join, leave, or are lost and return."""
         self.drivers += [self.membership.make_driver(engine) for engine in engines]
-        ranks = self._dispatcher.ranks_by_length
+        self._predictor, ranks = predictor, self._dispatcher.ranks_by_length
         self._lengths = _choose_predictor(predictor, float(expected_tokens), ranks=ranks)
         self._budget = TokenBudget(
             schedule, cluster.timeline, expected_tokens=expected_tokens, on_suspended=on_suspended
@@ -80,6 +80,14 @@ class EnginePool:
         """Unfinished samples, each with the ids of its requests."""
         self._wave: dict[str, tuple[Request, Deliver, OnDraft | None]] = {}
         """Turns that were requested in the current iteration of the event loop."""
+
+    def follow(self, schedule: Schedule) -> None:
+        """Takes dispatch, concurrency and the treatment of updates from another schedule, between two steps."""
+        self.weights.follow(schedule)
+        self.membership.follow(schedule)
+        if self._dispatcher.follow(schedule):
+            ranks = self._dispatcher.ranks_by_length
+            self._lengths = _choose_predictor(self._predictor, self._budget.mean_tokens, ranks=ranks)
 
     def start(self) -> None:
         """Starts the engines' loops."""

@@ -27,6 +27,10 @@ class ServedWeights:
         self.most_versions = 1
         """Most versions that engines served at the same time, since the start."""
 
+    def follow(self, schedule: Schedule) -> None:
+        """Takes the treatment of updates from another schedule."""
+        self._drains = schedule.on_update == "drain"
+
     def publish(self, ref: WeightRef) -> None:
         """Gives new weights to every engine, which swaps as soon as `on_update` allows."""
         self.newest = ref

@@ -32,6 +32,11 @@ class TokenBudget:
         """Tokens of a sample's requests since the last publication. Empty without a budget."""
 
     @property
+    def mean_tokens(self) -> float:
+        """Mean tokens of the responses so far."""
+        return self._mean_length.tokens
+
+    @property
     def tokens(self) -> int | None:
         """Tokens that a sample may generate between two publications. None without a limit."""
         return self._schedule.budget_tokens(self._mean_length.tokens)

@@ -25,6 +25,10 @@ class WeightSwap:
         self.version = UNKNOWN
         """Version of the weights that the engine serves."""
 
+    def follow(self, schedule: Schedule) -> None:
+        """Takes the treatment of updates from another schedule."""
+        self._on_update = schedule.on_update
+
     @property
     def pending_version(self) -> int | None:
         """Version of the weights that the engine will swap to, or None."""

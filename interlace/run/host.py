@@ -30,6 +30,7 @@ from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.lengths import LengthPredictor
 from interlace.stages.factory import LoopSizes, StageFactory
+from interlace.stages.live import LiveSchedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,8 @@ class Hosted:
     run: PolicyRun
     sampling: SamplingParams
     """The recipe's sampling parameters, with the stop tokens of the engine's model."""
+    live: LiveSchedule
+    """Changes of the schedule between two steps."""
     filming: Filming | None = None
     """The run's episode if it can record films, else None."""
 
@@ -150,7 +153,9 @@ async def host(
     if resumed:
         stages.gate.restore(resumed.num_groups)
     run = PolicyRun(cluster, stages, groups, algorithm or algorithm_of(recipe), settings, prompts, episode)
+    if recipe.weights.adapter == "alone":
+        stages.live.limit_adapters()
     follow_services(recipe, run.rollout.pool)
     run.rollout.pool.membership.restarts = RestartBudget("rollout", recipe.recovery.restarts_per_hour.get("rollout"))
     filming = episode if isinstance(episode, Filming) else None
-    return Hosted(recipe=recipe, groups=groups, run=run, sampling=sampling, filming=filming)
+    return Hosted(recipe=recipe, groups=groups, run=run, sampling=sampling, live=stages.live, filming=filming)

@@ -1,5 +1,6 @@
 """Interface of a planner that changes the schedule of a run while it trains."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from interlace.core.types import Metrics
@@ -11,8 +12,16 @@ from interlace.schedule.schedule import Schedule
 class ScheduleChanger(Protocol):
     """Planner of one run, implemented by `interlace.forecast.online.OnlinePlanner`."""
 
-    def started(self, seconds: float) -> None:
-        """Records the start-up time of the run, in seconds, which is the cost of a change of schedule."""
+    def started(self, seconds: float, may_become: Callable[[Schedule], bool]) -> None:
+        """Records the start-up time of the run, in seconds, which is the cost of a change that needs a restart.
+
+        may_become: returns whether the run can follow a schedule without a restart.
+        """
+        ...
+
+    @property
+    def schedule(self) -> Schedule:
+        """The current schedule."""
         ...
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:

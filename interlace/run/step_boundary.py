@@ -27,7 +27,7 @@ from interlace.run.failed_updates import FailedUpdates
 from interlace.run.films import keep_films
 from interlace.run.host import Hosted
 from interlace.run.online import ScheduleChanger
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, set_schedule
 from interlace.run.resume import RunStart
 from interlace.run.saving import Saver
 from interlace.run.state import RunState
@@ -123,6 +123,7 @@ class StepBoundary:
             **evaluation,
             **(planner.on_step(result, self._progress) if planner else {}),
         }
+        self._change_in_place()
         if self.utilization:
             trained = [entry.sample for entry in result.ended if entry.event == TerminalEvent.TRAINED]
             num_trained = sum(sample.num_total_tokens for sample in trained)
@@ -197,6 +198,17 @@ class StepBoundary:
     def scoring(self) -> str:
         """Returns the progress of scoring in this process, as text for the user."""
         return f"{self._run.scoring} so far"
+
+    def _change_in_place(self) -> None:
+        """Follows the planner's next schedule, if no restart is needed for it."""
+        planner, live = self._job.planner, self._hosted.live
+        if planner is None or not self._is_to_change or planner.change is None or not live.may_become(planner.change):
+            return
+        if schedule := planner.take_change():
+            live.become(schedule)
+            self._recipe = set_schedule(self._recipe, schedule, self._recipe.schedule.preset)
+            self._folder.write_config(self._recipe)
+            self._progress.say("the schedule changed without a restart")
 
     @property
     def _is_to_change(self) -> bool:

@@ -90,6 +90,8 @@ def train(
         ledger = ledger.plus(session.ledger)
         if report is None:
             resume = True
+            if planner:  # it may have changed in place
+                recipe = set_schedule(recipe, planner.schedule, recipe.schedule.preset)
             del session
             gc.collect()  # the failed process holds models in reference cycles, and its error held its frames
             continue
@@ -130,7 +132,7 @@ class _PolicySession(RunProcess):
         boundary.utilization = UtilizationMeter.create(recipe, cluster.devices)
         await hosted.run.start(boundary)
         if job.planner:
-            job.planner.started(time.monotonic() - self._began_s)
+            job.planner.started(time.monotonic() - self._began_s, hosted.live.may_become)
         await boundary.begin()
         await policy_optimization(hosted.run)
         await boundary.finish()

@@ -16,8 +16,7 @@ class Gate:
         """num_steps: of the whole run. done_steps: steps trained before this run was resumed."""
         self.prompts_per_step = prompts_per_step
         self.groups_per_version = prompts_per_step * schedule.sync_every
-        self.staleness_bound = schedule.staleness_bound
-        self.capacity = math.floor((1 + schedule.depth) * self.groups_per_version + 1e-9)
+        self.follow(schedule)
         share = schedule.overtake
         self.window = None if share is None else max(1, math.floor(share * self.capacity + 1e-9))
         """Number of groups, from the oldest on, that may be taken in any order. If None, all."""
@@ -26,6 +25,15 @@ class Gate:
         self.consumed = self.admitted = prompts_per_step * done_steps
         self.consumed_at_publication = self.version * self.groups_per_version
         self.returned = 0
+
+    def follow(self, schedule: Schedule) -> None:
+        """Takes the bound and depth of a schedule. Admitted groups keep their deadlines.
+
+        With a smaller depth no group is admitted until fewer than the new capacity are outstanding, so every deadline
+        can still be met.
+        """
+        self.staleness_bound = schedule.staleness_bound
+        self.capacity = math.floor((1 + schedule.depth) * self.groups_per_version + 1e-9)
 
     def restore(self, admitted: int) -> None:
         """Resumes a run whose groups were numbered up to `admitted`. Untrained groups count as returned."""

@@ -23,6 +23,7 @@ from interlace.schedule.steps import Steps
 from interlace.schedule.tail import Oversample, TailBatching
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batches
+from interlace.stages.live import LiveSchedule
 from interlace.stages.map import Compute, G, MapStage, R
 from interlace.stages.publish import Publisher
 from interlace.stages.train import TrainStage
@@ -69,6 +70,8 @@ class StageFactory:
             num_steps=sizes.num_steps,
             done_steps=sizes.done_steps,
         )
+        self.live = LiveSchedule(cluster, schedule, self.gate)
+        """Changes of the schedule during the run."""
         self._resolvers: list[Callable[[], bool]] = []
         self._flushes: list[Callable[[], bool]] = []
 
@@ -119,6 +122,7 @@ class StageFactory:
             on_suspended=on_suspended,
             predictor=self._predictor,
         )
+        self.live.pool = pool
         # The first resolver, because all other stages may wait for suspended samples alone.
         self._resolvers.insert(0, pool.resume)
         return pool
@@ -208,6 +212,7 @@ class StageFactory:
             device for role in ("actor", "critic") for devices in self._cluster.place(role) for device in devices
         ]
         lending = Lending(pool.drivers, [device.index for device in trained], self._schedule.lend_until)
+        self.live.lending = lending
         return Batches(admission, pool, self._schedule, self._cluster.waits, lending=lending, finish=finish)
 
     def watch_stalls(self) -> None:

@@ -1,7 +1,7 @@
 """A real run with schedule=auto changes its schedule at a publication and continues as one run."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from interlace.run.recipe.config import AUTO, Recipe, set_schedule
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
 from interlace.schedule.presets import load_schedule
+from interlace.schedule.schedule import Schedule
 from tests.support.training import SMALL, metrics, run, samples
 
 STEPS = 160
@@ -123,3 +124,40 @@ def test_a_run_whose_schedule_is_changed_is_one_run(tmp_path: Path) -> None:
     mine = [{key: value for key, value in row.items() if not key.startswith("plan/")}
             for row in metrics(tmp_path, "changed")]  # fmt: skip
     assert mine == metrics(tmp_path, "unchanged")
+
+
+class Fixed:
+    """Planner that asks for one schedule after step 2."""
+
+    def __init__(self, schedule: Schedule, wanted: Schedule) -> None:
+        self.schedule, self._wanted = schedule, wanted
+        self.change: Schedule | None = None
+
+    def started(self, seconds: float, may_become: Callable[[Schedule], bool]) -> None:
+        assert seconds > 0 and may_become(self._wanted)
+
+    def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
+        self.change = self._wanted if result.step == 2 else None
+        return {}
+
+    def take_change(self) -> Schedule | None:
+        taken, self.change = self.change, None
+        self.schedule = taken or self.schedule
+        return taken
+
+
+def test_a_real_run_changes_its_schedule_in_place(tmp_path: Path) -> None:
+    asked = [*SMALL, "steps=4", f"model.cache_dir={tmp_path / 'cache'}", ONE_THREAD]
+    begun = load_recipe("quickstart", asked)
+    schedule = load_schedule(STARTED_WITH)
+    wanted = Schedule.parse({**schedule.model_dump(), "dispatch": "longest_first", "concurrency": 3})
+    recipe, planner, heard = set_schedule(begun, schedule, AUTO), Fixed(schedule, wanted), Heard()
+    folder = RunFolder.create(tmp_path, "changed")
+    folder.write_config(recipe)
+    report = train(recipe, folder, resume=False, progress=heard, stop=StopSignal(lambda: None), planner=planner)
+    assert report.done_steps == 4
+    assert "the schedule changed without a restart" in heard.lines
+    assert not [line for line in heard.lines if line.startswith("resuming")]
+    assert load_recipe(str(folder.config)).schedule.resolved == wanted
+    run(tmp_path, "unchanged", ["steps=4", f"schedule={STARTED_WITH}", ONE_THREAD])
+    assert samples(tmp_path, "changed") == samples(tmp_path, "unchanged"), "dispatch changes no token"

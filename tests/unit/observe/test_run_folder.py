@@ -90,7 +90,9 @@ def test_truncation_drops_later_metrics_and_samples(tmp_path: Path) -> None:
     run.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 6)))
     for step in range(1, 6):
         (run.samples / f"step_{step:06d}.jsonl").write_text("")
+    run.advice.write_text("{}")
     assert RunLogs(run).return_to(3, None) == []
+    assert not run.advice.exists(), "suggestions are for the steps before"
     assert run.metrics.read_text().count("\n") == 3
     assert sorted(path.name for path in run.samples.iterdir()) == [f"step_00000{step}.jsonl" for step in (1, 2, 3)]
 

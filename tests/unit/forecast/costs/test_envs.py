@@ -5,7 +5,9 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.forecast.costs.scale import shorten_episodes
 from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Lengths, Profile, RolloutCosts, TrainCosts, Turns
+from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.bounds import Workload, least_step_s
+from interlace.forecast.search.plans import Fidelity, Score
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.forecast.virtual import Simulated
 from interlace.run.recipe.load import load_recipe
@@ -81,3 +83,13 @@ def test_the_lower_bound_counts_simulators_on_the_host(devices: str, host_s: flo
     schedule = Schedule.parse({"placement": {"rollout": "0", "env": devices, "actor": "1"}})
     bound_s = least_step_s(schedule, PROFILE, workload, Simulation(profile=PROFILE, num_devices=2).devices)
     assert bound_s >= max(host_s, 80 * 0.125 / 8)
+
+
+def test_episodes_that_are_all_trained_have_no_length_shift() -> None:
+    profile = PROFILE.model_copy(update={"turns": Turns(turns=(10.0,), given_tokens=(20.0,), tool_s=(0.0,))})
+    recipe = load_recipe("robot-cartpole", SIZES)
+    place = Workplace(recipe=recipe, simulation=Simulation(profile=profile, num_devices=2))
+    oversampling = Schedule.parse({"tail": {"kind": "oversample", "prompts": 1.25, "responses": 1.0}})
+    score = place.score(oversampling, Fidelity(steps=1))
+    assert isinstance(score, Score), score
+    assert score.length_shift == pytest.approx(0, abs=0.05), "observations count, as they do in a sample"

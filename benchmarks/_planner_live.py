@@ -1,0 +1,151 @@
+"""Simulated run on 256 devices whose answers change length: decisions in place against every static schedule."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from interlace.core.types import Request
+from interlace.flows.steps import StepResult
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.decisions import DecisionTable, make_table
+from interlace.forecast.plan import PlanRequest, PlanSettings
+from interlace.forecast.search.plans import accept_all
+from interlace.forecast.simulate import Simulation
+from interlace.forecast.virtual import run_virtually
+from interlace.run.host import Hosted
+from interlace.run.recipe.config import set_schedule
+from interlace.run.recipe.load import load_recipe
+from interlace.runtime.timeline import NoRecorder
+from interlace.schedule.presets import load_schedule
+from interlace.schedule.schedule import Schedule
+
+PHASES = (0.5, 1.0, 2.0)
+"""Length of answers in each phase, relative to the profile."""
+STEPS = 12
+"""Steps of a phase."""
+MAX_STALENESS = 4
+START = "areal"
+"""Preset at the start, with half of a version ahead, as for short answers."""
+DECIDING_STEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifting(Simulation):
+    """Cluster on which answers have the length of the current phase."""
+
+    growth: list[float] = field(default_factory=lambda: [PHASES[0]])
+
+    def _length(self, recipe: object) -> Callable[[Request], float]:
+        length = Simulation._length(self, recipe)  # type: ignore[arg-type]
+        return lambda request: self.growth[0] * length(request)
+
+
+@dataclass
+class Watcher:
+    """Counts the seconds of each phase, moves the phases on, and decides if it has a table."""
+
+    simulation: Drifting
+    table: DecisionTable | None
+    current: Schedule
+    seconds: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
+    changes: list[tuple[int, Schedule]] = field(default_factory=list)
+    slowest_ms: float = 0.0
+    hosted: Hosted | None = None
+    recent: list[float] = field(default_factory=list)
+    since_change: int = 0
+
+    def on_step(self, result: StepResult) -> bool:
+        """Accounts for a step. Returns False after the last one."""
+        self.seconds[(result.step - 1) // STEPS] += result.metrics["timing_s/step"]
+        lengths = [ended.sample.num_tokens for ended in result.ended if ended.sample.num_tokens]
+        self.recent = [*self.recent, sum(lengths) / max(1, len(lengths))][-DECIDING_STEPS:]
+        self.since_change += 1
+        if self.table and self.hosted and self.since_change > DECIDING_STEPS:
+            self.decide(self.table, self.hosted, result.step)
+        if result.step < len(PHASES) * STEPS:
+            self.simulation.growth[0] = PHASES[result.step // STEPS]
+        return result.step < len(PHASES) * STEPS
+
+    def decide(self, table: DecisionTable, hosted: Hosted, step: int) -> None:
+        """Changes the schedule in place if the table predicts a gain."""
+        began_s = time.perf_counter()
+        decision = table.decide(self.current, sum(self.recent) / len(self.recent))
+        if decision and decision.pays and hosted.live.may_become(decision.schedule):
+            hosted.live.become(decision.schedule)
+            self.current, self.since_change = decision.schedule, 0
+            self.changes.append((step, decision.schedule))
+        self.slowest_ms = max(self.slowest_ms, 1e3 * (time.perf_counter() - began_s))
+
+
+def asked(simulation: Simulation) -> PlanRequest:
+    """Returns the workload."""
+    sizes = ["prompts_per_step=128", "samples_per_prompt=8", "sampling.max_new_tokens=16384", "steps=2000"]
+    settings = PlanSettings(max_staleness=MAX_STALENESS, search_s=10)
+    return PlanRequest(recipe=load_recipe("longtail", sizes), simulation=simulation, settings=settings)
+
+
+def run(schedule: Schedule, table: DecisionTable | None) -> Watcher:
+    """Runs all phases from one schedule on; with a table, it may change."""
+    simulation = Drifting(profile=load_profile("qwen2.5-7b-h800"), num_devices=256)
+    watcher = Watcher(simulation=simulation, table=table, current=schedule)
+
+    def keep(hosted: Hosted) -> None:
+        watcher.hosted = hosted
+
+    recipe = set_schedule(asked(simulation).recipe, schedule)
+    run_virtually(
+        recipe, simulation, name="live", recorder=NoRecorder, on_step=watcher.on_step, on_hosted=keep
+    )  # fmt: skip
+    return watcher
+
+
+def start_schedule() -> Schedule:
+    """Returns the schedule at the start."""
+    return Schedule.parse({**load_schedule(START).model_dump(), "pipeline_depth": 0.5})
+
+
+def live_table(others: Sequence[str] = ("one-step-off", "async-colocated", "streamrl-async", "areal")) -> str:
+    """Returns the comparison as Markdown."""
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=256)
+    start = start_schedule()
+    began_s = time.perf_counter()
+    table = make_table(asked(simulation), start, accepts=accept_all)
+    made_s = time.perf_counter() - began_s
+    online = run(start, table)
+    chosen = [start, min(table.rows, key=lambda each: sum(table.rows[each]))]
+    chosen += [min(table.rows, key=lambda each: table.rows[each][place]) for place in range(len(PHASES))]
+    static = {f"{START}, {_text(start, each)}": run(each, None).seconds for each in dict.fromkeys(chosen)}
+    static |= {name: run(load_schedule(name), None).seconds for name in others}
+    best = [min(row[place] for row in static.values()) for place in range(len(PHASES))]
+    whole = min(static, key=lambda name: sum(static[name]))
+    heads = ("answers", "best static schedule of the phase", "s", "online s", "speed against it",
+             f"best static of all phases ({whole}) s")  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for place, growth in enumerate(PHASES):
+        name = min(static, key=lambda each: static[each][place])
+        now = online.seconds[place]
+        lines.append(
+            f"| {growth:g}x | {name} | {best[place]:.0f} | {now:.0f} | {best[place] / now:.2f} "
+            f"| {static[whole][place]:.0f} |"
+        )
+    total = sum(online.seconds)
+    lines.append(f"| all | | {sum(best):.0f} | {total:.0f} | {sum(best) / total:.2f} | {sum(static[whole]):.0f} |")
+    changes = "; ".join(f"after step {step} {_text(start, schedule)}" for step, schedule in online.changes)
+    return "\n".join(lines) + (
+        f"\n\n{len(static)} static schedules: {', '.join(static)}. The table of {len(table.rows)} schedules at 4 "
+        f"lengths took {made_s:.0f} s to simulate; the slowest decision, change included, took "
+        f"{online.slowest_ms:.1f} ms. "
+        f"{len(online.changes)} changes in place: {changes or 'none'}. Over the whole run the online planner is "
+        f"{sum(static[whole]) / total:.2f} times as fast as the best static schedule."
+    )
+
+
+def _text(start: Schedule, schedule: Schedule) -> str:
+    now, before = schedule.model_dump(mode="json"), start.model_dump(mode="json")
+    changed = {name: value for name, value in now.items() if value != before[name]}
+    if "placement" in changed:
+        changed["placement"] = schedule.placement.rollout.devices  # type: ignore[attr-defined]
+    return (
+        ", ".join(f"{name} {value['kind'] if isinstance(value, dict) else value}" for name, value in changed.items())
+        or "as it is"
+    )

@@ -1,0 +1,160 @@
+"""Decisions between schedules in microseconds, from step times that were simulated beforehand at several lengths."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from interlace.core.errors import UserError
+from interlace.forecast.plan import PlanRequest
+from interlace.forecast.profile.types import Profile
+from interlace.forecast.scoring import Workplace
+from interlace.forecast.search.bounds import response_lengths
+from interlace.forecast.search.planner import coarser
+from interlace.forecast.search.plans import Accepts, Fidelity, Score
+from interlace.forecast.simulate import Simulation
+from interlace.schedule.schedule import Schedule
+
+FACTORS = (0.5, 1.0, 2.0, 4.0)
+"""Lengths of responses, relative to the profile, at which schedules are simulated."""
+STEPS = 10
+"""Counted steps of each simulation."""
+ROUNDS = 2
+"""Rounds of one change each, the second from the best schedule of the first."""
+LEAST_GAIN = 0.05
+"""Minimum gain of a change, as a share of a step's time; predictions are not accurate enough for smaller gains."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Best schedule for the measured lengths."""
+
+    schedule: Schedule
+    step_s: float
+    """Predicted seconds of its step."""
+    current_s: float
+    """Predicted seconds of a step of the current schedule."""
+
+    @property
+    def pays(self) -> bool:
+        """True if the gain exceeds the error of predictions."""
+        return self.step_s < (1 - LEAST_GAIN) * self.current_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecisionTable:
+    """Seconds of a step of each schedule at each length factor."""
+
+    mean_length: float
+    """Mean length of a response at factor 1, in tokens."""
+    rows: Mapping[Schedule, tuple[float, ...]]
+    """Schedule -> seconds at FACTORS."""
+
+    def decide(self, current: Schedule, mean_length: float) -> Decision | None:
+        """Returns the fastest schedule at a measured mean length; None if the table lacks the current one.
+
+        Seconds between two factors are interpolated in the logarithms of both, and kept beyond the outer ones.
+        """
+        if current not in self.rows:
+            return None
+        factor = mean_length / self.mean_length
+        seconds = {schedule: _interpolate(row, factor) for schedule, row in self.rows.items()}
+        best = min(seconds, key=lambda schedule: seconds[schedule])
+        return Decision(schedule=best, step_s=seconds[best], current_s=seconds[current])
+
+
+def _interpolate(row: Sequence[float], factor: float) -> float:
+    place = min(max(factor, FACTORS[0]), FACTORS[-1])
+    upper = next(index for index, each in enumerate(FACTORS) if place <= each)
+    if upper == 0:
+        return row[0]
+    low, high = FACTORS[upper - 1], FACTORS[upper]
+    share = math.log(place / low) / math.log(high / low)
+    return math.exp((1 - share) * math.log(row[upper - 1]) + share * math.log(row[upper]))
+
+
+def make_table(
+    request: PlanRequest, current: Schedule, *, accepts: Accepts, goes_on: Callable[[], bool] = lambda: True
+) -> DecisionTable:
+    """Simulates the current schedule and those that a run can change to without a restart, at every length factor.
+
+    accepts: returns the reason why a schedule cannot run. goes_on: False ends the simulations; the schedules so far
+    make the table.
+    """
+    workload, rows = request.workload, dict[Schedule, tuple[float, ...]]()
+    fidelity = Fidelity(scale=coarser(workload)[0], steps=STEPS)
+    limits = request.settings.limits(math.inf)
+    start = current
+    for _ in range(ROUNDS):
+        for schedule in list_live(start, request.settings.max_staleness, request.simulation):
+            if schedule in rows or (rows and not goes_on()):
+                continue
+            if schedule != current and (limits.refusal(schedule) or accepts(schedule)):
+                continue
+            if row := _simulate(request, schedule, fidelity):
+                rows[schedule] = row
+        if not rows:
+            break
+        start = min(rows, key=lambda schedule: fmean(math.log(seconds) for seconds in rows[schedule]))
+    lengths = response_lengths(request.simulation.profile.lengths, request.recipe.sampling.max_new_tokens)
+    return DecisionTable(mean_length=fmean(lengths), rows=rows)
+
+
+def _simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity) -> tuple[float, ...]:
+    """Returns the seconds of a step at FACTORS; empty if the schedule cannot run."""
+    row = []
+    for factor in FACTORS:
+        profile = with_growth(request.simulation.profile, factor)
+        here = replace(request.simulation, profile=profile)
+        score = Workplace(recipe=request.recipe, simulation=here).score(schedule, fidelity)
+        if not isinstance(score, Score):
+            return ()
+        row.append(score.step_s)
+    return tuple(row)
+
+
+def with_growth(profile: Profile, factor: float) -> Profile:
+    """Returns a profile whose responses are longer by a factor."""
+    lengths = profile.lengths
+    longer = {"median": lengths.median * factor, "quantiles": tuple(each * factor for each in lengths.quantiles)}
+    return profile.model_copy(update={"lengths": lengths.model_copy(update=longer)})
+
+
+def list_live(current: Schedule, max_staleness: int, simulation: Simulation) -> Iterator[Schedule]:
+    """Yields the current schedule, and the ones that differ from it in fields that can change without a restart."""
+    yield current
+    bounds = sorted({current.max_staleness, *(float(bound) for bound in (0, 1, 2, 4) if bound <= max_staleness)})
+    for bound in bounds:
+        for depth in sorted({min(bound, share * bound) for share in (0.5, 1.0)}):
+            yield from _changed(current, max_staleness=bound, pipeline_depth=depth)
+    for dispatch in ("round_robin", "least_tokens", "longest_first", "skew_aware"):
+        yield from _changed(current, dispatch=dispatch)
+    for limit in (None, 16, 32, 64, 128, "adaptive"):
+        yield from _changed(current, concurrency=limit)
+    for mode in ("drain", "abort_resume", "keep"):
+        yield from _changed(current, on_update=mode)
+    for share in (None, 0.3, 0.6, 0.9):
+        yield from _changed(current, lend_until=share)
+    yield from _with_fewer_engines(current, simulation)
+
+
+def _with_fewer_engines(current: Schedule, simulation: Simulation) -> Iterator[Schedule]:
+    instances = current.instances("rollout", simulation.devices)
+    placement = current.placement.model_dump()
+    for share in (0.5, 0.75):
+        kept = instances[: max(1, round(share * len(instances)))]
+        # As a share of the devices, so that a smaller model of the cluster can follow it too.
+        first, last = (100 * index / simulation.num_devices for index in (kept[0][0].index, kept[-1][-1].index + 1))
+        if first.is_integer() and last.is_integer():
+            rollout = {"devices": f"{first:.0f}-{last:.0f}%", "devices_per_instance": len(kept[0])}
+            yield from _changed(current, placement={**placement, "rollout": rollout})
+
+
+def _changed(schedule: Schedule, **fields: object) -> Iterator[Schedule]:
+    """Yields the schedule with other fields, unless they contradict each other."""
+    try:
+        changed = Schedule.parse({**schedule.model_dump(), **fields})
+    except UserError:  # fields that contradict each other
+        return
+    if changed != schedule:
+        yield changed
