@@ -48,9 +48,9 @@ class Standing(Enum):
 
     MEMBER = "member"
     AWAY = "away"
-    """It takes no jobs, and its weights are not updated."""
+    """The engine takes no jobs, and its weights are not updated."""
     LOST = "lost"
-    """As AWAY, and only the membership may let it join again."""
+    """The engine is away, and only the membership may let it join again."""
 
 
 class EngineDriver:

@@ -114,7 +114,7 @@ class NativeParts:
         return self._store.held(self._scheduler.running_rows()) / self._store.num_cells
 
 
-class EngineState(Enum):
+class EngineReadiness(Enum):
     """Readiness of an engine. It decodes only while it is SERVING."""
 
     SERVING = "serving"
@@ -124,22 +124,22 @@ class EngineState(Enum):
     PAUSED_OFFLOADED = "paused and offloaded"
 
 
-NEXT_STATES: Mapping[str, Mapping[EngineState, EngineState]] = {
+NEXT_STATES: Mapping[str, Mapping[EngineReadiness, EngineReadiness]] = {
     "pause": {
-        EngineState.SERVING: EngineState.PAUSED,
-        EngineState.OFFLOADED: EngineState.PAUSED_OFFLOADED,
+        EngineReadiness.SERVING: EngineReadiness.PAUSED,
+        EngineReadiness.OFFLOADED: EngineReadiness.PAUSED_OFFLOADED,
     },
     "resume": {
-        EngineState.PAUSED: EngineState.SERVING,
-        EngineState.PAUSED_OFFLOADED: EngineState.OFFLOADED,
+        EngineReadiness.PAUSED: EngineReadiness.SERVING,
+        EngineReadiness.PAUSED_OFFLOADED: EngineReadiness.OFFLOADED,
     },
     "offload": {
-        EngineState.SERVING: EngineState.OFFLOADED,
-        EngineState.PAUSED: EngineState.PAUSED_OFFLOADED,
+        EngineReadiness.SERVING: EngineReadiness.OFFLOADED,
+        EngineReadiness.PAUSED: EngineReadiness.PAUSED_OFFLOADED,
     },
     "onload": {
-        EngineState.OFFLOADED: EngineState.SERVING,
-        EngineState.PAUSED_OFFLOADED: EngineState.PAUSED,
+        EngineReadiness.OFFLOADED: EngineReadiness.SERVING,
+        EngineReadiness.PAUSED_OFFLOADED: EngineReadiness.PAUSED,
     },
 }
 """State after each event, by the state before. A state without an entry stays."""
@@ -178,7 +178,7 @@ class NativeEngine(NativeParts):
         self._streaming: set[str] = set()
         """Ids of the live requests that stream."""
         self._num_submitted = 0
-        self._state = EngineState.SERVING
+        self._state = EngineReadiness.SERVING
 
     @property
     def version(self) -> int:
@@ -193,7 +193,7 @@ class NativeEngine(NativeParts):
         """
         if self._live:
             raise UserError("generate() needs the engine to itself, and requests are live: drain or abort them first.")
-        if self._state is not EngineState.SERVING:
+        if self._state is not EngineReadiness.SERVING:
             raise UserError("generate() would wait for ever: the engine is paused or offloaded.")
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
@@ -239,7 +239,7 @@ class NativeEngine(NativeParts):
         self.agreement.tick()
         finished: list[Completion] = []
         new_tokens, preemptions = 0, self._scheduler.num_preemptions
-        if self._live and self._state is EngineState.SERVING:
+        if self._live and self._state is EngineReadiness.SERVING:
             new_tokens, ended = self._decode_loop.advance(self._versions.install, several=bool(self._weights.versions))
             for one in ended:
                 finished.append(self._end(self._table.occupant(one.row), one.reason, one.failure))

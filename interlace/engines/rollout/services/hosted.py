@@ -14,7 +14,7 @@ from typing import TypeVar
 from interlace.core.errors import InterlaceError
 from interlace.core.types import Request
 from interlace.engines.rollout.protocol import RolloutEngine
-from interlace.engines.rollout.services.hosted_requests import HostedRequests, ServedEngine, Ticket
+from interlace.engines.rollout.services.hosted_requests import HostedRequest, HostedRequests, ServedEngine
 from interlace.engines.rollout.services.protocol import (
     Delta,
     LoadMode,
@@ -67,7 +67,7 @@ class HostedEngine:
             loop.call_soon_threadsafe(deliver)
 
         tickets = [
-            Ticket(request, lambda delta, name=request.id: send(name, delta), len(request.generated_ids))  # type: ignore[misc]
+            HostedRequest(request, lambda delta, name=request.id: send(name, delta), len(request.generated_ids))  # type: ignore[misc]
             for request in requests
         ]
         await self._call(lambda: self._requests.begin(tickets))

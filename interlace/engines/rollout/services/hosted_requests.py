@@ -32,8 +32,8 @@ class ServedEngine(RolloutEngine, Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
-    """A request at the engine."""
+class HostedRequest:
+    """A request at the engine, and the receiver of its deltas."""
 
     request: Request
     send: Callable[[Delta], None]
@@ -51,8 +51,8 @@ class HostedRequests:
     def __init__(self, engine: ServedEngine, now: Callable[[], float] = time.monotonic) -> None:
         """now: clock, in seconds."""
         self._engine, self._now = engine, now
-        self._tickets: dict[str, Ticket] = {}
-        self._waiting: list[Ticket] = []
+        self._tickets: dict[str, HostedRequest] = {}
+        self._waiting: list[HostedRequest] = []
         """Requests that arrived during a pause."""
         self.is_paused = False
         self._flushed_s = now()
@@ -62,7 +62,7 @@ class HostedRequests:
         """True if a step would do nothing."""
         return self.is_paused or not self._tickets
 
-    def begin(self, tickets: Sequence[Ticket]) -> None:
+    def begin(self, tickets: Sequence[HostedRequest]) -> None:
         """Submits requests to the engine. A request that the engine refuses gets the reason."""
         if self.is_paused:
             self._waiting += tickets
