@@ -1,0 +1,78 @@
+"""Decisions by a table of simulated steps: at once, for the measured lengths, and only where a gain is predicted."""
+
+import time
+
+import pytest
+
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.decisions import FACTORS, DecisionTable, list_live, make_table, with_growth
+from interlace.forecast.plan import PlanRequest, PlanSettings
+from interlace.forecast.search.plans import accept_all
+from interlace.forecast.simulate import Simulation
+from interlace.run.recipe.load import load_recipe
+from interlace.schedule.presets import load_schedule
+from interlace.schedule.schedule import Schedule
+from interlace.stages.live import LIVE
+
+SHORT, LONG = Schedule(dispatch="least_tokens"), Schedule(dispatch="longest_first")
+TABLE = DecisionTable(mean_length=100.0, rows={SHORT: (1.0, 2.0, 8.0, 16.0), LONG: (2.0, 2.0, 4.0, 8.0)})
+
+
+@pytest.mark.parametrize(
+    ("length", "best", "seconds"), [(10, SHORT, 1.0), (50, SHORT, 1.0), (200, LONG, 4.0), (9000, LONG, 8.0)]
+)
+def test_the_fastest_at_the_measured_length_is_chosen(length: float, best: Schedule, seconds: float) -> None:
+    decision = TABLE.decide(SHORT, length)
+    assert decision is not None
+    assert (decision.schedule, decision.step_s) == (best, pytest.approx(seconds))
+    assert decision.pays == (best != SHORT)
+
+
+def test_seconds_between_two_lengths_are_interpolated_in_logarithms() -> None:
+    decision = TABLE.decide(SHORT, 100 * 2**0.5)
+    assert decision is not None
+    assert decision.current_s == pytest.approx(4.0)
+    assert decision.step_s == pytest.approx(8**0.5)
+
+
+def test_an_unknown_current_schedule_has_no_decision() -> None:
+    assert TABLE.decide(Schedule(), 100.0) is None
+
+
+def test_listed_schedules_differ_in_fields_that_need_no_restart() -> None:
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8)
+    current = load_schedule("areal")
+    listed = list(list_live(current, 4, simulation))
+    assert listed[0] == current and len(listed) > 15
+    for schedule in listed[1:]:
+        differing = {name for name in Schedule.model_fields if getattr(schedule, name) != getattr(current, name)}
+        assert differing and differing <= LIVE
+        assert schedule.staleness_bound <= 4
+
+
+def test_a_table_is_simulated_and_decides_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = load_schedule("one-step-off")
+    few = [current, Schedule.parse({**current.model_dump(), "dispatch": "least_tokens"})]
+    monkeypatch.setattr("interlace.forecast.decisions.list_live", lambda *_: iter(few))
+    monkeypatch.setattr("interlace.forecast.decisions.STEPS", 2)
+    sizes = ["prompts_per_step=8", "samples_per_prompt=2", "sampling.max_new_tokens=4000", "steps=40"]
+    request = PlanRequest(
+        recipe=load_recipe("longtail", sizes),
+        simulation=Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8, num_prompts=64),
+        settings=PlanSettings(max_staleness=2),
+    )
+    table = make_table(request, current, accepts=accept_all)
+    assert set(table.rows) == set(few)
+    for row in table.rows.values():
+        assert len(row) == len(FACTORS)
+        assert row[0] < row[-1], "longer responses take longer"
+    began_s = time.perf_counter()
+    assert table.decide(current, table.mean_length) is not None
+    assert time.perf_counter() - began_s < 0.2
+
+
+def test_growth_keeps_the_shape_of_the_lengths() -> None:
+    profile = load_profile("qwen2.5-7b-h800")
+    grown = with_growth(profile, 2.0).lengths
+    assert grown.median == 2 * profile.lengths.median
+    assert grown.prompt_sigma == profile.lengths.prompt_sigma
