@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.transitions import TransitionBatch
 from interlace.core.types import IntArray, Metrics
-from interlace.engines.train.actor_critic import ActorCriticEngine
+from interlace.engines.train.transition_engine import TransitionEngine
 from interlace.runtime.worker import WorkerContext, operation
 from interlace.workers.actor import ActorWorker
 
@@ -19,10 +19,10 @@ class ActorCriticWorker(ActorWorker):
     def __init__(
         self,
         context: WorkerContext,
-        make_engine: "Callable[[WorkerContext], tuple[ActorCriticEngine, PreTrainedTokenizerBase]]",
+        make_engine: "Callable[[WorkerContext], tuple[TransitionEngine, PreTrainedTokenizerBase]]",
     ) -> None:
         super().__init__(context, make_engine)
-        assert isinstance(self._engine, ActorCriticEngine)
+        assert isinstance(self._engine, TransitionEngine)
         self._learner = self._engine
 
     @operation(bin="train")

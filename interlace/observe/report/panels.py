@@ -157,7 +157,7 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     sources = [name for name in found if name.startswith("source/") and name.endswith("/reward")]
     sets = [name for name in found if name.startswith("eval/") and name.count("/") == 2]
     critic = [name for name in found if name.startswith("critic/")]
-    updates = [name for name in found if name.startswith("sac/")]
+    updates = [name for name in found if name.startswith("off_policy/")]
     causes = [name for name in found if name.startswith("failed/")]
     memory = [name for name in found if name.startswith("memory/")]
     extra = [
@@ -167,7 +167,10 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
             _single(name.removeprefix("critic/").replace("_", " ").capitalize(), name, "of the critic")
             for name in critic
         ],
-        *[_single(f"SAC: {name.removeprefix('sac/').replace('_', ' ')}", name, "mean of the step") for name in updates],
+        *[
+            _single(f"Off-policy: {name.removeprefix('off_policy/').replace('_', ' ')}", name, "mean of the step")
+            for name in updates
+        ],
         _group("Failed samples by cause", "share of the samples that ended in the step", causes, prefix="failed/"),
         _group("Memory", "bytes, by role", memory, prefix="memory/"),
     ]

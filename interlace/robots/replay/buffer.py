@@ -48,8 +48,9 @@ class ReplayConfig(Config):
 class ReplayLearnerConfig(ReplayConfig):
     """Recipe's section `replay`: the buffer, and the policy's updates from it after each step."""
 
-    learner: Literal["imitation", "policy_gradient", "actor_critic"] = "imitation"
-    """actor_critic: the updates of an off-policy algorithm (sac), on single turns; its settings replace the next ones.
+    learner: Literal["imitation", "policy_gradient", "actor_critic", "expert"] = "imitation"
+    """actor_critic: the updates of an off-policy algorithm (sac, iql, awr), on single turns; its settings replace the
+    next ones. expert: imitates the labels of an expert in the episodes' observations (dagger).
     imitation: imitates trajectories of sufficient reward, with equal weight for each token (behaviour cloning).
     policy_gradient: the algorithm's loss, with the advantages of the first training and the ratio to the sampling
     policy; needs max_versions_behind.
@@ -62,7 +63,8 @@ class ReplayLearnerConfig(ReplayConfig):
     loss_weight: float = Field(default=1.0, gt=0)
     """Factor of the loss, and so of the gradient. The optimizer is shared with the step's on-policy updates."""
     demonstrations: str | None = None
-    """Folder of a LeRobotDataset (v3), of which actor_critic draws half of each batch (RLPD); None for none."""
+    """Data set of which actor_critic draws half of each batch (RLPD): a LeRobotDataset (v3), a folder of Minari, or an
+    .hdf5 file of robomimic or LIBERO. None for none."""
     imitate_from: float = 1.0
     """Smallest reward of a trajectory to imitate."""
 

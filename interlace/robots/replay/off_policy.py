@@ -1,4 +1,4 @@
-"""Learning from single turns of replayed trajectories, by an off-policy algorithm (SAC, RLPD)."""
+"""Learning from single turns of replayed trajectories, by an off-policy algorithm (SAC, IQL, AWR)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.algorithms.advantages import trained_turns, turn_rewards
-from interlace.algorithms.sac import SACSettings
+from interlace.algorithms.replayed import ReplayedSettings
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.transitions import EpisodeSteps, TransitionBatch, n_step_transitions
@@ -62,7 +62,7 @@ class TransitionTable:
 class OffPolicy:
     """Off-policy learner of a run: its transitions, and the updates of each step."""
 
-    settings: SACSettings
+    settings: ReplayedSettings
     seed: int
     demonstrations: TransitionBatch | None = None
     """Demonstrated transitions, of which half of each batch is drawn (RLPD, arXiv 2302.02948); None for none."""
@@ -82,6 +82,21 @@ class OffPolicy:
             )
         return n_step_transitions(steps_of(sample), n=self.settings.n_step, gamma=self.settings.gamma)
 
+    async def learn_offline(self, actor: ActorGroup) -> Metrics:
+        """Makes the updates from the demonstrations alone. Returns the metrics of the last calls of the actor."""
+        shown, context, count = self.demonstrations, self.context_ids, self.settings.offline_updates
+        if shown is None or context is None or not count:
+            return {}
+        size, parts = self.settings.turns_per_update, []
+        per_call = max(1, BLOCK_BYTES // max(1, _nbytes(shown.take(np.zeros(size, np.int64)))))
+        async with actor.hold("replay"):
+            for begin in range(0, count, per_call):
+                draw = np.random.default_rng(stable_hash("offline", self.seed, begin))
+                num = min(per_call, count - begin)
+                batches = _cut(shown.take(draw.integers(len(shown), size=num * size)), num)
+                parts.append(await actor.learn(context, batches))
+        return _mean(parts[-1:])
+
     async def learn(self, step: int, replay: Replay, num_turns: int, actor: ActorGroup) -> Metrics:
         """Makes the updates of a step. The draws depend on the step and the stored trajectories alone.
 
@@ -95,7 +110,7 @@ class OffPolicy:
             return metrics
         batches = self._batches(step, count, size)
         parts = await self._update(actor, batches, self.context_ids)
-        return metrics | _mean(parts) | {"sac/updates": count}
+        return metrics | _mean(parts) | {"off_policy/updates": count}
 
     async def _update(self, actor: ActorGroup, batches: Sequence[TransitionBatch], context: IntArray) -> list[Metrics]:
         per_call = max(1, BLOCK_BYTES // max(1, _nbytes(batches[0])))

@@ -103,7 +103,7 @@ class _Actor:
     """An actor whose second call makes no update of the policy, as with `policy_every` above its updates."""
 
     def __init__(self) -> None:
-        self.answers = [{"sac/critic_loss": 1.0, "sac/policy_loss": 5.0}, {"sac/critic_loss": 3.0}]
+        self.answers = [{"off_policy/critic_loss": 1.0, "off_policy/policy_loss": 5.0}, {"off_policy/critic_loss": 3.0}]
 
     def hold(self, cause: str) -> AbstractAsyncContextManager[None]:
         return nullcontext()
@@ -120,4 +120,4 @@ def test_a_call_without_an_update_of_the_policy_lacks_its_metrics(
     replay.add([sample(1, 8, cut_off=True)])
     learner = OffPolicy(settings=SACSettings(start_turns=1, turns_per_update=4), seed=0)
     found = asyncio.run(learner.learn(1, replay, 2, cast(ActorGroup, _Actor())))
-    assert found["sac/critic_loss"] == 2 and found["sac/policy_loss"] == 5
+    assert found["off_policy/critic_loss"] == 2 and found["off_policy/policy_loss"] == 5
