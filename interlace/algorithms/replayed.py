@@ -66,6 +66,8 @@ class ReplayedAlgorithm(Algorithm):
 
     Settings = ReplayedSettings
     settings: ReplayedSettings
+    has_priorities: ClassVar[bool] = False
+    """True if its engine returns the error of each transition, so that transitions can be drawn by it."""
     engine: ClassVar[str]
     """Class of the train engine, as package.module:Class, a subclass of TransitionEngine."""
     heads: ClassVar[tuple[str, ...]] = ("squashed", "gaussian")
@@ -85,9 +87,10 @@ class ReplayedAlgorithm(Algorithm):
         raise ValueError(f"{type(self).__name__} has no loss per token: its losses are of transitions")
 
     @staticmethod
-    def critic_loss(values_NB: Tensor, targets_B: Tensor) -> Tensor:
-        """Computes half of the mean squared error, summed over the critics."""
-        return 0.5 * ((values_NB - targets_B) ** 2).mean(1).sum()
+    def critic_loss(values_NB: Tensor, targets_B: Tensor, weights_B: Tensor | None = None) -> Tensor:
+        """Computes half of the mean squared error, summed over the critics. weights_B: of the squared errors."""
+        squares_NB = (values_NB - targets_B) ** 2
+        return 0.5 * (squares_NB if weights_B is None else weights_B * squares_NB).mean(1).sum()
 
     @staticmethod
     def imitation_loss(logprobs_B: Tensor, weights_B: Tensor) -> Tensor:

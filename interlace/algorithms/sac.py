@@ -60,6 +60,7 @@ class SAC(ReplayedAlgorithm):
     settings: SACSettings
     engine = "interlace.engines.train.actor_critic:ActorCriticEngine"
     heads = ("squashed",)
+    has_priorities = True
 
     @staticmethod
     def td_targets(

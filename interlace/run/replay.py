@@ -17,7 +17,7 @@ from interlace.robots.envs.spec import Observation
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.replay.buffer import Replay
 from interlace.robots.replay.learning import Learning
-from interlace.robots.replay.off_policy import OffPolicy
+from interlace.robots.replay.off_policy import OffPolicy, Priorities
 from interlace.robots.world_model.flow import WorldLearning, WorldModelGroup
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe, algorithm_of
@@ -36,6 +36,8 @@ def open_learning(recipe: Recipe, folder: Path, newest: Path | None, groups: Rol
     if newest:
         replay.restore(newest / REPLAY_FOLDER)
     off_policy = _off_policy(recipe)
+    if newest and off_policy and off_policy.priorities:
+        off_policy.table.restore(newest / REPLAY_FOLDER)
     return Learning(
         replay=replay, config=recipe.replay, world=_world(recipe, folder, newest, groups), off_policy=off_policy
     )
@@ -45,12 +47,17 @@ def _off_policy(recipe: Recipe) -> OffPolicy | None:
     algorithm = algorithm_of(recipe)
     if not isinstance(algorithm, ReplayedAlgorithm):
         return None
-    if recipe.replay is None or recipe.replay.demonstrations is None:
-        return OffPolicy(settings=algorithm.settings, seed=recipe.seed)
+    replay = recipe.replay
+    rule = None
+    if replay is not None and replay.order == "priority":
+        rule = Priorities(exponent=replay.priority_exponent, importance=replay.importance_exponent)
+    if replay is None or replay.demonstrations is None:
+        return OffPolicy(settings=algorithm.settings, seed=recipe.seed, priorities=rule)
     prompt, actions = recipe_prompts(recipe).train[0], policy_actions(policy_actions_of(recipe))
     return OffPolicy(
         settings=algorithm.settings,
         seed=recipe.seed,
+        priorities=rule,
         demonstrations=read_demonstrations(recipe, algorithm.settings),
         context_ids=np.asarray(actions.context(prompt.token_ids.tolist()), np.int32),
     )

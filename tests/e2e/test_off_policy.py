@@ -62,6 +62,15 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(whole: Path) -> None:
     }
 
 
+def test_a_resumed_run_keeps_the_priorities_of_turns(whole: Path) -> None:
+    rule = ["replay={learner: actor_critic, capacity: 5, order: priority, priority_exponent: 0.6}"]
+    run(whole, "priorities", rule)
+    run(whole, "priorities-stopped", rule, stop_after=2)
+    assert run(whole, "priorities-stopped", rule, resume=True).done_steps == 3
+    assert equal_weights(final_weights(whole, "priorities-stopped"), final_weights(whole, "priorities"))
+    assert not equal_weights(final_weights(whole, "priorities"), final_weights(whole, "whole"))
+
+
 @pytest.mark.parametrize(
     "overrides", [("episode.env.workers=2",), ("schedule.preset=rlinf-disaggregated",)], ids=["workers", "apart"]
 )
@@ -83,6 +92,8 @@ def test_no_placement_changes_what_is_learnt(whole: Path, overrides: Sequence[st
         (["minibatches=2"], "minibatches=2"),
         (["task.starts.instructions=[one, two]", "task.starts.tasks=[0, 0]"], "one instruction"),
         (["replay.max_rounds=3"], "max_rounds"),
+        (["algorithm=iql", "replay.order=priority"], "replay.order=priority"),
+        (["algorithm=awr", "algorithm.offline_updates=3"], "replay.demonstrations names none"),
         (["algorithm.aggregation=constant"], "algorithm.aggregation"),
         (["algorithm.target_critics=3"], "target_critics = 3"),
     ],

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interlace.algorithms.sac import SAC, SACSettings
-    from interlace.core.types import Metrics
+    from interlace.core.types import FloatArray, Metrics
 
 
 class ActorCriticEngine(TransitionEngine):
@@ -29,6 +29,7 @@ class ActorCriticEngine(TransitionEngine):
 
     _algorithm: SAC
     settings: SACSettings
+    _errors: Tensor
 
     @property
     def temperature(self) -> float:
@@ -50,6 +51,11 @@ class ActorCriticEngine(TransitionEngine):
         """Returns means over the updates since the last call, and the temperature."""
         return super().learned_metrics() | {"off_policy/temperature": self.temperature}
 
+    def last_errors(self) -> FloatArray:
+        """Returns the mean distance [B] of the critics from the target in the last update."""
+        errors: FloatArray = self._errors.cpu().numpy()
+        return errors
+
     def _build(self, state_size: int, num_actions: int) -> None:
         settings, size = self.settings, state_size + num_actions
         count, batch_norm = settings.num_critics, settings.batch_norm
@@ -68,17 +74,15 @@ class ActorCriticEngine(TransitionEngine):
         number = stable_hash("soft actor-critic", self._seed, self.num_learned)
         noise, draw = torch.Generator().manual_seed(number), np.random.default_rng(number)
         noises = torch.randn((2, *learnt.actions.shape), generator=noise).to(self.packed.device)
-        values, found = self._values(learnt, noises[0], draw)
-        self._step("critics", self._noted_loss(values, found))
+        targets, found = self._values(learnt, noises[0], draw)
+        self._errors = (found.detach() - targets).abs().mean(0)
+        loss = self._algorithm.critic_loss(found, targets, learnt.weights)
+        self._note(critic_loss=loss, value=found.mean(), target=targets.mean())
+        self._step("critics", loss)
         if (self.num_learned + 1) % self.settings.policy_every == 0:
             self._improve(learnt, noises[1])
         if not self.settings.batch_norm:
             follow(self.targets, self.critics, self.settings.tau)
-
-    def _noted_loss(self, targets_B: Tensor, values_NB: Tensor) -> Tensor:
-        loss = self._algorithm.critic_loss(values_NB, targets_B)
-        self._note(critic_loss=loss, value=values_NB.mean(), target=targets_B.mean())
-        return loss
 
     def _values(self, learnt: Learnt, noise: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Computes the targets [B], without gradient, and the values of the recorded actions [N, B]."""

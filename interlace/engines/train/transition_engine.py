@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from interlace.algorithms.replayed import ReplayedAlgorithm
     from interlace.core.transitions import TransitionBatch
-    from interlace.core.types import IntArray, Metrics
+    from interlace.core.types import FloatArray, IntArray, Metrics
     from interlace.engines.train.config import OptimizerConfig, TrainConfig
     from interlace.engines.train.ranks import Ranks
     from interlace.models.residence import Move
@@ -95,6 +95,8 @@ class Learnt:
     """[B, F]"""
     discounts: Tensor
     """[B]"""
+    weights: Tensor | None = None
+    """[B] weights of the errors; None if all are 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -168,10 +170,11 @@ class TransitionEngine(TrainEngine):
     def _update(self, learnt: Learnt) -> None:
         """Makes one update of all parts that are due."""
 
-    def learn(self, context_ids: IntArray, batch: TransitionBatch) -> None:
+    def learn(self, context_ids: IntArray, batch: TransitionBatch, weights_B: FloatArray | None = None) -> None:
         """Makes one update.
 
-        context_ids: [P] tokens before the answer, equal for all transitions.
+        context_ids: [P] tokens before the answer, equal for all transitions. weights_B: weights of the transitions'
+        errors for drawing by priority; None if all are 1.
         """
         device = self.packed.device
         states, actions, rewards, following, discounts = (
@@ -186,9 +189,17 @@ class TransitionEngine(TrainEngine):
                 rewards=rewards,
                 next_states=following,
                 discounts=discounts,
+                weights=None if weights_B is None else torch.from_numpy(weights_B).to(device),
             )
         )
         self.num_learned += 1
+
+    def last_errors(self) -> FloatArray:
+        """Returns the mean distance [B] of the critics from the target in the last update.
+
+        Raises ValueError if the algorithm has no priorities.
+        """
+        raise ValueError(f"{type(self).__name__} computes no priorities")
 
     def outputs(self, row: ContextRow, states_BF: Tensor) -> Tensor:
         """Computes the policy's outputs [B C, V] for the numbers of chunks, with gradient."""

@@ -65,17 +65,21 @@ class ReplayLearnerConfig(ReplayConfig):
     demonstrations: str | None = None
     """Data set of which actor_critic draws half of each batch (RLPD): a LeRobotDataset (v3), a folder of Minari, or an
     .hdf5 file of robomimic or LIBERO. None for none."""
+    importance_exponent: float = Field(default=0.4, ge=0, le=1)
+    """Exponent of the weights by which actor_critic corrects for draws by priority; 1 corrects fully."""
     imitate_from: float = 1.0
     """Smallest reward of a trajectory to imitate."""
 
     @model_validator(mode="after")
     def _staleness_is_bounded(self) -> Self:
         if self.learner == "actor_critic" and (
-            self.order != "uniform" or self.max_versions_behind is not None or self.max_rounds is not None
+            self.order not in ("uniform", "priority")
+            or self.max_versions_behind is not None
+            or self.max_rounds is not None
         ):
             raise ValueError(
-                "learner actor_critic draws turns uniformly from the whole buffer: remove order, "
-                "max_versions_behind and max_rounds, and bound the buffer by capacity"
+                "learner actor_critic draws turns from the whole buffer, uniformly or by priority: remove "
+                "max_versions_behind, max_rounds and another order, and bound the buffer by capacity"
             )
         if self.demonstrations is not None and self.learner != "actor_critic":
             raise ValueError(

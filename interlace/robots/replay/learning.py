@@ -3,6 +3,7 @@
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -31,6 +32,12 @@ class Learning:
     """World model to fit; None for none."""
     off_policy: OffPolicy | None = None
     """Learner on single turns; None if the actor trains on whole trajectories."""
+
+    def save(self, folder: Path) -> None:
+        """Writes the buffer and the priorities of its turns into a folder of a checkpoint."""
+        self.replay.save(folder)
+        if self.off_policy and self.off_policy.priorities:
+            self.off_policy.table.save(folder)
 
 
 class ReplayRole:

@@ -95,18 +95,8 @@ def _check_off_policy(recipe: Recipe) -> None:
             f"algorithm {name!r} trains from a replay of a robot's episodes: set replay.learner=actor_critic and "
             "episode.name=robot, as the recipe robot-sac does."
         )
-    settings, algorithm = recipe.algorithm.settings, algorithm_of(recipe)
-    shown = replay.demonstrations if replay else None
-    if shown is None and isinstance(settings, ReplayedSettings) and settings.offline_updates:
-        raise UserError(
-            f"algorithm.offline_updates={settings.offline_updates} learn from demonstrations, and "
-            "replay.demonstrations names none. Name a data set, or set algorithm.offline_updates=0."
-        )
-    if shown is not None and isinstance(settings, ReplayedSettings) and settings.turns_per_update < 2:
-        raise UserError(
-            "replay.demonstrations are half of each update, and algorithm.turns_per_update=1 has no half. Set it to 2 "
-            "or more."
-        )
+    _check_draws(recipe)
+    algorithm = algorithm_of(recipe)
     if recipe.world_model is not None or recipe.actor.lora is not None:
         raise UserError(f"algorithm {name!r} trains no adapter and no world model: remove actor.lora and world_model.")
     for key, field in UpdateConfig.model_fields.items():
@@ -130,6 +120,33 @@ def _check_off_policy(recipe: Recipe) -> None:
         raise UserError(
             f"algorithm {name!r} trains one instruction, because its critics see the state alone, and "
             f"task.starts.instructions has {len(recipe.task.starts.instructions)}. Keep one."
+        )
+
+
+def _check_draws(recipe: Recipe) -> None:
+    """Raises UserError for demonstrations and priorities that an off-policy algorithm cannot draw."""
+    name, replay = recipe.algorithm.name, recipe.replay
+    settings, algorithm = recipe.algorithm.settings, algorithm_of(recipe)
+    shown = replay.demonstrations if replay else None
+    if shown is None and isinstance(settings, ReplayedSettings) and settings.offline_updates:
+        raise UserError(
+            f"algorithm.offline_updates={settings.offline_updates} learn from demonstrations, and "
+            "replay.demonstrations names none. Name a data set, or set algorithm.offline_updates=0."
+        )
+    if shown is not None and isinstance(settings, ReplayedSettings) and settings.turns_per_update < 2:
+        raise UserError(
+            "replay.demonstrations are half of each update, and algorithm.turns_per_update=1 has no half. Set it to 2 "
+            "or more."
+        )
+    if (
+        replay
+        and replay.order == "priority"
+        and isinstance(algorithm, ReplayedAlgorithm)
+        and not algorithm.has_priorities
+    ):
+        raise UserError(
+            f"replay.order=priority draws turns by the critics' error, which algorithm {name!r} does not give. Set "
+            "replay.order=uniform, or algorithm=sac."
         )
 
 

@@ -275,6 +275,17 @@ def test_a_resumed_crossq_has_the_same_statistics(tmp_path: Path) -> None:
         assert torch.equal(tensor, resumed._tensors()[name]), name
 
 
+def test_weights_scale_the_errors_of_the_critics() -> None:
+    made, twice = engine(), engine()
+    batch = transitions(0)
+    made.learn(context(made), batch)
+    twice.learn(context(twice), batch, np.full(BATCH, 2, np.float32))
+    losses = [each.learned_metrics()["off_policy/critic_loss"] for each in (made, twice)]
+    assert losses[1] == pytest.approx(2 * losses[0], rel=1e-5)
+    np.testing.assert_array_equal(made.last_errors(), twice.last_errors())
+    assert made.last_errors().shape == (BATCH,) and (made.last_errors() > 0).all()
+
+
 def test_two_normalisations_are_refused() -> None:
     with pytest.raises(UserError, match="batch_norm and layer_norm"):
         engine(batch_norm=True, layer_norm=True)
