@@ -42,10 +42,11 @@ test-simulators: .venv-simulators/.installed
 test-loggers: .venv-loggers/.installed
 	.venv-loggers/bin/python -m pytest -k "mlflow or wandb or trackio or prometheus or opentelemetry or collector or scraper or port" tests/unit/observe/loggers $(PYTEST_ARGS)
 
-# Compares SmolVLA, pi0 and pi0.5 with LeRobot's code, which runs in a separate environment with Python 3.12.
+# Compares SmolVLA, pi0, pi0.5 and data sets with LeRobot's code, which runs in a separate environment with Python 3.12.
 test-lerobot: .venv/.installed-dev .venv-lerobot/.installed
 	.venv-lerobot/bin/python tests/oracles/lerobot_fixtures.py .venv-lerobot/fixtures
-	INTERLACE_LEROBOT_FIXTURES=.venv-lerobot/fixtures $(BIN)/python -m pytest tests/contract/test_lerobot.py $(PYTEST_ARGS)
+	INTERLACE_LEROBOT_FIXTURES=.venv-lerobot/fixtures INTERLACE_LEROBOT_PYTHON=.venv-lerobot/bin/python \
+		$(BIN)/python -m pytest tests/contract/test_lerobot.py tests/contract/test_lerobot_dataset.py $(PYTEST_ARGS)
 
 # Injects each known fault into a run: about half an hour. FAULTS_ARGS="--family storage" selects one family.
 test-faults: .venv/.installed-dev
@@ -94,7 +95,7 @@ PYTHON_LEROBOT ?= python3.12
 .venv-lerobot/.installed: tests/oracles/lerobot_fixtures.py
 	@echo 'installing LeRobot into .venv-lerobot (ten minutes, once)'
 	@test -x .venv-lerobot/bin/python || $(PYTHON_LEROBOT) -m venv .venv-lerobot
-	@.venv-lerobot/bin/python -m pip install --quiet 'lerobot[smolvla,pi]==0.6.1'
+	@.venv-lerobot/bin/python -m pip install --quiet 'lerobot[dataset,smolvla,pi]==0.6.1'
 	@touch $@
 
 # torch is installed first, so that its CPU build satisfies vLLM's requirements; audio, vision and codec packages are left out.

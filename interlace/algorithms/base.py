@@ -35,6 +35,8 @@ class Needs:
     on_policy: bool = True
     """The actor trains on the samples of each step. If False, the samples only enter the replay, from which the
     algorithm trains."""
+    transitions: bool = False
+    """The actor trains on single turns of episodes, by an engine with critics."""
     batch_statistics: bool = False
     """Advantages depend on the whole batch, so training cannot start before it is closed."""
 

@@ -1,7 +1,8 @@
 """Soft actor-critic (SAC, arXiv 1812.05905) with automatic temperature, for robots with continuous actions.
 
 Variants by settings: REDQ (arXiv 2101.05982) with `num_critics` 10 and `updates_per_turn` 20; RLPD (arXiv 2302.02948)
-with `layer_norm` and `replay.demonstrations`, of which half of each batch is drawn.
+with `layer_norm` and `replay.demonstrations`, of which half of each batch is drawn; CrossQ (arXiv 1902.05605) with
+`batch_norm`, which replaces the target critics.
 
 Shapes: B = transitions of an update, N = critics.
 """
@@ -10,47 +11,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Needs
+from interlace.algorithms.replayed import CriticSettings, ReplayedAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interlace.core.training import LossInputs, LossOutputs
-    from interlace.core.types import SampleGroup
 
+class SACSettings(CriticSettings):
+    """Settings of SAC."""
 
-class SACSettings(AlgorithmConfig):
-    """Settings of SAC. The policy's optimizer is the recipe's `optimizer`."""
-
-    gamma: float = Field(default=0.99, gt=0, le=1)
-    """Discount from each turn of an episode to the next."""
-    n_step: int = Field(default=1, ge=1)
-    """Turns whose rewards a target sums before it takes the critics' value."""
-    turns_per_update: int = Field(default=256, ge=1)
-    """Transitions of an update."""
-    updates_per_turn: float = Field(default=1.0, gt=0)
-    """Updates of the critics for each turn that was added to the replay."""
-    start_turns: int = Field(default=256, ge=1)
-    """Turns in the replay before the first update."""
     policy_every: int = Field(default=1, ge=1)
     """Updates of the critics for each update of the policy and the temperature."""
-    tau: float = Field(default=0.005, gt=0, le=1)
-    """Share by which the target critics move to the critics in each update."""
-    num_critics: int = Field(default=2, ge=1)
-    """Critics that are trained."""
     target_critics: int = Field(default=2, ge=1)
     """Critics whose minimum is the target; with more critics they are drawn for each update."""
-    critic_width: int = Field(default=256, ge=1)
-    """Width of the critics' hidden layers."""
-    critic_layers: int = Field(default=2, ge=1)
-    """Hidden layers of each critic."""
-    layer_norm: bool = False
-    """True to normalise each hidden layer of the critics, as in RLPD."""
-    critic_lr: float = Field(default=3e-4, gt=0)
-    """Learning rate of the critics (Adam)."""
+    batch_norm: bool = False
+    """True for CrossQ: the critics normalise their layers by the statistics of one batch of current and next states,
+    and give their own targets, so that tau has no effect."""
+    critic_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of Adam's moments for the critics; CrossQ takes 0.5 for the first."""
     initial_temperature: float = Field(default=1.0, gt=0)
     """Weight of the entropy at the start."""
     temperature_lr: float = Field(default=3e-4, ge=0)
@@ -61,31 +41,26 @@ class SACSettings(AlgorithmConfig):
     """False leaves the entropy out of the critics' targets, which RLPD does for sparse rewards."""
 
     @model_validator(mode="after")
-    def _targets_are_critics(self) -> Self:
+    def _critics_fit_together(self) -> Self:
         if self.target_critics > self.num_critics:
             raise ValueError(
                 f"target_critics = {self.target_critics} are drawn among num_critics = {self.num_critics}: lower it"
             )
+        if self.batch_norm and self.layer_norm:
+            raise ValueError("batch_norm and layer_norm normalise the same layers of the critics: remove one of them")
+        if not all(0 <= beta < 1 for beta in self.critic_betas):
+            raise ValueError(f"critic_betas = {list(self.critic_betas)}: give two numbers from 0 to below 1")
         return self
 
 
-class SAC(Algorithm):
-    """Trains from the replay alone: the samples of a step only enter the replay."""
+class SAC(ReplayedAlgorithm):
+    """Critics with targets that contain the entropy, and a policy that maximises both."""
 
     Settings = SACSettings
     settings: SACSettings
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(on_policy=False)
-
-    def advantages(self, group: SampleGroup) -> Advantages:
-        """Returns zeros, which nothing reads."""
-        return Advantages(advantages=[np.zeros(sample.num_tokens, np.float32) for sample in group.samples])
-
-    def loss(self, inputs: LossInputs) -> LossOutputs:
-        del inputs
-        raise ValueError("SAC has no loss per token: its losses are of transitions (interlace/algorithms/sac.py)")
+    engine = "interlace.engines.train.actor_critic:ActorCriticEngine"
+    heads = ("squashed",)
+    has_priorities = True
 
     @staticmethod
     def td_targets(
@@ -97,11 +72,6 @@ class SAC(Algorithm):
         logprobs_B: log-prob of that action.
         """
         return rewards_B + discounts_B * (values_B - temperature * logprobs_B)
-
-    @staticmethod
-    def critic_loss(values_NB: Tensor, targets_B: Tensor) -> Tensor:
-        """Computes half of the mean squared error, summed over the critics (eq. 5)."""
-        return 0.5 * ((values_NB - targets_B) ** 2).mean(1).sum()
 
     @staticmethod
     def policy_loss(values_B: Tensor, logprobs_B: Tensor, temperature: Tensor | float) -> Tensor:

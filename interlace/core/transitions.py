@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from interlace.core.types import FloatArray
+from interlace.core.types import FloatArray, Metrics
 
 
 # Without slots, as Segment: worker groups pickle these records.
@@ -41,6 +41,15 @@ class TransitionBatch:
         """Returns the transitions of all parts in order. Raises ValueError without parts."""
         names = [each.name for each in fields(cls)]
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Learned:
+    """Result of the updates of one call."""
+
+    metrics: Metrics
+    errors: Sequence[FloatArray] = ()
+    """[B] of each update: mean distance of the critics from the target; empty for uniform draws."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

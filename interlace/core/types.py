@@ -247,6 +247,8 @@ class Segment:
     query_ids: IntArray | None = None
     """[L] placeholder tokens from which `token_ids` were decoded in parallel; None if decoding was autoregressive. No
     segment continues a segment with placeholders."""
+    shown_ids: IntArray | None = None
+    """[L] tokens that an expert would have answered instead of `token_ids`; None if no expert was asked."""
     reward: float | None = None
     """Reward of this turn by the episode, a part of the sample's reward. None if the episode gave none."""
     kind: str = RESPONSE

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from interlace.core.types import Metrics
 from interlace.stages.batches import Batch
 
 
@@ -10,6 +11,10 @@ class ReplayLearner(Protocol):
 
     num_updates: int
     """Number of optimizer steps started."""
+
+    async def learn_offline(self) -> Metrics:
+        """Trains on given samples before the first step. Returns its metrics; empty if there is nothing to learn."""
+        ...
 
     async def learn(self, batch: Batch) -> None:
         """Stores the samples of a trained batch, and trains on drawn samples. Adds metrics to the batch."""
@@ -31,6 +36,10 @@ class ReplayRole:
     def num_updates(self) -> int:
         """Number of optimizer steps started."""
         return self.learner.num_updates if self.learner else 0
+
+    async def learn_offline(self) -> Metrics:
+        """Trains on given samples before the first step. Returns its metrics. Does nothing without a learner."""
+        return await self.learner.learn_offline() if self.learner else {}
 
     async def learn(self, batch: Batch) -> None:
         """Stores the samples of a trained batch, and trains on drawn samples. Does nothing without a learner."""

@@ -13,8 +13,7 @@ from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import FloatArray, Prompt
 from interlace.robots.datasets.episodes import RecordedEpisode
-from interlace.robots.datasets.layout import STATS
-from interlace.robots.datasets.lerobot_read import LeRobotReader
+from interlace.robots.datasets.load import content_of, open_dataset
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
 from interlace.robots.envs.spec import stacked
@@ -32,7 +31,8 @@ class ExpertConfig(Config):
     episodes: int = Field(ge=1)
     """Demonstrations per instruction; of a data set, at most."""
     dataset: str | None = None
-    """Folder of a LeRobotDataset (v3) with demonstrations of the instructions. If None, a scripted expert of the
+    """Data set with demonstrations of the instructions: a LeRobotDataset (v3), a folder of Minari, or an .hdf5 file of
+    robomimic or LIBERO. If None, a scripted expert of the
     simulator records them."""
     noise: tuple[float, ...] = ()
     """[A] standard deviations of the noise on the executed actions. If empty, no noise. The policy imitates the
@@ -44,8 +44,7 @@ class ExpertConfig(Config):
     @property
     def content(self) -> str:
         """Returns a text that changes with the content of the data set; empty without one."""
-        path = Path(self.dataset or "") / STATS
-        return path.read_text(encoding="utf-8") if self.dataset is not None and path.is_file() else ""
+        return "" if self.dataset is None else content_of(Path(self.dataset))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -135,10 +134,10 @@ async def _record_episode(
 
 
 def _read_dataset(folder: str, episodes: int, prompt: Prompt, chunk: int) -> list[Demonstrated]:
-    """Returns the states of the first episodes of an instruction in a LeRobotDataset."""
+    """Returns the states of the first episodes of an instruction in a data set."""
     found: list[RecordedEpisode] = []
     instructions: set[str] = set()
-    for episode in LeRobotReader(Path(folder)).episodes(cameras=None):
+    for episode in open_dataset(Path(folder)).episodes(cameras=None):
         instructions.add(episode.instruction)
         if episode.instruction == prompt.text:
             found.append(episode)

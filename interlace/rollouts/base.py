@@ -117,6 +117,8 @@ class Outcome:
     """Reason why the episode ended. If None, the reason of its last turn."""
     valid: Mapping[int, BoolArray] = field(default_factory=dict)
     """By number of the turn: [L] True on the sampled tokens that had an effect. Other tokens are not trained."""
+    shown: Mapping[int, IntArray] = field(default_factory=dict)
+    """By number of the turn: [L] tokens that an expert would have answered, for algorithms that imitate it."""
     final: FinalContext | None = None
     """Last context if the episode was truncated: a limit that is not part of the task ended it."""
 

@@ -1,10 +1,10 @@
 """Client and server for environments of the run that are used by episodes in other processes."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from interlace.core.errors import UserError
@@ -29,6 +29,8 @@ class EnvAsk:
     """Start of the episode; set for a lease."""
     actions: Array | None = None
     """[K, A] actions; set for a chunk."""
+    count: int = 1
+    """Number of the expert's actions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,7 +47,7 @@ class EnvProxies:
 
     def __init__(self, send: Callable[[EnvAsk], None]) -> None:
         """send: sends a request to the run."""
-        self._send, self._numbers = send, count()
+        self._send, self._numbers = send, itertools.count()
         self._answers: dict[int, asyncio.Future[object]] = {}
 
     @asynccontextmanager
@@ -57,8 +59,8 @@ class EnvProxies:
                 found: Any = await self._send_request(lease, "lease", start=start)
             spec, observation = found
 
-            async def ask(kind: JobKind, actions: Array | None) -> object:
-                return await self._send_request(lease, kind, actions=actions)
+            async def ask(kind: JobKind, actions: Array | None, count: int) -> object:
+                return await self._send_request(lease, kind, actions=actions, count=count)
 
             yield EnvEpisode(ask, spec, observation, around)
         finally:
@@ -75,11 +77,11 @@ class EnvProxies:
             waiting.set_result(answer.value)
 
     async def _send_request(
-        self, lease: int, wish: Wish, *, start: Start | None = None, actions: Array | None = None
+        self, lease: int, wish: Wish, *, start: Start | None = None, actions: Array | None = None, count: int = 1
     ) -> object:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
-        self._send(EnvAsk(number=number, lease=lease, wish=wish, start=start, actions=actions))
+        self._send(EnvAsk(number=number, lease=lease, wish=wish, start=start, actions=actions, count=count))
         try:
             return await self._answers[number]
         finally:
@@ -131,7 +133,7 @@ class EnvLeases:
 
     async def _run_job(self, ask: EnvAsk) -> object:
         kind: Any = ask.wish
-        return await self._leased[ask.lease][1].do(kind, ask.actions)
+        return await self._leased[ask.lease][1].do(kind, ask.actions, count=ask.count)
 
     async def _release_lease(self, lease: int) -> None:
         stack, _ = self._leased.pop(lease, (AsyncExitStack(), None))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.progress import Progress
 from interlace.core.row import RowName
-from interlace.core.transitions import TransitionBatch
+from interlace.core.transitions import Learned, TransitionBatch
 from interlace.core.types import FloatArray, IntArray, Metrics, Request, Response, RewardResult, Sample, SampleKey
 from interlace.rollouts.envs.jobs import EnvBatch, SlotJob
 from interlace.rollouts.envs.spec import EnvSpec
@@ -158,8 +158,10 @@ class ActorGroup(TrainedGroup, Protocol):
         """Adds replayed trajectories to the gradient, under the loss for replay."""
         ...
 
-    def learn(self, context_ids: IntArray, batches: Sequence[TransitionBatch]) -> Handle[Metrics]:
-        """Makes one update of an off-policy algorithm for each batch. Returns the means of its metrics."""
+    def learn(
+        self, context_ids: IntArray, batches: Sequence[TransitionBatch], weights: Sequence[FloatArray] = ()
+    ) -> Handle[Learned]:
+        """Makes one update of an off-policy algorithm for each batch. weights: [B] of each; if empty, all are 1."""
         ...
 
     def logprobs(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:

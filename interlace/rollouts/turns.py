@@ -52,7 +52,8 @@ def turn_columns(
     if not turns:
         raise ValueError("the episode ended without a turn, so there is nothing to score or to train on")
     last = turns[-1]
-    segments = with_final(segments_of(prompt, turns, rewards, outcome.valid), prompt, outcome.final)
+    segments = segments_of(prompt, turns, rewards, outcome.valid, outcome.shown)
+    segments = with_final(segments, prompt, outcome.final)
     columns: Columns = {
         "segments": segments,
         "finish_reason": outcome.finish_reason or last.finish_reason,
@@ -92,12 +93,13 @@ def segments_of(
     turns: Sequence[Turn],
     rewards: Mapping[int, float] | None = None,
     valid: Mapping[int, BoolArray] | None = None,
+    shown: Mapping[int, IntArray] | None = None,
 ) -> tuple[Segment, ...]:
     """Builds the tree of turns: each turn continues the earlier turn with whose context and tokens it begins.
 
     Further context tokens of a turn become a segment that was not sampled. A turn that continues no other continues the
     prompt if its context begins with the prompt, else it begins a new context. A turn with arrays never continues
-    another turn, because equal tokens may have different arrays. valid: see Outcome.
+    another turn, because equal tokens may have different arrays. valid, shown: see Outcome.
     """
     segments: list[Segment] = []
     first = {PROMPT: prompt.token_ids}
@@ -119,6 +121,7 @@ def segments_of(
                 versions=turn.versions,
                 reward=(rewards or {}).get(turn.number),
                 query_ids=turn.query_ids,
+                shown_ids=(shown or {}).get(turn.number),
             )
         )
         if turn.inputs is None and turn.query_ids is None:

@@ -1,4 +1,4 @@
-"""Estimates of an evaluation: accuracy, average@n and pass@k, with bootstrap intervals over prompts."""
+"""Estimates of an evaluation: accuracy, average@n and pass@k, with intervals over prompts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +11,8 @@ from interlace.core.random import stable_hash
 
 LEVEL = 0.95
 """Coverage of the intervals."""
+QUANTILE = 1.959964
+"""Quantile of the standard normal distribution for this coverage."""
 GREEDY = "greedy"
 
 
@@ -49,13 +51,32 @@ def bootstrap_interval(values: NDArray[np.float64], resamples: int, *key: int | 
     return float(low), float(high)
 
 
+def wilson_interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Returns the score interval of a share (Wilson 1927). It has a width even if all or none are right.
+
+    values: [prompts] of 0 and 1.
+    """
+    size, share = len(values), float(values.mean())
+    spread = QUANTILE**2 / size
+    centre = (share + spread / 2) / (1 + spread)
+    half = QUANTILE / (1 + spread) * float(np.sqrt(share * (1 - share) / size + spread / (4 * size)))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _interval(values: NDArray[np.float64], resamples: int, seed: int) -> tuple[float, float]:
+    """Returns Wilson's interval of values that are 0 or 1, else the bootstrap interval."""
+    is_share = bool(np.isin(values, (0.0, 1.0)).all())
+    return wilson_interval(values) if is_share else bootstrap_interval(values, resamples, seed)
+
+
 def estimate(
     greedy: Sequence[bool], sampled: Sequence[Sequence[bool]], pass_at: Sequence[int], resamples: int, seed: int
 ) -> Mapping[str, Estimate]:
     """Returns the estimates of one set of prompts: `greedy`, and with samples `average@n` and `pass@k` of each k.
 
     greedy: whether the greedy answer to each prompt is right. sampled: the same of n samples for each prompt; empty
-    without samples. resamples: of each interval; 0 gives none. All intervals draw the same prompts.
+    without samples. resamples: of each bootstrap interval; 0 gives no interval. Values of 0 and 1 have Wilson's
+    interval. All bootstrap intervals draw the same prompts.
     """
     values = {GREEDY: np.asarray(greedy, np.float64)}
     if sampled:
@@ -67,6 +88,6 @@ def estimate(
     found = {}
     for name, each in values.items():
         has_interval = resamples > 0 and len(each) > 1
-        low, high = bootstrap_interval(each, resamples, seed) if has_interval else (None, None)
+        low, high = _interval(each, resamples, seed) if has_interval else (None, None)
         found[name] = Estimate(value=float(each.mean()), low=low, high=high, num_prompts=len(each))
     return found

@@ -25,7 +25,8 @@ class Evaluation(Config):
     by_set: Mapping[str, tuple[float, float | None]] = Field(default_factory=dict)
     """Greedy and sampled accuracy of each held-out set, by its name; empty for a single set without a name."""
     estimates: Mapping[str, Mapping[str, Estimate]] = Field(default_factory=dict)
-    """Estimates with intervals: name of a held-out set, empty for all prompts -> greedy, average@n, pass@k -> value."""
+    """Estimates with intervals: name of a held-out set or instruction of a robot's task, empty for all prompts ->
+    greedy, average@n, pass@k -> value."""
     num_failed: int = 0
     """Number of answers that could not be scored; they count as wrong."""
     failure: str = ""

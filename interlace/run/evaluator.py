@@ -7,7 +7,7 @@ from typing import TypeAlias
 from interlace.core.types import NO_GROUP, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.observe.answers import EvaluationAnswer
 from interlace.observe.step_line import brief
-from interlace.robots.episodes.robot import SUCCESS
+from interlace.robots.episodes.robot import SUCCESS, TASK
 from interlace.rollouts.base import FILMED
 from interlace.rollouts.turns import answered
 from interlace.run.estimates import Estimate, estimate
@@ -78,14 +78,10 @@ class Evaluator:
         return {} if set(found) <= {OWN} else found
 
     def _estimate_all(self, greedy: Sequence[Scored], sampled: Sequence[Scored]) -> dict[str, Mapping[str, Estimate]]:
-        """Returns the estimates of all prompts, and of each held-out set if there are several."""
+        """Returns the estimates of all prompts, and of each held-out set and robot's task if there are several."""
         settings, size = self._settings, self._settings.samples_per_prompt
         first, drawn = ([self._is_right(result, sample.prompt.source) for sample, result in kind]
                         for kind in (greedy, sampled))  # fmt: skip
-        places: dict[str, list[int]] = {"": list(range(len(self._prompts)))}
-        if len({prompt.source for prompt in self._prompts}) > 1:
-            for place, prompt in enumerate(self._prompts):
-                places.setdefault(prompt.source or OWN, []).append(place)
         return {
             name: estimate(
                 [first[place] for place in chosen],
@@ -94,8 +90,18 @@ class Evaluator:
                 settings.resamples,
                 self._seed,
             )
-            for name, chosen in places.items()
+            for name, chosen in self._find_places().items()
         }
+
+    def _find_places(self) -> dict[str, list[int]]:
+        """Returns the indices of the prompts of each estimate, by its name; all prompts are unnamed."""
+        found: dict[str, list[int]] = {"": list(range(len(self._prompts)))}
+        sets = [prompt.source or OWN for prompt in self._prompts]
+        tasks = [prompt.text if TASK in prompt.metadata else "" for prompt in self._prompts]
+        for names in (sets, tasks):
+            for place, name in enumerate(names if len(set(names)) > 1 else ()):
+                found.setdefault(name, []).append(place)
+        return found
 
     def _make_params(self, temperature: float) -> SamplingParams:
         return self._sampling.model_copy(update={"temperature": temperature})

@@ -136,7 +136,7 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
         if algorithm_of(recipe).needs.process_reward
         else wrap_engine(CriticWorker, partial(make_critic_engine, source, sources.critic))
     )
-    actor = ActorWorker if algorithm_of(recipe).needs.on_policy else ActorCriticWorker
+    actor = ActorCriticWorker if algorithm_of(recipe).needs.transitions else ActorWorker
     workers = {
         "rollout": wrap_engine(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
         "reference": _reference_worker(initial),

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from interlace.algorithms.sac import SAC
+from interlace.algorithms.replayed import ReplayedAlgorithm
+from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
@@ -89,15 +90,20 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
 def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
     """Makes the engine that trains a recipe's policy with its algorithm's loss."""
     from interlace.engines.train import Adapter, TrainEngine
-    from interlace.engines.train.actor_critic import ActorCriticEngine
+    from interlace.engines.train.transition_engine import TransitionEngine
     from interlace.models.loading import portable_name
 
     recipe, algorithm = source.recipe, algorithm_of(source.recipe)
     ranks = join_ranks(context, recipe.actor)
     loaded = load_source(source, context, trained=recipe.actor.lora is None, ranks=ranks)
     name = portable_name(recipe.model, is_warmed_up=recipe.warmup is not None)
-    if isinstance(algorithm, SAC):
-        engine = ActorCriticEngine(
+    if isinstance(algorithm, ReplayedAlgorithm):
+        made = concrete_subclass(
+            "engine",
+            load_object("engine", algorithm.engine),
+            TransitionEngine,  # type: ignore[type-abstract]
+        )
+        engine = made(
             loaded.model,
             algorithm=algorithm,
             optimizer=recipe.optimizer,

@@ -6,21 +6,22 @@ from typing import cast
 
 import numpy as np
 
-from interlace.algorithms.sac import SAC, SACSettings
+from interlace.algorithms.replayed import ReplayedAlgorithm, ReplayedSettings
 from interlace.core.errors import UserError
 from interlace.core.transitions import TransitionBatch, n_step_transitions
 from interlace.core.types import FloatArray
 from interlace.flows.run import RoleGroups
 from interlace.robots.datasets.episodes import STATE, chunk_steps, with_reward
-from interlace.robots.datasets.lerobot_read import LeRobotReader
+from interlace.robots.datasets.load import open_dataset
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.replay.buffer import Replay
 from interlace.robots.replay.learning import Learning
-from interlace.robots.replay.off_policy import OffPolicy
+from interlace.robots.replay.off_policy import OffPolicy, Priorities
 from interlace.robots.world_model.flow import WorldLearning, WorldModelGroup
 from interlace.rollouts.envs.spec import Observation
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.prompts import recipe_prompts
 from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER
 
 
@@ -35,6 +36,8 @@ def open_learning(recipe: Recipe, folder: Path, newest: Path | None, groups: Rol
     if newest:
         replay.restore(newest / REPLAY_FOLDER)
     off_policy = _off_policy(recipe)
+    if newest and off_policy and off_policy.priorities:
+        off_policy.table.restore(newest / REPLAY_FOLDER)
     return Learning(
         replay=replay,
         config=recipe.replay,
@@ -45,13 +48,25 @@ def open_learning(recipe: Recipe, folder: Path, newest: Path | None, groups: Rol
 
 def _off_policy(recipe: Recipe) -> OffPolicy | None:
     algorithm = algorithm_of(recipe)
-    if not isinstance(algorithm, SAC):
+    if not isinstance(algorithm, ReplayedAlgorithm):
         return None
-    shown = read_demonstrations(recipe, algorithm.settings) if recipe.replay and recipe.replay.demonstrations else None
-    return OffPolicy(settings=algorithm.settings, seed=recipe.seed, demonstrations=shown)
+    replay = recipe.replay
+    rule = None
+    if replay is not None and replay.order == "priority":
+        rule = Priorities(exponent=replay.priority_exponent, importance=replay.importance_exponent)
+    if replay is None or replay.demonstrations is None:
+        return OffPolicy(settings=algorithm.settings, seed=recipe.seed, priorities=rule)
+    prompt, actions = recipe_prompts(recipe).train[0], policy_actions(policy_actions_of(recipe))
+    return OffPolicy(
+        settings=algorithm.settings,
+        seed=recipe.seed,
+        priorities=rule,
+        demonstrations=read_demonstrations(recipe, algorithm.settings),
+        context_ids=np.asarray(actions.context(prompt.token_ids.tolist()), np.int32),
+    )
 
 
-def read_demonstrations(recipe: Recipe, settings: SACSettings) -> TransitionBatch:
+def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> TransitionBatch:
     """Reads the data set of `replay.demonstrations` as transitions of the recipe's policy. Raises UserError."""
     if recipe.replay is None or recipe.replay.demonstrations is None or not isinstance(recipe.episode, RobotConfig):
         raise ValueError("the recipe has no demonstrations of a robot")
@@ -65,7 +80,7 @@ def read_demonstrations(recipe: Recipe, settings: SACSettings) -> TransitionBatc
         return actions.encode(chunk).view(np.float32)
 
     parts = []
-    for recorded in LeRobotReader(folder).episodes():
+    for recorded in open_dataset(folder).episodes():
         if STATE not in recorded.observations or recorded.actions.shape[1] != actions.simulator_size:
             raise UserError(
                 f"replay.demonstrations={folder} has actions of {recorded.actions.shape[1]} numbers and the arrays "

@@ -65,7 +65,7 @@ class Saver:
         if self._learning:
             shutil.rmtree(self._copied, ignore_errors=True)
             self._copied.mkdir()
-            self._learning.replay.save(self._copied)
+            self._learning.save(self._copied)
             if self._learning.world and self._learning.world.folder.is_dir():
                 shutil.copytree(self._learning.world.folder, self._copied / WORLD_MODEL_FOLDER)
         return self._cluster.clock.now() - start_s

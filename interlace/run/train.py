@@ -130,12 +130,21 @@ class _PolicySession(RunProcess):
             quiet=self._quiet,
         )
         boundary.utilization = UtilizationMeter.create(recipe, cluster.devices)
+        if job.start.checkpoint is None:
+            await self._learn_offline(hosted)
         await hosted.run.start(boundary)
         if job.planner:
             job.planner.started(time.monotonic() - self._began_s, hosted.live.may_become)
         await boundary.begin()
         await policy_optimization(hosted.run)
         await boundary.finish()
+
+    async def _learn_offline(self, hosted: Hosted) -> None:
+        """Makes the updates of an off-policy algorithm that come before the first step."""
+        found = await hosted.run.replay.learn_offline()
+        if found:
+            shown = ", ".join(f"{name.rpartition('/')[2]} {value:.4g}" for name, value in found.items())
+            self._progress.say(f"offline updates from the demonstrations are done: {shown}")
 
     async def _host_flow(self, cluster: Cluster, stream: PromptStream) -> Hosted:
         recipe = imagining(self._recipe, self._folder.path)

@@ -83,7 +83,21 @@ def test_half_of_each_batch_of_rlpd_is_demonstrated(recorded: Path, tmp_path: Pa
     run_recipe("robot-cartpole", tmp_path, "rlpd", settings)
     run_recipe("robot-cartpole", tmp_path, "sac", [*SAC, f"model.cache_dir={tmp_path}"])
     with_shown, without = metrics(tmp_path, "rlpd")[-1], metrics(tmp_path, "sac")[-1]
-    assert with_shown["sac/target"] > without["sac/target"], "half of the batch succeeds"
+    assert with_shown["off_policy/target"] > without["off_policy/target"], "half of the batch succeeds"
+
+
+def test_iql_learns_offline_before_the_first_step_and_resumes(recorded: Path, tmp_path: Path) -> None:
+    learner = "algorithm={name: iql, offline_updates: 200, turns_per_update: 32, start_turns: 8, critic_width: 32}"
+    settings = [
+        *SAC, "model.robot.head=gaussian", learner, f"replay.demonstrations={recorded}", "optimizer.lr=3e-3",
+        "task.starts.heldout_size=16",
+        f"model.cache_dir={tmp_path}",
+    ]  # fmt: skip
+    report = run_recipe("robot-cartpole", tmp_path, "whole", settings)
+    assert report.before is not None and report.before.greedy_accuracy > 0.5, "the first evaluation follows"
+    run_recipe("robot-cartpole", tmp_path, "stopped", settings, stop_after=1)
+    assert run_recipe("robot-cartpole", tmp_path, "stopped", settings, resume=True).done_steps == 2
+    assert equal_weights(final_weights(tmp_path, "stopped"), final_weights(tmp_path, "whole"))
 
 
 def test_a_data_set_that_does_not_fit_is_refused(recorded: Path, tmp_path: Path) -> None:

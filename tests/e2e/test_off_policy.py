@@ -44,10 +44,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_step_says_what_was_learnt(whole: Path) -> None:
     lines = metrics(whole, "whole")
     assert [line["replay/transitions"] for line in lines] == [24, 48, 60], "the capacity is five episodes"
-    assert "sac/updates" not in lines[0], "fewer turns than start_turns"
+    assert "off_policy/updates" not in lines[0], "fewer turns than start_turns"
     for line in lines[1:]:
-        assert line["sac/updates"] == 12 and line["sac/critic_loss"] > 0
-        assert 0 < line["sac/temperature"] < 1.1
+        assert line["off_policy/updates"] == 12 and line["off_policy/critic_loss"] > 0
+        assert 0 < line["off_policy/temperature"] < 1.1
         assert line["samples/trained"] == 2 and "actor/loss" not in line
 
 
@@ -57,9 +57,18 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(whole: Path) -> None:
     assert samples(whole, "stopped") == samples(whole, "whole")
     assert equal_weights(final_weights(whole, "stopped"), final_weights(whole, "whole"))
     ours, theirs = metrics(whole, "stopped")[-1], metrics(whole, "whole")[-1]
-    assert {key: ours[key] for key in ours if key.startswith("sac/")} == {
-        key: theirs[key] for key in theirs if key.startswith("sac/")
+    assert {key: ours[key] for key in ours if key.startswith("off_policy/")} == {
+        key: theirs[key] for key in theirs if key.startswith("off_policy/")
     }
+
+
+def test_a_resumed_run_keeps_the_priorities_of_turns(whole: Path) -> None:
+    rule = ["replay={learner: actor_critic, capacity: 5, order: priority, priority_exponent: 0.6}"]
+    run(whole, "priorities", rule)
+    run(whole, "priorities-stopped", rule, stop_after=2)
+    assert run(whole, "priorities-stopped", rule, resume=True).done_steps == 3
+    assert equal_weights(final_weights(whole, "priorities-stopped"), final_weights(whole, "priorities"))
+    assert not equal_weights(final_weights(whole, "priorities"), final_weights(whole, "whole"))
 
 
 @pytest.mark.parametrize(
@@ -83,6 +92,8 @@ def test_no_placement_changes_what_is_learnt(whole: Path, overrides: Sequence[st
         (["minibatches=2"], "minibatches=2"),
         (["task.starts.instructions=[one, two]", "task.starts.tasks=[0, 0]"], "one instruction"),
         (["replay.max_rounds=3"], "max_rounds"),
+        (["algorithm=iql", "replay.order=priority"], "replay.order=priority"),
+        (["algorithm=awr", "algorithm.offline_updates=3"], "replay.demonstrations names none"),
         (["algorithm.aggregation=constant"], "algorithm.aggregation"),
         (["algorithm.target_critics=3"], "target_critics = 3"),
     ],
@@ -95,4 +106,4 @@ def test_settings_without_effect_are_refused(overrides: list[str], told: str) ->
 def test_the_report_draws_the_critics_and_the_temperature(whole: Path) -> None:
     write_report([RunFolder.named(whole, "whole")], whole / "report.html")
     page = (whole / "report.html").read_text(encoding="utf-8")
-    assert "SAC: critic loss" in page and "SAC: temperature" in page
+    assert "Off-policy: critic loss" in page and "Off-policy: temperature" in page

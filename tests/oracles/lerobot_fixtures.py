@@ -21,7 +21,15 @@ from lerobot.policies.pi05 import modeling_pi05
 from lerobot.policies.pi05.configuration_pi05 import PI05Config
 from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
-from transformers import SmolVLMConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    PreTrainedTokenizerFast,
+    SmolVLMConfig,
+    SmolVLMImageProcessor,
+    SmolVLMProcessor,
+    SmolVLMVideoProcessor,
+)
 
 CHUNK, SIZE, STATES, TOKENS, VOCABULARY = 6, 3, 5, 7, 300
 TEXT = {
@@ -40,11 +48,13 @@ SIZES = {"chunk_size": CHUNK, "n_action_steps": 2, "max_state_dim": 8, "max_acti
 
 
 def make_smolvla(folder: Path) -> SmolVLAPolicy:
-    """Makes a small SmolVLA. Its language model is a folder with a configuration, for it would be fetched."""
+    """Makes a small SmolVLA. Its language model is a folder with a configuration and a processor: LeRobot would fetch
+    them."""
     vlm = folder / "vlm"
     vlm.mkdir(parents=True)
     small = SmolVLMConfig(text_config=TEXT, vision_config={**EYE, "image_size": 64, "patch_size": 16}, scale_factor=2)
     small.save_pretrained(vlm)
+    make_processor().save_pretrained(vlm)
     config = SmolVLAConfig(
         **FEATURES, **SIZES, vlm_model_name=str(vlm), load_vlm_weights=False, num_vlm_layers=4, num_steps=4,
         resize_imgs_with_padding=(64, 64),
@@ -52,21 +62,30 @@ def make_smolvla(folder: Path) -> SmolVLAPolicy:
     return SmolVLAPolicy(config)
 
 
+def make_processor() -> SmolVLMProcessor:
+    """Makes a processor whose tokenizer has the special tokens that LeRobot reads."""
+    named = {"fake_image_token": "<fake>", "image_token": "<image>", "global_image_token": "<global>"}
+    words = Tokenizer(WordLevel({"<pad>": 0, "<unk>": 1}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", unk_token="<unk>", extra_special_tokens=named
+    )
+    return SmolVLMProcessor(SmolVLMImageProcessor(), tokenizer, SmolVLMVideoProcessor(), chat_template="{{ messages }}")
+
+
 def make_pi(kind: str):
-    """Makes a small pi0 or pi0.5, whose sizes are fixed in LeRobot's module: the module's functions are replaced."""
+    """Makes a small pi0 or pi0.5, whose sizes are fixed in LeRobot's module: two names of the module are replaced."""
     module = modeling_pi0 if kind == "pi0" else modeling_pi05
     tiny = {"depth": 4, "mlp_dim": 96, "num_heads": 8, "num_kv_heads": 1, "head_dim": 8}
     module.get_gemma_config = lambda variant: SimpleNamespace(width=48 if "300m" in variant else 64, **tiny)
-    original = module.CONFIG_MAPPING["paligemma"]
+    original = module.PaliGemmaForConditionalGenerationWithPiGemma
 
-    def smaller(**given):
-        made = original(**given)
-        made.text_config.vocab_size = VOCABULARY
+    def smaller(config):
+        config._vocab_size = config.text_config.vocab_size = VOCABULARY
         for name, value in {**EYE, "projection_dim": 64, "image_size": 56}.items():
-            setattr(made.vision_config, name, value)
-        return made
+            setattr(config.vision_config, name, value)
+        return original(config=config)
 
-    module.CONFIG_MAPPING = {**dict(module.CONFIG_MAPPING.items()), "paligemma": smaller}
+    module.PaliGemmaForConditionalGenerationWithPiGemma = smaller
     config = (PI0Config if kind == "pi0" else PI05Config)(
         **FEATURES, **SIZES, image_resolution=(56, 56), num_inference_steps=4
     )
@@ -85,6 +104,9 @@ def write(kind: str, folder: Path) -> None:
     settings = json.loads((folder / "config.json").read_text())
     changed = {"vlm_model_name": "vlm"} if kind == "smolvla" else {"vision_heads": EYE["num_attention_heads"]}
     (folder / "config.json").write_text(json.dumps(settings | changed))
+    # The inputs below are already normalised.
+    identity = {"steps": [{"registry_name": "normalizer_processor", "config": {"norm_map": {}}}]}
+    (folder / "policy_preprocessor.json").write_text(json.dumps(identity))
     side = 64 if kind == "smolvla" else 56
     picture, state = torch.rand(1, 3, side, side) * 2 - 1, torch.randn(1, 8)
     tokens, noise = torch.randint(3, VOCABULARY, (1, TOKENS)), torch.randn(1, CHUNK, 8)

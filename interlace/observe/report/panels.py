@@ -182,7 +182,7 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     sources = [name for name in found if name.startswith("source/") and name.endswith("/reward")]
     sets = [name for name in found if name.startswith("eval/") and name.count("/") == 2]
     critic = [name for name in found if name.startswith("critic/")]
-    updates = [name for name in found if name.startswith("sac/")]
+    updates = [name for name in found if name.startswith("off_policy/")]
     causes = [name for name in found if name.startswith("failed/")]
     memory = [name for name in found if name.startswith("memory/")]
     extra = [
@@ -193,7 +193,7 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
             for name in critic
         ],
         *[
-            _make_single(f"SAC: {name.removeprefix('sac/').replace('_', ' ')}", name, "mean of the step")
+            _make_single(f"Off-policy: {name.removeprefix('off_policy/').replace('_', ' ')}", name, "mean of the step")
             for name in updates
         ],
         _make_group("Failed samples by cause", "share of the samples that ended in the step", causes, prefix="failed/"),

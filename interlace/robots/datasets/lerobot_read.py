@@ -37,6 +37,11 @@ class LeRobotReader:
     def __len__(self) -> int:
         return len(self._episodes)
 
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of one step, by column."""
+        return {name: feature.shape for name, feature in self.info.features.items()}
+
     def episodes(self, *, cameras: Sequence[str] | None = ()) -> Iterator[RecordedEpisode]:
         """Yields all episodes in order.
 

@@ -1,7 +1,7 @@
 """Videos of a data set: pictures of many episodes, one after the other, in an mp4 file. Needs PyAV (extra `video`)."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -63,21 +63,24 @@ def read_video(path: Path, begin_s: float, num_frames: int, fps: float) -> NDArr
     frames or has another frame rate. Raises UserError for a missing or damaged file.
     """
     av = import_av(path)
-    half = 0.5 / fps
-    first_s, end_s = begin_s - half, begin_s + num_frames / fps - half
-    found = []
+    first_s = begin_s - 0.5 / fps
     try:
         with av.open(str(path)) as file:
             stream = file.streams.video[0]
-            origin = stream.start_time or 0
             # The decoder starts at the nearest key frame before the first picture.
-            file.seek(origin + max(0, int(first_s / stream.time_base)), stream=stream)
-            for frame in file.decode(stream):
-                time_s = float((frame.pts - origin) * stream.time_base)
-                if time_s >= end_s:
-                    break
-                if time_s >= first_s:
-                    found.append(frame.to_ndarray(format="rgb24"))
+            file.seek((stream.start_time or 0) + max(0, int(first_s / stream.time_base)), stream=stream)
+            frames = _frames_between(file.decode(stream), stream, first_s, first_s + num_frames / fps)
+            found = [frame.to_ndarray(format="rgb24") for frame in frames]
     except (OSError, ValueError, IndexError, av.error.FFmpegError) as error:
         raise UserError(f"{path} is not a readable video ({error}). Copy the data set again.") from None
     return np.stack(found) if found else np.zeros((0, 0, 0, 3), np.uint8)
+
+
+def _frames_between(frames: Iterable[Any], stream: Any, first_s: float, end_s: float) -> Iterator[Any]:
+    """Yields the frames of a time span, and decodes none after it."""
+    for frame in frames:
+        time_s = float((frame.pts - (stream.start_time or 0)) * stream.time_base)
+        if time_s >= end_s:
+            return
+        if time_s >= first_s:
+            yield frame

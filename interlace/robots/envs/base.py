@@ -184,8 +184,11 @@ class VectorEnv(ABC):
         """Draws the current states, [H, W, 3] each. Raises UserError without a renderer."""
 
     @abstractmethod
-    def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
-        """Returns a scripted expert's actions for the current states, [n, A]. Raises UserError if it is missing."""
+    def expert_actions(self, slots: Sequence[int] | None = None, count: int = 1) -> Array:
+        """Returns a scripted expert's next `count` actions from the current states, [n, count, A].
+
+        The states do not change. Raises UserError if the expert is missing.
+        """
 
     @abstractmethod
     def offload(self) -> None:

@@ -91,9 +91,9 @@ class _Home:
     process: int
     """Number of its process, counted over all servers."""
 
-    async def ask(self, kind: JobKind, actions: Array | None) -> object:
+    async def ask(self, kind: JobKind, actions: Array | None, count: int) -> object:
         """Submits a job to the environment."""
-        return await self.server.do(SlotJob(slot=self.slot, kind=kind, actions=actions))
+        return await self.server.do(SlotJob(slot=self.slot, kind=kind, actions=actions, count=count))
 
 
 class EnvFleet:

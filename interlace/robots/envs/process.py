@@ -121,7 +121,7 @@ def _run_job(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
     if job.kind in ("offload", "onload"):
         (envs.offload if job.kind == "offload" else envs.onload)()
         return [None]
-    return envs.render(slots) if job.kind == "render" else list(envs.expert_actions(slots))
+    return envs.render(slots) if job.kind == "render" else list(envs.expert_actions(slots, job.count))
 
 
 def _run_chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | SimulatorError]:

@@ -96,9 +96,10 @@ class SimulatedEnvs(VectorEnv):
         """Draws the current states. Converts any error of a renderer to a UserError, because drawing is optional."""
         return [self._draw_picture(self._simulators.enter(slot)) for slot in self._choose_slots(slots)]
 
-    def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
-        """Returns a scripted expert's actions."""
-        return np.stack([self._simulators.enter(slot).expert_action() for slot in self._choose_slots(slots)])
+    def expert_actions(self, slots: Sequence[int] | None = None, count: int = 1) -> Array:
+        """Returns a scripted expert's next actions. Beyond the end of an episode, its last action is repeated."""
+        chosen = self._choose_slots(slots)
+        return np.stack([self._play_expert(self._simulators.enter(slot), count) for slot in chosen])
 
     def offload(self) -> None:
         """Frees the simulators and keeps the states."""
@@ -125,6 +126,26 @@ class SimulatedEnvs(VectorEnv):
             raise
         except Exception as error:
             raise UserError(f"{simulator.task!r} cannot be drawn: {_describe_error(error)}") from error
+
+    def _play_expert(self, simulator: Simulator, count: int) -> Array:
+        """Returns the next actions [count, A] of the expert, which acts on a copy of the state."""
+        found, is_over = [simulator.expert_action()], False
+        state = simulator.save() if count > 1 else None
+        try:
+            for _ in range(count - 1):
+                held = self._clip_action(found[-1])
+                for _ in range(0 if is_over else self._settings.action_repeat):
+                    step = simulator.step(held, is_read=True)
+                    is_over |= step.terminated or step.truncated
+                found.append(found[-1] if is_over else simulator.expert_action())
+        except UserError:
+            raise
+        except Exception as error:
+            raise SimulatorError(f"the expert of {simulator.task!r} raised {_describe_error(error)}") from error
+        finally:
+            if count > 1:
+                simulator.load(state)
+        return np.stack(found)
 
     def _make_spec(self) -> EnvSpec:
         simulators = [self._simulators.find(task, 0) for task in range(len(self._settings.tasks))]
@@ -198,9 +219,9 @@ class SimulatedEnvs(VectorEnv):
         return one.broken
 
     def _run_actions(self, one: EnvSlot, simulator: Simulator, actions: Array, result: ChunkResult, row: int) -> str:
-        bounds, repeat, last = self.spec.action, self._settings.action_repeat, len(actions) - 1
+        repeat, last = self._settings.action_repeat, len(actions) - 1
         for k, action in enumerate(actions):
-            held = action if bounds.num_choices else np.clip(action, bounds.low, bounds.high)
+            held = self._clip_action(action)
             result.valid[row, k] = True
             one.num_actions += 1
             at_horizon = one.num_actions >= self._settings.horizon
@@ -223,6 +244,10 @@ class SimulatedEnvs(VectorEnv):
             return f"it gave {reason}"
         one.observation = observation
         return ""
+
+    def _clip_action(self, action: Array) -> Array:
+        bounds = self.spec.action
+        return action if bounds.num_choices else np.clip(action, bounds.low, bounds.high)
 
 
 def _have_equal_actions(one: Simulator, other: Simulator) -> bool:

@@ -11,8 +11,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.types import BoolArray, FinishReason, Inputs, Prompt
+from interlace.core.types import BoolArray, FinishReason, FloatArray, Inputs, IntArray, Prompt
+from interlace.data.starts import HELDOUT_FROM
 from interlace.models.action_tokens import ActionTokens
 from interlace.models.inputs import IMAGE, STATE
 from interlace.observe.films import Film
@@ -31,6 +33,15 @@ TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success
 """Columns of a prompt that define the start of its episodes, and parts of a reward that count successes."""
 
 
+class ExpertHelp(Config):
+    """A simulator's scripted expert that accompanies the policy in training episodes, for algorithm dagger."""
+
+    takes_over_above: float | None = Field(default=None, gt=0)
+    """Largest difference of a number between the policy's chunk and the expert's, in the simulator's units. Above it,
+    the expert acts during the chunk, and only these chunks are labelled (HG-DAgger, arXiv 1810.02890). If None, the
+    policy always acts, and all chunks are labelled (DAgger, arXiv 1011.0686)."""
+
+
 class RobotConfig(EpisodeConfig):
     """Settings of a robot's episodes."""
 
@@ -47,6 +58,9 @@ class RobotConfig(EpisodeConfig):
     """True if the horizon is not part of the task: the critic then values the last observation of a truncated episode.
     False if the task is to succeed within the horizon.
     """
+    expert: ExpertHelp | None = None
+    """Expert whose answers to the policy's observations are kept; None for no expert. It does not act in held-out
+    episodes."""
     imagined: ImaginationConfig | None = None
     """Episodes in the run's world model; None for no such episodes."""
 
@@ -86,7 +100,13 @@ class _Account:
     context: list[int]
     """Tokens of each turn's prompt."""
     task: int
+    expert: ExpertHelp | None
+    """Expert of the episode; None for no expert."""
     valid: dict[int, BoolArray] = field(default_factory=dict)
+    shown: dict[int, IntArray] = field(default_factory=dict)
+    """Tokens of the expert's chunk, by turn."""
+    num_taken_over: int = 0
+    """Turns in which the expert acted."""
     returned: float = 0.0
     length: int = 0
     """Number of executed actions."""
@@ -114,13 +134,16 @@ class RobotEpisode:
             task=_read_integer(prompt, TASK), init_state=_read_integer(prompt, INIT_STATE), seed=session.seed % 2**31
         )
         context = actions.context(prompt.token_ids.tolist())
+        expert = self.config.expert if start.init_state < HELDOUT_FROM else None
         async with session.simulator(start, self._own) as env:
             if not self._is_checked:
                 check_spaces(self.config, env.spec, actions)
                 self._is_checked = True
             if recorder := self._make_recorder(prompt, start, env.spec):
                 await env.film(recorder)
-            outcome = await self._play_episode(session, env, actions, _Account(context=context, task=start.task))
+            outcome = await self._play_episode(
+                session, env, actions, _Account(context=context, task=start.task, expert=expert)
+            )
         if recorder:
             self._why_no_films = recorder.problem
             self._films += [film for film in (recorder.film(outcome.text or ""),) if film]
@@ -161,15 +184,18 @@ class RobotEpisode:
         while True:
             inputs = self.inputs(env.observation, actions)
             turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
+            acted = actions.decode(turn.token_ids)
+            taken = await _ask_expert(env, actions, account, turn.number, acted) if account.expert else None
             # The run's simulators register waits for them.
             async with session.waiting("the world model") if self._own else nullcontext():
-                chunk = await env.chunk_step(actions.decode(turn.token_ids))
+                chunk = await env.chunk_step(acted if taken is None else taken)
             gained = float(chunk.reward.sum()) * self.config.reward_scale
             account.returned += gained
             account.length += int(chunk.valid.sum())
             if self.config.reward == "return":
                 session.reward(turn, gained)
-            account.valid[turn.number] = actions.trained(chunk.valid)
+            trained = actions.trained(chunk.valid)
+            account.valid[turn.number] = trained if taken is None else np.zeros_like(trained)
             if chunk.ended:
                 return self._make_outcome(
                     env.spec, chunk, account, self._make_final_context(chunk, actions, account.context)
@@ -180,6 +206,8 @@ class RobotEpisode:
     ) -> Outcome:
         success = float(chunk.success)
         told = {"success": success, "return": account.returned, "episode_length": float(account.length)}
+        if account.expert:
+            told["taken_over"] = account.num_taken_over / len(account.valid)
         parts = {f"{self._prefix}/{name}": value for name, value in told.items()}
         if len(spec.tasks) > 1:
             parts[f"{SUCCESS}/{spec.tasks[account.task]}"] = success
@@ -189,6 +217,7 @@ class RobotEpisode:
             text=f"{'success' if success else 'no success'} after {account.length} actions",
             finish_reason=FinishReason.STOP if chunk.terminated else FinishReason.LENGTH,
             valid=account.valid,
+            shown=account.shown,
             final=final,
         )
 
@@ -204,6 +233,23 @@ class RobotEpisode:
         if "state" in found:
             found["state"] = self._features.of(np.asarray(found["state"], np.float32))
         return actions.reads.prepare(found)
+
+
+async def _ask_expert(
+    env: EnvEpisode, actions: ActionTokens, account: _Account, turn: int, acted: FloatArray
+) -> FloatArray | None:
+    """Records the expert's chunk for an observation. Returns it if the expert acts instead of the policy, else None.
+
+    acted: [K, A] the policy's chunk.
+    """
+    assert account.expert
+    chunk = np.asarray(await env.expert_actions(actions.chunk), np.float32)
+    limit = account.expert.takes_over_above
+    is_taken = limit is not None and float(np.abs(acted - chunk).max()) > limit
+    if limit is None or is_taken:
+        account.shown[turn] = actions.encode(chunk)
+    account.num_taken_over += is_taken
+    return chunk if is_taken else None
 
 
 def policy_actions(actions: ActionTokens | None) -> ActionTokens:

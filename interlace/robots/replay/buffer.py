@@ -48,8 +48,9 @@ class ReplayConfig(Config):
 class ReplayLearnerConfig(ReplayConfig):
     """Recipe's section `replay`: the buffer, and the policy's updates from it after each step."""
 
-    learner: Literal["imitation", "policy_gradient", "actor_critic"] = "imitation"
-    """actor_critic: the updates of an off-policy algorithm (sac), on single turns; its settings replace the next ones.
+    learner: Literal["imitation", "policy_gradient", "actor_critic", "expert"] = "imitation"
+    """actor_critic: the updates of an off-policy algorithm (sac, iql, awr), on single turns; its settings replace the
+    next ones. expert: imitates the labels of an expert in the episodes' observations (dagger).
     imitation: imitates trajectories of sufficient reward, with equal weight for each token (behaviour cloning).
     policy_gradient: the algorithm's loss, with the advantages of the first training and the ratio to the sampling
     policy; needs max_versions_behind.
@@ -62,18 +63,23 @@ class ReplayLearnerConfig(ReplayConfig):
     loss_weight: float = Field(default=1.0, gt=0)
     """Factor of the loss, and so of the gradient. The optimizer is shared with the step's on-policy updates."""
     demonstrations: str | None = None
-    """Folder of a LeRobotDataset (v3), of which actor_critic draws half of each batch (RLPD); None for none."""
+    """Data set of which actor_critic draws half of each batch (RLPD): a LeRobotDataset (v3), a folder of Minari, or an
+    .hdf5 file of robomimic or LIBERO. None for none."""
+    importance_exponent: float = Field(default=0.4, ge=0, le=1)
+    """Exponent of the weights by which actor_critic corrects for draws by priority; 1 corrects fully."""
     imitate_from: float = 1.0
     """Smallest reward of a trajectory to imitate."""
 
     @model_validator(mode="after")
     def _staleness_is_bounded(self) -> Self:
         if self.learner == "actor_critic" and (
-            self.order != "uniform" or self.max_versions_behind is not None or self.max_rounds is not None
+            self.order not in ("uniform", "priority")
+            or self.max_versions_behind is not None
+            or self.max_rounds is not None
         ):
             raise ValueError(
-                "learner actor_critic draws turns uniformly from the whole buffer: remove order, "
-                "max_versions_behind and max_rounds, and bound the buffer by capacity"
+                "learner actor_critic draws turns from the whole buffer, uniformly or by priority: remove "
+                "max_versions_behind, max_rounds and another order, and bound the buffer by capacity"
             )
         if self.demonstrations is not None and self.learner != "actor_critic":
             raise ValueError(

@@ -3,6 +3,7 @@
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -32,6 +33,12 @@ class Learning:
     off_policy: OffPolicy | None = None
     """Learner on single turns; None if the actor trains on whole trajectories."""
 
+    def save(self, folder: Path) -> None:
+        """Writes the buffer and the priorities of its turns into a folder of a checkpoint."""
+        self.replay.save(folder)
+        if self.off_policy and self.off_policy.priorities:
+            self.off_policy.table.save(folder)
+
 
 class TrajectoryLearner:
     """Learner that trains the actor on minibatches of replayed trajectories, of this step and of earlier ones.
@@ -47,11 +54,18 @@ class TrajectoryLearner:
         self.num_updates = 0
         """Number of optimizer steps started."""
 
+    async def learn_offline(self) -> Metrics:
+        """Trains an off-policy algorithm from demonstrations before the first step. Returns its metrics."""
+        off_policy = self._learning.off_policy
+        return await off_policy.learn_offline(self._actor) if off_policy else {}
+
     async def learn(self, batch: Batch) -> None:
         """Stores the samples of a trained batch, and trains on drawn trajectories. Adds metrics to the batch."""
         found, config, off_policy = self._learning.replay, self._learning.config, self._learning.off_policy
         ordered = sorted(batch.groups, key=lambda group: group.gid)
         samples = [sample for group in ordered for sample in group.samples if is_real(sample)]
+        if config.learner == "expert":
+            samples = [sample for sample in samples if has_labels(sample)]
         found.add(samples, priorities=[_compute_priority(sample) for sample in samples])
         if off_policy:
             batch.metrics.update(await self._learn_off_policy(off_policy, batch.step, samples) | _metrics(found, []))
@@ -79,11 +93,12 @@ class TrajectoryLearner:
         """Makes one update per draw. Returns the actor's metrics of them, under `replay/`."""
         if not drawn:
             return {}
-        imitates = self._learning.config.learner == "imitation"
+        learner = self._learning.config.learner
+        prepare = {"imitation": to_imitate, "expert": to_follow}.get(learner)
         async with self._actor.hold("replay"):
             for draw in drawn:
-                samples = [to_imitate(one.sample) if imitates else one.sample for one in draw]
-                if self._recomputes and not imitates:
+                samples = [prepare(one.sample) if prepare else one.sample for one in draw]
+                if self._recomputes and not prepare:
                     samples = await with_proximal(self._actor, samples)
                 await self._actor.accumulate_replayed(samples)
                 self.num_updates += 1
@@ -105,6 +120,22 @@ def to_imitate(sample: Sample) -> Sample:
         advantages=np.ones(sample.num_tokens, np.float32),
         proximal_logprobs=None,
     )
+
+
+def has_labels(sample: Sample) -> bool:
+    """Returns whether an expert labelled a turn of a sample."""
+    return any(segment.shown_ids is not None for segment in sample.segments)
+
+
+def to_follow(sample: Sample) -> Sample:
+    """Returns a sample with the expert's answers in place of the policy's; only labelled turns are trained."""
+    segments = tuple(
+        replace(segment, sampled=np.zeros(len(segment.token_ids), np.bool_))
+        if segment.shown_ids is None
+        else replace(segment, token_ids=segment.shown_ids, sampled=None)
+        for segment in sample.segments
+    )
+    return to_imitate(replace(sample, segments=segments))
 
 
 def _compute_priority(sample: Sample) -> float:

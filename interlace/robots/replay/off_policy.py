@@ -1,14 +1,17 @@
-"""Learning from single turns of replayed trajectories, by an off-policy algorithm (SAC, RLPD)."""
+"""Learning from single turns of replayed trajectories, by an off-policy algorithm (SAC, IQL, AWR)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from interlace.algorithms.advantages import trained_turns, turn_rewards
-from interlace.algorithms.sac import SACSettings
+from interlace.algorithms.replayed import ReplayedSettings
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.transitions import EpisodeSteps, TransitionBatch, n_step_transitions
@@ -19,28 +22,88 @@ from interlace.rollouts.role_groups import ActorGroup
 
 BLOCK_BYTES = 64 << 20
 """Largest size of the batches of one call of the actor."""
+PRIORITIES_FILE = "priorities.npz"
+SMALLEST_PRIORITY = 1e-6
+"""Number added to an error, so that each turn can be drawn again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Priorities:
+    """Draws of turns by the critics' error (prioritised experience replay, arXiv 1511.05952)."""
+
+    exponent: float
+    """Exponent of an error in the probability of a draw."""
+    importance: float
+    """Exponent of the weights that correct for the draws."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Draws:
+    """Batches of the updates of a step."""
+
+    batches: list[TransitionBatch]
+    places: NDArray[np.int64]
+    """[updates, n] places of the replayed turns in the table; further turns of a batch are demonstrated."""
+    weights: list[FloatArray]
+    """[B] of each batch; empty for uniform draws."""
 
 
 class TransitionTable:
-    """TransitionBatch of episodes, drawn uniformly."""
+    """Transitions of episodes, drawn by place."""
 
     def __init__(self) -> None:
         self._parts: dict[int, TransitionBatch] = {}
-        """TransitionBatch of each episode, by its number."""
+        """Transitions of each episode, by its number."""
+        self._priorities: dict[int, FloatArray] = {}
+        """Priorities of the transitions of each episode."""
+        self._restored: dict[int, FloatArray] = {}
+        """Priorities of a checkpoint, until their episodes are added."""
 
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts.values())
 
     def follow(self, replay: Replay, convert: Callable[[Sample], TransitionBatch]) -> None:
         """Adds the transitions of new trajectories of a replay, and removes the transitions of evicted ones."""
-        for number, sample in replay.contents(self._parts.keys()):
-            self._parts[number] = convert(sample)
+        # Evictions come first: the priority of a new episode then depends on stored ones alone, also after a resume.
         for number in self._parts.keys() - replay.uses().keys():
-            del self._parts[number]
+            del self._parts[number], self._priorities[number]
+        for number, sample in replay.contents(self._parts.keys()):
+            self.add(number, convert(sample))
 
     def add(self, number: int, transitions: TransitionBatch) -> None:
-        """Adds the transitions of one episode."""
+        """Adds the transitions of one episode, with the largest priority so far."""
+        largest = max((float(each.max()) for each in self._priorities.values()), default=1.0)
+        restored = self._restored.pop(number, None)
         self._parts[number] = transitions
+        self._priorities[number] = (
+            np.full(len(transitions), largest, np.float32) if restored is None else restored.copy()
+        )
+
+    def priorities(self) -> FloatArray:
+        """Returns the priorities [transitions], in the order of draw()."""
+        return np.concatenate([self._priorities[number] for number in sorted(self._parts)])
+
+    def set_priorities(self, places: NDArray[np.int64], values: FloatArray) -> None:
+        """Changes priorities by place; the last of several values for a place counts."""
+        whole = self.priorities()
+        whole[places] = values
+        numbers = sorted(self._parts)
+        ends = np.cumsum([len(self._parts[number]) for number in numbers])
+        self._priorities = dict(zip(numbers, np.split(whole, ends[:-1]), strict=True))
+
+    def save(self, folder: Path) -> None:
+        """Writes the priorities into a checkpoint's folder."""
+        arrays: dict[str, Any] = {str(number): each for number, each in self._priorities.items()}
+        np.savez(folder / PRIORITIES_FILE, **arrays)
+
+    def restore(self, folder: Path) -> None:
+        """Reads priorities that save() wrote. Raises UserError if the file is missing or damaged."""
+        path = folder / PRIORITIES_FILE
+        try:
+            with np.load(path) as stored:
+                self._restored = {int(name): np.asarray(stored[name], np.float32) for name in stored}
+        except (OSError, ValueError, BadZipFile) as error:
+            raise UserError(f"{path} is damaged ({error}). Delete {folder} to resume from the one before.") from None
 
     def draw(self, places: NDArray[np.int64]) -> TransitionBatch:
         """Returns the transitions with the given indices, counted in order of the episodes' numbers."""
@@ -62,11 +125,13 @@ class TransitionTable:
 class OffPolicy:
     """Off-policy learner of a run: its transitions, and the updates of each step."""
 
-    settings: SACSettings
+    settings: ReplayedSettings
     seed: int
     demonstrations: TransitionBatch | None = None
     """Demonstrated transitions, of which half of each batch is drawn (RLPD, arXiv 2302.02948); None for none."""
     table: TransitionTable = field(default_factory=TransitionTable)
+    priorities: Priorities | None = None
+    """Draws by priority; None for uniform draws."""
     context_ids: IntArray | None = None
     """Tokens before an answer; None before the first episode."""
 
@@ -82,6 +147,21 @@ class OffPolicy:
             )
         return n_step_transitions(steps_of(sample), n=self.settings.n_step, gamma=self.settings.gamma)
 
+    async def learn_offline(self, actor: ActorGroup) -> Metrics:
+        """Makes the updates from the demonstrations alone. Returns the metrics of the last calls of the actor."""
+        shown, context, count = self.demonstrations, self.context_ids, self.settings.offline_updates
+        if shown is None or context is None or not count:
+            return {}
+        size, parts = self.settings.turns_per_update, []
+        per_call = max(1, BLOCK_BYTES // max(1, _count_bytes(shown.take(np.zeros(size, np.int64)))))
+        async with actor.hold("replay"):
+            for begin in range(0, count, per_call):
+                draw = np.random.default_rng(stable_hash("offline", self.seed, begin))
+                num = min(per_call, count - begin)
+                batches = _cut_transitions(shown.take(draw.integers(len(shown), size=num * size)), num)
+                parts.append((await actor.learn(context, batches)).metrics)
+        return _average_metrics(parts[-1:])
+
     async def learn(self, step: int, replay: Replay, num_turns: int, actor: ActorGroup) -> Metrics:
         """Makes the updates of a step. The draws depend on the step and the stored trajectories alone.
 
@@ -93,31 +173,43 @@ class OffPolicy:
         count = round(self.settings.updates_per_turn * num_turns)
         if size < self.settings.start_turns or self.context_ids is None or not count:
             return metrics
-        batches = self._batches(step, count, size)
-        parts = await self._update_actor(actor, batches, self.context_ids)
-        return metrics | _average_metrics(parts) | {"sac/updates": count}
+        draws = self._draw_batches(step, count, size)
+        parts = await self._update_actor(actor, draws, self.context_ids)
+        return metrics | _average_metrics(parts) | {"off_policy/updates": count}
 
-    async def _update_actor(
-        self, actor: ActorGroup, batches: Sequence[TransitionBatch], context: IntArray
-    ) -> list[Metrics]:
-        per_call = max(1, BLOCK_BYTES // max(1, _count_bytes(batches[0])))
+    async def _update_actor(self, actor: ActorGroup, draws: _Draws, context: IntArray) -> list[Metrics]:
+        per_call = max(1, BLOCK_BYTES // max(1, _count_bytes(draws.batches[0])))
         found = []
         async with actor.hold("replay"):
-            for begin in range(0, len(batches), per_call):
-                found.append(await actor.learn(context, batches[begin : begin + per_call]))
+            for begin in range(0, len(draws.batches), per_call):
+                end = begin + per_call
+                done = await actor.learn(context, draws.batches[begin:end], draws.weights[begin:end])
+                found.append(done.metrics)
+                for places, errors in zip(draws.places[begin:end], done.errors, strict=False):
+                    self.table.set_priorities(places, errors[: len(places)] + SMALLEST_PRIORITY)
         return found
 
-    def _batches(self, step: int, count: int, size: int) -> list[TransitionBatch]:
-        """Draws the batches of all updates of a step."""
-        shown = self.demonstrations
+    def _draw_batches(self, step: int, count: int, size: int) -> _Draws:
+        """Draws the batches of all updates of a step, before its first update."""
+        shown, rule = self.demonstrations, self.priorities
         draw = np.random.default_rng(stable_hash("transitions", self.seed, step))
         num_shown = self.settings.turns_per_update // 2 if shown is not None else 0
-        own = self.table.draw(draw.integers(size, size=count * (self.settings.turns_per_update - num_shown)))
-        parts = _cut_transitions(own, count)
-        if shown is None:
-            return parts
-        others = _cut_transitions(shown.take(draw.integers(len(shown), size=count * num_shown)), count)
-        return [TransitionBatch.joined(pair) for pair in zip(parts, others, strict=True)]
+        num_own = self.settings.turns_per_update - num_shown
+        weights: list[FloatArray] = []
+        if rule is None:
+            places = draw.integers(size, size=count * num_own)
+        else:
+            chances = self.table.priorities().astype(np.float64) ** rule.exponent
+            chances /= chances.sum()
+            places = draw.choice(size, size=count * num_own, p=chances)
+            own = (chances[places] / chances.min()) ** -rule.importance
+            padded = np.pad(own.reshape(count, num_own), ((0, 0), (0, num_shown)), constant_values=1)
+            weights = [*padded.astype(np.float32)]
+        parts = _cut_transitions(self.table.draw(places), count)
+        if shown is not None:
+            others = _cut_transitions(shown.take(draw.integers(len(shown), size=count * num_shown)), count)
+            parts = [TransitionBatch.joined(pair) for pair in zip(parts, others, strict=True)]
+        return _Draws(batches=parts, places=places.reshape(count, num_own), weights=weights)
 
 
 def context_of(sample: Sample) -> IntArray:

@@ -14,8 +14,8 @@ from interlace.rollouts.envs.spec import Array, EnvSpec, Observation
 
 Around = Callable[[], AbstractContextManager[object]]
 """Returns the context manager around each wait for a simulator."""
-Ask = Callable[[JobKind, Array | None], Awaitable[object]]
-"""Submits a job to an episode's environment; SlotAnswer describes the result."""
+Ask = Callable[[JobKind, Array | None, int], Awaitable[object]]
+"""Submits a job (kind, actions, count) to an episode's environment; SlotAnswer describes the result."""
 
 
 class EnvEpisode:
@@ -48,13 +48,21 @@ class EnvEpisode:
 
     async def expert_action(self) -> Array:
         """Returns a scripted expert's action for the current state, [A]. Raises UserError if the task has no expert."""
-        action: Array = await self.do("expert")
+        action: Array = (await self.expert_actions(1))[0]
         return action
 
-    async def do(self, kind: JobKind, actions: Array | None = None) -> Any:
-        """Submits a job to the environment and returns its result."""
+    async def expert_actions(self, count: int) -> Array:
+        """Returns a scripted expert's next actions from the current state, [count, A], without changing the state.
+
+        Raises UserError if the task has no expert.
+        """
+        actions: Array = await self.do("expert", count=count)
+        return actions
+
+    async def do(self, kind: JobKind, actions: Array | None = None, *, count: int = 1) -> Any:
+        """Submits a job to the environment and returns its result. count: see SlotJob."""
         with self._around():
-            return await self._ask(kind, actions)
+            return await self._ask(kind, actions, count)
 
     async def _record(self) -> None:
         if self._recorder is not None and not self._recorder.problem:

@@ -61,6 +61,8 @@ class SlotJob:
     """Start of the episode; set for a reset."""
     actions: Array | None = None
     """[K, A] actions; set for a chunk."""
+    count: int = 1
+    """Number of the expert's actions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,7 +70,7 @@ class SlotAnswer:
     """Result of a job."""
 
     value: object = None
-    """Observation after a reset, SlotChunk, [H, W, 3] picture, or [A] action of the expert."""
+    """Observation after a reset, SlotChunk, [H, W, 3] picture, or [count, A] actions of the expert."""
     error: Exception | None = None
     """UserError, or SimulatorError if the simulator failed."""
     busy_s: float = 0.0

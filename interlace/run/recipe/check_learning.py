@@ -3,11 +3,11 @@
 import math
 from pathlib import Path
 
-from interlace.algorithms.sac import SACSettings
+from interlace.algorithms.replayed import ReplayedAlgorithm, ReplayedSettings
 from interlace.core.errors import UserError
 from interlace.core.training import UpdateConfig
 from interlace.robots.datasets import layout
-from interlace.robots.datasets.lerobot_read import LeRobotReader
+from interlace.robots.datasets.load import open_dataset
 from interlace.robots.env_stage import simulators_of
 from interlace.robots.envs.load import find_family
 from interlace.robots.episodes.robot import RobotConfig
@@ -19,6 +19,7 @@ def check_learning(recipe: Recipe) -> None:
     of tasks that the simulators lack, and for an off-policy algorithm or demonstrations that cannot work."""
     _check_tasks(recipe)
     _check_off_policy(recipe)
+    _check_expert(recipe)
     _check_data_sets(recipe)
     episode = recipe.episode
     imagined = episode.imagined if isinstance(episode, RobotConfig) else None
@@ -57,14 +58,14 @@ def _check_data_sets(recipe: Recipe) -> None:
     for key, folder in given.items():
         if folder is None:
             continue
-        features = LeRobotReader(Path(folder)).info.features
+        shapes = open_dataset(Path(folder)).shapes
         for column in (layout.ACTION, *(_learned_columns(recipe) if key == "replay.demonstrations" else ())):
-            if column not in features:
+            if column not in shapes:
                 raise UserError(
                     f"{key}={folder} has no column {column!r}, which the recipe needs. Record it with "
                     "`interlace record`."
                 )
-        size = math.prod(features[layout.ACTION].shape)
+        size = math.prod(shapes[layout.ACTION])
         if robot is not None and size != robot.action_size:
             raise UserError(
                 f"{key}={folder} has actions of {size} numbers, and model.robot.action_size is {robot.action_size}. "
@@ -82,11 +83,11 @@ def _check_off_policy(recipe: Recipe) -> None:
     """Raises UserError for an off-policy algorithm without a replay, and for settings that have no effect on it."""
     name, replay, robot = recipe.algorithm.name, recipe.replay, recipe.model.robot
     learns = replay is not None and replay.learner == "actor_critic"
-    if algorithm_of(recipe).needs.on_policy:
+    if not algorithm_of(recipe).needs.transitions:
         if learns:
             raise UserError(
                 f"replay.learner=actor_critic is the learner of an off-policy algorithm, and algorithm {name!r} is "
-                "none. Take algorithm=sac, or replay.learner=imitation."
+                "none. Take algorithm=sac, iql or awr, or replay.learner=imitation."
             )
         return
     if not learns or not isinstance(recipe.episode, RobotConfig):
@@ -94,13 +95,8 @@ def _check_off_policy(recipe: Recipe) -> None:
             f"algorithm {name!r} trains from a replay of a robot's episodes: set replay.learner=actor_critic and "
             "episode.name=robot, as the recipe robot-sac does."
         )
-    settings = recipe.algorithm.settings
-    shown = replay.demonstrations if replay else None
-    if shown is not None and isinstance(settings, SACSettings) and settings.turns_per_update < 2:
-        raise UserError(
-            "replay.demonstrations are half of each update, and algorithm.turns_per_update=1 has no half. Set it to 2 "
-            "or more."
-        )
+    _check_draws(recipe)
+    algorithm = algorithm_of(recipe)
     if recipe.world_model is not None or recipe.actor.lora is not None:
         raise UserError(f"algorithm {name!r} trains no adapter and no world model: remove actor.lora and world_model.")
     for key, field in UpdateConfig.model_fields.items():
@@ -113,16 +109,74 @@ def _check_off_policy(recipe: Recipe) -> None:
             f"minibatches={recipe.minibatches} and epochs={recipe.epochs} cut the samples of a step, on which "
             f"algorithm {name!r} does not train. Set both to 1; algorithm.updates_per_turn is the number of updates."
         )
-    if robot is not None and (robot.head != "squashed" or robot.image_size or not robot.state_size):
+    heads = algorithm.heads if isinstance(algorithm, ReplayedAlgorithm) else ()
+    if robot is not None and (robot.head not in heads or robot.image_size or not robot.state_size):
         raise UserError(
-            f"algorithm {name!r} trains a policy of state vectors with a squashed Gaussian head, and the model has "
-            f"head {robot.head!r}, state_size={robot.state_size} and image_size={robot.image_size}. Set "
-            "model.robot.head=squashed, model.robot.image_size=0 and the size of the state."
+            f"algorithm {name!r} trains a policy of state vectors whose head is {' or '.join(heads)}, and the model "
+            f"has head {robot.head!r}, state_size={robot.state_size} and image_size={robot.image_size}. Set "
+            f"model.robot.head={heads[0]}, model.robot.image_size=0 and the size of the state."
         )
     if recipe.task.starts is not None and len(recipe.task.starts.instructions) > 1:
         raise UserError(
             f"algorithm {name!r} trains one instruction, because its critics see the state alone, and "
             f"task.starts.instructions has {len(recipe.task.starts.instructions)}. Keep one."
+        )
+
+
+def _check_draws(recipe: Recipe) -> None:
+    """Raises UserError for demonstrations and priorities that an off-policy algorithm cannot draw."""
+    name, replay = recipe.algorithm.name, recipe.replay
+    settings, algorithm = recipe.algorithm.settings, algorithm_of(recipe)
+    shown = replay.demonstrations if replay else None
+    if shown is None and isinstance(settings, ReplayedSettings) and settings.offline_updates:
+        raise UserError(
+            f"algorithm.offline_updates={settings.offline_updates} learn from demonstrations, and "
+            "replay.demonstrations names none. Name a data set, or set algorithm.offline_updates=0."
+        )
+    if shown is not None and isinstance(settings, ReplayedSettings) and settings.turns_per_update < 2:
+        raise UserError(
+            "replay.demonstrations are half of each update, and algorithm.turns_per_update=1 has no half. Set it to 2 "
+            "or more."
+        )
+    if (
+        replay
+        and replay.order == "priority"
+        and isinstance(algorithm, ReplayedAlgorithm)
+        and not algorithm.has_priorities
+    ):
+        raise UserError(
+            f"replay.order=priority draws turns by the critics' error, which algorithm {name!r} does not give. Set "
+            "replay.order=uniform, or algorithm=sac."
+        )
+
+
+def _check_expert(recipe: Recipe) -> None:
+    """Raises UserError if an algorithm that imitates an expert has none, or an expert has no learner."""
+    name, replay, needs = recipe.algorithm.name, recipe.replay, algorithm_of(recipe).needs
+    imitates = not needs.on_policy and not needs.transitions
+    learns = replay is not None and replay.learner == "expert"
+    expert = recipe.episode.expert if isinstance(recipe.episode, RobotConfig) else None
+    if learns != imitates:
+        raise UserError(
+            f"algorithm {name!r} with replay.learner={replay.learner if replay else None}: the learner `expert` and "
+            "algorithm dagger need each other. Set both, as the recipe robot-dagger does, or neither."
+        )
+    if (expert is not None) != imitates:
+        raise UserError(
+            f"algorithm {name!r} with episode.expert={'set' if expert else None}: the expert's labels are trained by "
+            "algorithm dagger alone, and it trains nothing else. Set both, or neither."
+        )
+    if not imitates:
+        return
+    if recipe.minibatches != 1 or recipe.epochs != 1:
+        raise UserError(
+            f"minibatches={recipe.minibatches} and epochs={recipe.epochs} cut the samples of a step, on which "
+            f"algorithm {name!r} does not train. Set both to 1; replay.updates is the number of updates."
+        )
+    if recipe.model.robot is not None and recipe.model.robot.head == "flow":
+        raise UserError(
+            f"algorithm {name!r} imitates answers, and an answer of model.robot.head=flow is a chain of steps that an "
+            "expert does not give. Take head tokens, gaussian or squashed."
         )
 
 

@@ -205,9 +205,9 @@ def test_many_critics_with_a_drawn_pair_learn_a_value() -> None:
     for _ in range(200):
         made.learn(context(made), batch)
     found = made.learned_metrics()
-    assert found["sac/target"] == pytest.approx(2)
+    assert found["off_policy/target"] == pytest.approx(2)
     made.learn(context(made), batch)
-    assert made.learned_metrics()["sac/value"] == pytest.approx(2, abs=0.05)
+    assert made.learned_metrics()["off_policy/value"] == pytest.approx(2, abs=0.05)
 
 
 def test_a_divergence_ends_the_run_with_a_reason() -> None:
@@ -228,3 +228,64 @@ def test_a_divergence_ends_the_run_with_a_reason() -> None:
 def test_another_head_is_refused() -> None:
     with pytest.raises(UserError, match="head=squashed"):
         engine(shape=SHAPE.model_copy(update={"head": "gaussian"}))
+
+
+def test_crossq_normalises_current_and_next_states_together() -> None:
+    """The critics' targets come from the same pass, by the statistics of both halves (arXiv 1902.05605)."""
+    made = engine(batch_norm=True, critic_betas=[0.5, 0.999])
+    batch = transitions(0)
+    assert made.targets is made.critics and not any(name.startswith("targets") for name in made._tensors())
+    states, actions, following = (torch.from_numpy(each) for each in (batch.states, batch.actions, batch.next_states))
+    with torch.no_grad():
+        drawn, logprobs = made.act(made._row(context(made), BATCH), following, noises(made, 3)[0])
+        rows = torch.cat([torch.cat([states, actions], 1), torch.cat([following, drawn], 1)])
+        values = []
+        for place in range(2):
+            found = rows
+            for number in range(3):
+                norm = nn.BatchNorm1d(found.shape[1], eps=1e-3)
+                found = F.linear(
+                    norm(found), made.critics.weights[number][place].T, made.critics.biases[number][place, 0]
+                )
+                found = torch.relu(found) if number < 2 else found
+            values.append(found[:, 0])
+        both = torch.stack(values)
+        wanted = torch.from_numpy(batch.rewards) + torch.from_numpy(batch.discounts) * (
+            both[:, BATCH:].min(0).values - logprobs
+        )
+        loss = 0.5 * ((both[:, :BATCH] - wanted) ** 2).mean(1).sum()
+    before = [each.clone() for each in made.critics.parameters()]
+    made.learn(context(made), batch)
+    found = made.learned_metrics()
+    assert found["off_policy/critic_loss"] == pytest.approx(float(loss), rel=1e-4)
+    mean = made.critics.norms[0].mean[0, 0]
+    torch.testing.assert_close(mean, 0.01 * rows.mean(0), atol=1e-6, rtol=1e-4)
+    assert any(not torch.equal(own, old) for own, old in zip(made.critics.parameters(), before, strict=True))
+
+
+def test_a_resumed_crossq_has_the_same_statistics(tmp_path: Path) -> None:
+    made, resumed = engine(batch_norm=True), engine(batch_norm=True)
+    made.learn(context(made), transitions(0))
+    made.copy_to_host(None).write(tmp_path)
+    resumed.model.load_state_dict(made.model.state_dict())
+    resumed.load_optimizer(tmp_path)
+    for each in (made, resumed):
+        each.learn(context(each), transitions(1))
+    for name, tensor in made._tensors().items():
+        assert torch.equal(tensor, resumed._tensors()[name]), name
+
+
+def test_weights_scale_the_errors_of_the_critics() -> None:
+    made, twice = engine(), engine()
+    batch = transitions(0)
+    made.learn(context(made), batch)
+    twice.learn(context(twice), batch, np.full(BATCH, 2, np.float32))
+    losses = [each.learned_metrics()["off_policy/critic_loss"] for each in (made, twice)]
+    assert losses[1] == pytest.approx(2 * losses[0], rel=1e-5)
+    np.testing.assert_array_equal(made.last_errors(), twice.last_errors())
+    assert made.last_errors().shape == (BATCH,) and (made.last_errors() > 0).all()
+
+
+def test_two_normalisations_are_refused() -> None:
+    with pytest.raises(UserError, match="batch_norm and layer_norm"):
+        engine(batch_norm=True, layer_norm=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.run.estimates import bootstrap_interval, estimate, pass_at_k
+from interlace.run.estimates import bootstrap_interval, estimate, pass_at_k, wilson_interval
 from interlace.run.recipe.sections import EvaluationConfig
 
 
@@ -36,12 +36,22 @@ def test_intervals_cover_the_mean_as_often_as_they_claim() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("right", "size", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_the_score_interval_has_published_values(right: int, size: int, low: float, high: float) -> None:
+    """Newcombe 1998, table I, method 3."""
+    found = wilson_interval((np.arange(size) < right).astype(float))
+    assert found == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+
+
 def test_estimates_of_a_set() -> None:
     found = estimate([True, False], [[True, False], [False, False]], [1, 2], 100, 0)
     assert {name: each.value for name, each in found.items()} == {
         "greedy": 0.5, "average@2": 0.25, "pass@1": 0.25, "pass@2": 0.5,
     }  # fmt: skip
-    assert found["greedy"].low == 0.0 and found["greedy"].high == 1.0
+    assert found["greedy"].low == pytest.approx(0.0945, abs=1e-4) and found["average@2"].low == 0.0
     assert list(estimate([True], [], [], 100, 0)) == ["greedy"]
     assert estimate([True], [], [], 100, 0)["greedy"].low is None, "one prompt has no interval"
 

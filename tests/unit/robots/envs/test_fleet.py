@@ -152,6 +152,27 @@ def test_pictures_and_experts_come_from_the_process() -> None:
     with_fleet(use)
 
 
+def test_an_expert_looks_ahead_without_moving_the_environment() -> None:
+    async def use(fleet: EnvFleet) -> None:
+        start = Start(task=0, init_state=3)
+        async with fleet.episode(start) as env:
+            ahead = await env.expert_actions(5)
+            stays = env.observation["state"]
+            found = [await env.expert_action()]
+            while len(found) < 5 and not (await env.chunk_step(found[-1][None])).ended:
+                found.append(await env.expert_action())
+        async with fleet.episode(start) as env:
+            await env.expert_actions(5)
+            moved = await env.chunk_step(np.zeros((1, 1), np.float32))
+        np.testing.assert_array_equal(moved.observation["state"], stays)
+        np.testing.assert_array_equal(ahead[: len(found)], found)
+        np.testing.assert_array_equal(
+            ahead[len(found) :], np.repeat(ahead[len(found) - 1 : len(found)], 5 - len(found), 0)
+        )
+
+    with_fleet(use, family="tests.support.dot_simulator:Dot", tasks=["near"], end_on_success=False)
+
+
 def test_what_cannot_be_made_is_said_at_the_start() -> None:
     async def use(fleet: EnvFleet) -> None:
         with pytest.raises(UserError, match="names a task twice"):

@@ -11,11 +11,11 @@ import pytest
 
 from interlace.algorithms.sac import SACSettings
 from interlace.core.errors import UserError
-from interlace.core.transitions import TransitionBatch
-from interlace.core.types import EMPTY_INT, FINAL, IntArray, Metrics, Prompt, Sample, SampleKey, Segment
+from interlace.core.transitions import Learned, TransitionBatch
+from interlace.core.types import EMPTY_INT, FINAL, FloatArray, IntArray, Prompt, Sample, SampleKey, Segment
 from interlace.robots.replay import off_policy
 from interlace.robots.replay.buffer import Replay, ReplayConfig
-from interlace.robots.replay.off_policy import OffPolicy, TransitionTable, steps_of
+from interlace.robots.replay.off_policy import OffPolicy, Priorities, TransitionTable, steps_of
 from interlace.rollouts.role_groups import ActorGroup
 
 PLACEHOLDER = 9
@@ -78,11 +78,11 @@ def test_half_of_a_batch_is_demonstrated(tmp_path: Path) -> None:
     )
     learner = OffPolicy(settings=SACSettings(turns_per_update=10), seed=0, demonstrations=shown)
     learner.table.follow(replay, learner.convert)
-    batches = learner._batches(1, 6, len(learner.table))
+    batches = learner._draws(1, 6, len(learner.table)).batches
     assert len(batches) == 6
     assert all((batch.states[:, 0] == -7).sum() == 5 and len(batch) == 10 for batch in batches)
     again = OffPolicy(settings=SACSettings(turns_per_update=10), seed=0, demonstrations=shown, table=learner.table)
-    np.testing.assert_array_equal(again._batches(1, 6, 8)[5].states, batches[5].states)
+    np.testing.assert_array_equal(again._draws(1, 6, 8).batches[5].states, batches[5].states)
 
 
 def test_a_second_instruction_is_refused(tmp_path: Path) -> None:
@@ -103,13 +103,15 @@ class _Actor:
     """An actor whose second call makes no update of the policy, as with `policy_every` above its updates."""
 
     def __init__(self) -> None:
-        self.answers = [{"sac/critic_loss": 1.0, "sac/policy_loss": 5.0}, {"sac/critic_loss": 3.0}]
+        self.answers = [{"off_policy/critic_loss": 1.0, "off_policy/policy_loss": 5.0}, {"off_policy/critic_loss": 3.0}]
 
     def hold(self, cause: str) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def learn(self, context_ids: IntArray, batches: Sequence[TransitionBatch]) -> Metrics:
-        return self.answers.pop(0)
+    async def learn(
+        self, context_ids: IntArray, batches: Sequence[TransitionBatch], weights: Sequence[FloatArray] = ()
+    ) -> Learned:
+        return Learned(metrics=self.answers.pop(0))
 
 
 def test_a_call_without_an_update_of_the_policy_lacks_its_metrics(
@@ -120,4 +122,47 @@ def test_a_call_without_an_update_of_the_policy_lacks_its_metrics(
     replay.add([sample(1, 8, cut_off=True)])
     learner = OffPolicy(settings=SACSettings(start_turns=1, turns_per_update=4), seed=0)
     found = asyncio.run(learner.learn(1, replay, 2, cast(ActorGroup, _Actor())))
-    assert found["sac/critic_loss"] == 2 and found["sac/policy_loss"] == 5
+    assert found["off_policy/critic_loss"] == 2 and found["off_policy/policy_loss"] == 5
+
+
+class _Erring:
+    """An actor whose error of a turn is the turn's reward."""
+
+    def hold(self, cause: str) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def learn(
+        self, context_ids: IntArray, batches: Sequence[TransitionBatch], weights: Sequence[FloatArray] = ()
+    ) -> Learned:
+        assert len(weights) == len(batches)
+        return Learned(metrics={"off_policy/critic_loss": 1.0}, errors=[batch.rewards for batch in batches])
+
+
+def test_turns_are_drawn_by_the_error_of_their_last_update(tmp_path: Path) -> None:
+    replay = Replay(ReplayConfig(), tmp_path / "replay", seed=0)
+    replay.add([sample(1, 4, cut_off=True)])
+    settings, rule = SACSettings(start_turns=1, turns_per_update=8), Priorities(exponent=1.0, importance=0.5)
+    learner = OffPolicy(settings=settings, seed=0, priorities=rule)
+    learner.table.follow(replay, learner.convert)
+    first = learner._draws(1, 50, 4)
+    assert all((each == 1).all() for each in first.weights), "new turns have equal priorities"
+    asyncio.run(learner.learn(1, replay, 50, cast(ActorGroup, _Erring())))
+    np.testing.assert_allclose(learner.table.priorities(), [1e-6, 1, 2, 3], atol=1e-5)
+    drawn = learner._draws(2, 500, 4)
+    counts = np.bincount(drawn.places.ravel(), minlength=4) / 4000
+    np.testing.assert_allclose(counts, [0, 1 / 6, 2 / 6, 3 / 6], atol=0.03)
+    chances = learner.table.priorities() / learner.table.priorities().sum()
+    expected = (chances[drawn.places[0]] / chances.min()) ** -0.5
+    np.testing.assert_allclose(drawn.weights[0], expected, rtol=1e-5)
+
+    learner.table.save(tmp_path)
+    resumed = OffPolicy(settings=settings, seed=0, priorities=rule)
+    resumed.table.restore(tmp_path)
+    resumed.table.follow(replay, resumed.convert)
+    np.testing.assert_array_equal(resumed._draws(2, 500, 4).places, drawn.places)
+    replay.add([sample(2, 2, cut_off=True)])
+    resumed.table.follow(replay, resumed.convert)
+    np.testing.assert_allclose(resumed.table.priorities()[4:], 3, atol=1e-5)
+    (tmp_path / "priorities.npz").write_bytes(b"x")
+    with pytest.raises(UserError, match="is damaged"):
+        resumed.table.restore(tmp_path)
