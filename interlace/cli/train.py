@@ -35,6 +35,10 @@ def train(
         str | None, typer.Option(help="Name of the run, written to runs/NAME. Default: the recipe's, numbered.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Only check, and print sizes and memory.")] = False,
+    devices: Annotated[
+        str | None, typer.Option(help="With --dry-run: GPUs that need not be here, as 1x24GB or 8xH100-80GB.")
+    ] = None,
 ) -> None:
     """Train a model. Everything is written to runs/NAME: settings, metrics, timeline, samples, checkpoints."""
     if resume and overwrite:
@@ -42,6 +46,12 @@ def train(
     hush_libraries()
     console = Console(quiet=quiet)
     changes = overrides or []
+    if devices is not None and not is_dry:
+        raise UserError(f"--devices {devices} is for --dry-run; a run takes cluster.devices, such as cuda:8.")
+    if is_dry:
+        from interlace.cli.dry_run import dry_run
+
+        return dry_run(recipe, changes, devices, console)
     with ExitStack() as held:
         planner = None
         if resume:

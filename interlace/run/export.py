@@ -60,7 +60,7 @@ def export_run(run: RunFolder, recipe: Recipe, options: ExportOptions) -> str:
     with tempfile.TemporaryDirectory(dir=_find_parent(options.to)) as scratch:
         folder = Path(scratch) / "model"
         folder.mkdir()
-        export = _Export(run, recipe, checkpoint, options)
+        export = _Export(run, recipe, checkpoint, options, _is_classifier(checkpoint))
         if options.merge:
             export.write_model(folder)
         else:
@@ -86,11 +86,13 @@ class _Export:
     recipe: Recipe
     checkpoint: Path
     options: ExportOptions
+    is_classifier: bool
+    """True if the checkpoint contains a reward model."""
 
     def write_model(self, folder: Path) -> None:
         """Writes the whole model, its tokenizer and its card."""
         model = self._save_model(self.recipe.model.stored_in(self.checkpoint), folder)
-        kind = "AutoModelForSequenceClassification" if _is_classifier(self.checkpoint) else "AutoModelForCausalLM"
+        kind = "AutoModelForSequenceClassification" if self.is_classifier else "AutoModelForCausalLM"
         self._write_card(
             folder,
             f"from transformers import {kind}, AutoTokenizer",
@@ -130,7 +132,7 @@ class _Export:
     def _save_model(self, config: ModelConfig, folder: Path) -> "PreTrainedModel":
         from interlace.engines.train.export import model_files, named_weights
 
-        if _is_classifier(Path(config.path)):
+        if self.is_classifier:
             classifier = load_classifier(config)
             model, tokenizer = classifier.model, classifier.tokenizer
         else:
@@ -146,7 +148,7 @@ class _Export:
             base=portable_name(self.recipe.model, is_warmed_up=self.recipe.warmup is not None),
             base_is_on_hub=_is_on_hub(self.recipe),
             is_adapter=not self.options.merge,
-            is_classifier=_is_classifier(self.checkpoint),
+            is_classifier=self.is_classifier,
             loading=loading,
             step=int(self.checkpoint.name.removeprefix("step_")),
             dtype=self.options.dtype,

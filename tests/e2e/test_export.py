@@ -13,20 +13,11 @@ from interlace.core.errors import UserError
 from interlace.models.tiny import build_tiny
 from interlace.run.export import CONVERTERS
 from interlace.run.library import Settings
+from tests.support.library import ROWS, TINY
 from tests.support.training import run_recipe
 
 PeftModel = pytest.importorskip("peft").PeftModel
-ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(6)]
-SMALL: Settings = {
-    "steps": 2,
-    "prompts_per_step": 2,
-    "samples_per_prompt": 2,
-    "sampling": {"max_new_tokens": 4},
-    "cluster": {"devices": "cpu:2"},
-    "rollout": {"max_running": 8, "max_tokens": 512},
-    "optimizer": {"lr": 0.01},
-    "logging": {"loggers": []},
-}
+SMALL: Settings = {**TINY, "optimizer": {"lr": 0.01}, "logging": {"loggers": []}}
 IDS = torch.tensor([[40, 41, 42, 43]])
 
 

@@ -15,17 +15,8 @@ from interlace.models.tiny import build_tiny
 from interlace.run.library import Settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
+from tests.support.library import ROWS, TINY
 from tests.support.reward_functions import size
-
-ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(6)]
-SMALL: Settings = {
-    "steps": 2,
-    "prompts_per_step": 2,
-    "samples_per_prompt": 2,
-    "sampling": {"max_new_tokens": 4},
-    "cluster": {"devices": "cpu:2"},
-    "rollout": {"max_running": 8, "max_tokens": 512},
-}
 
 
 def test_a_lambda_is_a_reward(tmp_path: Path) -> None:
@@ -39,7 +30,7 @@ def test_a_lambda_is_a_reward(tmp_path: Path) -> None:
         folder=tmp_path,
         quiet=True,
         optimizer={"lr": 1e-3},
-        **SMALL,
+        **TINY,
     )
     assert found.folder == tmp_path / "mine" and len(found.rewards) == 2
     assert all(0 <= reward <= 1 for reward in found.rewards), "a verdict counts as 1 or 0"
@@ -54,7 +45,7 @@ def test_in_a_notebook_where_a_loop_runs_already(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
 
     async def cell() -> interlace.TrainedRun:
-        return interlace.train(model="tiny:micro", data=rows, reward=size, folder=tmp_path, quiet=True, **SMALL)
+        return interlace.train(model="tiny:micro", data=rows, reward=size, folder=tmp_path, quiet=True, **TINY)
 
     found = asyncio.run(cell())
     assert found.outcome is not None and found.outcome.done_steps == 2 and found.folder.name == "run"
@@ -68,7 +59,7 @@ def test_what_cannot_work_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> No
     def refusal(**changed: object) -> str:
         arguments = {"model": "tiny:micro", "data": ROWS, "reward": lambda *_: 1.0, "folder": tmp_path / "runs"}
         with pytest.raises(UserError) as caught:
-            interlace.train(**{**arguments, **SMALL, **changed})  # type: ignore[arg-type]
+            interlace.train(**{**arguments, **TINY, **changed})  # type: ignore[arg-type]
         return str(caught.value)
 
     assert "steps = 'three': it must be a whole number" in refusal(steps="three")
@@ -108,7 +99,7 @@ def test_a_run_does_things(tmp_path: Path) -> None:
 
     rows = [{"question": row["prompt"], "reward_model": {"ground_truth": row["answer"]}} for row in ROWS]
     columns = {"prompt": "question", "answer": "reward_model.ground_truth"}
-    small: Settings = {**SMALL, "steps": 4}
+    small: Settings = {**TINY, "steps": 4}
     found = interlace.train(
         model="tiny:micro", data=rows, columns=columns, reward=[judge, ("exact", 0.5)], heldout_size=1, name="mine",
         folder=tmp_path, quiet=True, callbacks=[watch], **small,
@@ -126,7 +117,7 @@ def test_a_run_does_things(tmp_path: Path) -> None:
         found.push_to_hub("me/name", token="hf_none")
 
     with pytest.raises(UserError, match=r"replace it \(overwrite=True\)"):
-        interlace.train(model="tiny:micro", data=ROWS, reward="exact", name="mine", folder=tmp_path, **SMALL)
+        interlace.train(model="tiny:micro", data=ROWS, reward="exact", name="mine", folder=tmp_path, **TINY)
     again = interlace.train(reward=[judge, ("exact", 0.5)], name="mine", folder=tmp_path, resume=True, quiet=True)
     assert len(again.rewards) == 4
     with pytest.raises(UserError, match="seed: 0 -> 1"):
@@ -141,7 +132,7 @@ def test_a_loaded_model_and_a_recipe_by_name(tmp_path: Path) -> None:
         "algorithm.drop_zero_variance=false", "algorithm.refill_rounds=0",
     ]  # fmt: skip
     found = interlace.train(
-        "quickstart", model=(model, tokenizer), warmup=None, overrides=changes, folder=tmp_path, quiet=True, **SMALL,
+        "quickstart", model=(model, tokenizer), warmup=None, overrides=changes, folder=tmp_path, quiet=True, **TINY,
     )  # fmt: skip
     assert found.name == "quickstart" and found.recipe.steps == 2
     assert found.recipe.model.path.startswith(str(tmp_path / "data" / "model-"))

@@ -77,22 +77,23 @@ class Derived:
     memory: tuple[WorkerMemory, ...]
 
 
-def check_recipe(recipe: Recipe) -> Derived:
+def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None) -> Derived:
     """Reads the model's config, the tokenizer and the prompts, but no weights, and writes nothing.
 
+    planned: devices that this machine need not have. If None, the devices of the recipe's cluster.
     Raises UserError for the first mistake.
     """
     check_settings(recipe)
     if is_offline(recipe):
-        return _check_offline(recipe)
+        return _check_offline(recipe, planned)
     algorithm = algorithm_of(recipe)
     if recipe.reward is not None and recipe.reward.model is not None:
         check_classifier(recipe.reward.model)
-    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
+    devices = planned or back_end(recipe.cluster).find_devices(recipe.cluster)
     check_placement(recipe, devices)
     check_model(recipe.model)
     model = empty_model(recipe.model)
-    check_engine(recipe, devices, model)
+    check_engine(recipe, devices, model, is_planned=planned is not None)
     _check_policy(recipe, algorithm.needs, model)
     if algorithm.needs.critic:
         check_value_head(model)
@@ -111,7 +112,6 @@ def check_recipe(recipe: Recipe) -> Derived:
     longest = _longest_prompt(recipe, prompts, size)
     samples = recipe.prompts_per_step * recipe.samples_per_prompt
     _check_step_size(recipe, samples)
-    max_tokens_per_step = samples * (longest + recipe.sampling.max_new_tokens)
     stays = recipe.actor.lora if recipe.weights.adapter == "alone" else None
     loads = MemoryLoads(
         size=size,
@@ -130,7 +130,7 @@ def check_recipe(recipe: Recipe) -> Derived:
         max_prompt_tokens=longest,
         samples_per_step=samples,
         samples_per_minibatch=samples // recipe.minibatches,
-        max_tokens_per_step=max_tokens_per_step,
+        max_tokens_per_step=samples * (longest + recipe.sampling.max_new_tokens),
         num_updates=_count_updates(recipe),
         num_versions=recipe.schedule.resolved.num_versions(recipe.steps),
         staleness_bound=recipe.schedule.resolved.staleness_bound,
@@ -148,9 +148,9 @@ def _count_updates(recipe: Recipe) -> int:
     return recipe.steps * (recipe.minibatches + (recipe.replay.updates if recipe.replay else 0))
 
 
-def _check_offline(recipe: Recipe) -> Derived:
+def _check_offline(recipe: Recipe, planned: tuple[Device, ...] | None) -> Derived:
     """Checks a recipe that trains on given rows, whose memory and numbers follow from the rows."""
-    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
+    devices = planned or back_end(recipe.cluster).find_devices(recipe.cluster)
     check_placement(recipe, devices)
     check_model(recipe.model)
     model, algorithm, tokenizer = empty_model(recipe.model), algorithm_of(recipe), load_tokenizer(recipe.model)

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrainedModel") -> None:
+def check_engine(
+    recipe: Recipe, devices: tuple[Device, ...], model: "PreTrainedModel", *, is_planned: bool = False
+) -> None:
     """Raises UserError for an engine that is not installed, that lacks a feature needed by the settings, or whose
     instances have another number of devices than the engine computes on.
+
+    is_planned: the devices are of another machine, so that this one need not have the engine's package.
     """
     kind = create_kind(recipe.rollout)
     if kind.num_addresses is None:
@@ -24,7 +28,7 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrained
     if algorithm_of(recipe).needs.reference:
         _check_span(recipe, "reference", devices)
     for pool in {device.pool for instance in _find_instances(recipe, "rollout", devices) for device in instance}:
-        if absence := kind.absence(pool):
+        if not is_planned and (absence := kind.absence(pool)):
             raise UserError(f"rollout.engine = {recipe.rollout.engine!r} is not run here: {absence}")
         kind.check_model(model, pool)
     _check_features(recipe, kind, devices)
