@@ -29,7 +29,7 @@ QUICK = "heartbeat_s: 0.3, health_timeout_s: 2, progress_s: 3"
 """Limits after which a server counts as lost."""
 PARTITION_S = 6.0
 """Three times health_timeout_s, so that both hosts notice it."""
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 PORTS = itertools.count(8000)
 
 
