@@ -245,13 +245,15 @@ class Cluster(ABC):
         # A look without a wait is no progress: engines are looked at again and again.
         search = self.waits.operation(who=spec.name, what="search for a death")
         with search if within_s else nullcontext():
-            while True:
-                for process in self._processes_of(spec.name):
-                    if death := await process.death():
-                        return death
-                if self.clock.now() >= deadline_s:
-                    return None
+            while not (death := await self._noticed_death(spec)) and self.clock.now() < deadline_s:
                 await asyncio.sleep(within_s / 5)
+        return death
+
+    async def _noticed_death(self, spec: WorkerSpec) -> WorkerDiedError | None:
+        for process in self._processes_of(spec.name):
+            if death := await process.death():
+                return death
+        return None
 
     def _processes_of(self, group: str) -> Sequence["WorkerProcess"]:
         return [process for process in self.processes if process.name.startswith(f"{group}[")]

@@ -100,7 +100,7 @@ def start_on_servers(hosts: Hosts, preset: str, *on: Host) -> HostRun:
 
 def start_on_ray(hosts: Hosts, preset: str, variables: Mapping[str, str], *settings: str) -> HostRun:
     """Starts a run on the first host, with one device on each host."""
-    ray = ("cluster.backend=ray", f"cluster.address={variables['RAY_ADDRESS']}", "cluster.start_timeout_s=20")
+    ray = ("cluster.backend=ray", f"cluster.address={variables['RAY_ADDRESS']}", "cluster.start_timeout_s=60")
     return start_run(hosts.first, preset, *ray, *settings, variables=variables)
 
 
