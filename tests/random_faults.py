@@ -21,9 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.process_faults import ProcessFault, ProcessFaults
+from interlace.schedule.equivalents import refuse_races
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from tests.support.random_schedules import random_schedule, random_workload
@@ -115,11 +117,21 @@ def run_virtual(seed: int, tally: Tally) -> None:
     tally.add(faults)
     tally.events.update(str(event) for event in record.ended.values())
     check(record, work, math.ceil(schedule.max_staleness))
-    if is_exact:
+    if is_exact and not _is_timed(schedule, work):
         tally.num_exact += 1
         calm = run_with(ProcessFaults([], 0.0), schedule, work)
         assert trained(record) == trained(calm), "other samples than without faults"
     assert time.monotonic() - start_s < HANG_S, "a hang"
+
+
+def _is_timed(schedule: Schedule, work: Workload) -> bool:
+    """Returns whether timing decides which samples are trained."""
+    try:
+        refuse_races(schedule)
+    except UserError:
+        return True
+    # With a limit of prompts that replace dropped groups, the first step of a version to need them gets them.
+    return schedule.sync_every > 1 and work.refill_rounds < 10
 
 
 def run_all_virtual(num_faults: int, first_seed: int) -> Tally:

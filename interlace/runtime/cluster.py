@@ -194,12 +194,9 @@ class Cluster(ABC):
         # A look without a wait is no progress: engines are looked at again and again.
         search = self.waits.operation(who=spec.name, what="search for a death")
         with search if within_s else nullcontext():
-            while True:
-                if death := await self.processes.find_death(spec.name):
-                    return death
-                if self.clock.now() >= deadline_s:
-                    return None
+            while not (death := await self.processes.find_death(spec.name)) and self.clock.now() < deadline_s:
                 await asyncio.sleep(within_s / 5)
+        return death
 
     async def dismiss(self, group: TypedGroup) -> None:
         """Ends one group whose work is done."""

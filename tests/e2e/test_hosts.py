@@ -29,7 +29,7 @@ QUICK = "heartbeat_s: 0.3, health_timeout_s: 2, progress_s: 3"
 """Limits after which a server counts as lost."""
 PARTITION_S = 6.0
 """Three times health_timeout_s, so that both hosts notice it."""
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 PORTS = itertools.count(8000)
 
 
@@ -100,7 +100,7 @@ def start_on_servers(hosts: Hosts, preset: str, *on: Host) -> HostRun:
 
 def start_on_ray(hosts: Hosts, preset: str, variables: Mapping[str, str], *settings: str) -> HostRun:
     """Starts a run on the first host, with one device on each host."""
-    ray = ("cluster.backend=ray", f"cluster.address={variables['RAY_ADDRESS']}", "cluster.start_timeout_s=20")
+    ray = ("cluster.backend=ray", f"cluster.address={variables['RAY_ADDRESS']}", "cluster.start_timeout_s=60")
     return start_run(hosts.first, preset, *ray, *settings, variables=variables)
 
 
