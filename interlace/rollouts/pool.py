@@ -64,9 +64,9 @@ class EnginePool:
         """
         self._cluster = cluster
         self._policy = create_dispatch(schedule.dispatch)
-        self._schedule, self._prefill_cost = schedule, schedule.prefill_cost
+        self._schedule, self._prefill_cost, self._predictor = schedule, schedule.prefill_cost, predictor
+        self.follow: Callable[[Schedule], None] = self._follow
         self._mean_length = MeanLength(float(expected_tokens))
-        self._drains = schedule.on_update == "drain"
         self.standing = Signal(cluster.waits)
         """Fires when an engine has swapped or left."""
         self.newest: WeightRef | None = None
@@ -75,7 +75,6 @@ class EnginePool:
         """Number of engines with pending weights."""
         self._most_versions = 1
         """Most versions that engines served at the same time, since the start."""
-        self._predictor = predictor
         self._lengths = _choose_predictor(predictor, float(expected_tokens), ranks=self._policy.longest_first)
         self.curve = DecodeCurve() if self._policy.adapts else None
         """Decode speed of the engines. None if the dispatch policy does not use it."""
@@ -108,10 +107,13 @@ class EnginePool:
         self._spent: dict[SampleKey, int] = {}
         """Tokens of a sample's requests since the last publication. Empty without a budget."""
 
-    def follow(self, schedule: Schedule) -> None:
+    @property
+    def _drains(self) -> bool:
+        return self._schedule.on_update == "drain"
+
+    def _follow(self, schedule: Schedule) -> None:
         """Takes dispatch, concurrency and the treatment of updates from another schedule, between two steps."""
         before, self._schedule = self._schedule, schedule
-        self._drains = schedule.on_update == "drain"
         self._homes.keeps_old = schedule.on_update == "keep"
         if self._gathering:
             self._gathering.drains = self._drains
