@@ -62,13 +62,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="into docs/planner.md")
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     heads = ("recipe", "suggested", "predicted saving", "measured saving", "rounds")
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         for recipe in given.recipes:
             settings = [f"steps={given.steps}", *EXTRA]
             found, seconds = compare(Path(folder), recipe, settings, given.rounds)
+            rows.append({"recipe": recipe, "predicted": found.row(), "step_s": seconds})
             if not found.suggestions:
                 lines.append(f"| `{recipe}` | none of {found.num_tried} settings | | | |")
             for each, measured in zip(found.suggestions, seconds[1:], strict=True):
@@ -78,6 +81,8 @@ def main() -> None:
                     f"| `{recipe}` | `{each.setting}` | {each.saving:.0%} | {median(savings):+.0%} | {shown} |"
                 )
     print("\n".join(lines))
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if given.write:
         write_table(Path(__file__).parent.parent / "docs" / "planner.md", "advice", "\n".join(lines))
 

@@ -3,6 +3,7 @@
     python benchmarks/planner.py [--quick] [--clusters local,ray] [--workloads quickstart,longtail] [--write]
     python benchmarks/planner.py --points 16 [--store docs/planner.json] [--write]
     python benchmarks/planner.py --drift [--write]
+    python benchmarks/planner.py --live [--write]
     python benchmarks/planner.py --mixed [--write]
     python benchmarks/planner.py --lending [--write]
 
@@ -25,6 +26,7 @@ from statistics import fmean, median
 from _page import write_table
 from _planner_drift import drift_table
 from _planner_lending import lending_table
+from _planner_live import live_table
 from _planner_mixed import mixed_table
 
 from interlace.forecast.profile.probe import measure, num_devices
@@ -221,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="four schedules, one workload, local, few steps")
     parser.add_argument("--drift", action="store_true", help="simulated: answers that grow, and the online planner")
+    parser.add_argument("--live", action="store_true", help="simulated: changes of the schedule without a restart")
     parser.add_argument("--mixed", action="store_true", help="simulated: two kinds of devices against one, by price")
     parser.add_argument("--lending", action="store_true", help="simulated: when lent devices go back to training")
     parser.add_argument("--clusters", default="local,ray")
@@ -234,7 +237,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the points there")
     parser.add_argument("--write", action="store_true", help="into docs/planner.md")
     args = parser.parse_args()
-    for name, make in (("drift", drift_table), ("mixed", mixed_table), ("lending", lending_table)):
+    for name, make in (
+        ("drift", drift_table),
+        ("live", live_table),
+        ("mixed", mixed_table),
+        ("lending", lending_table),
+    ):
         if getattr(args, name):
             table = make()
             print(table)

@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--preset", default="areal")
     parser.add_argument("--one", action="store_true", help="measures the size in this process, and prints JSON")
     parser.add_argument("--write", action="store_true", help="into docs/simulator.md")
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(given.preset, given.devices[0])))
@@ -86,13 +87,17 @@ def main() -> None:
     heads = ("devices", "samples in flight", "samples", "CPU s", "CPU us per sample", "events/s", "events per sample",
              "memory MiB")  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    rows = []
     for devices in given.devices:
         words = [sys.executable, __file__, "--one", "--devices", str(devices), "--preset", given.preset]
         row = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+        rows.append(row)
         cells = [f"{row[name]:,.0f}" for name in ("devices", "in_flight", "samples", "cpu_s", "sample_us")]
         cells += [f"{row['events_per_s']:,.0f}", f"{row['events_per_sample']:.1f}", f"{row['memory_mib']:,.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if given.write:
         write_table(Path(__file__).parent.parent / "docs" / "simulator.md", "scale", "\n".join(lines))
 

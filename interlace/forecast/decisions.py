@@ -9,8 +9,7 @@ from interlace.core.errors import UserError
 from interlace.forecast.plan import PlanRequest
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import Workplace
-from interlace.forecast.search.bounds import response_lengths
-from interlace.forecast.search.planner import coarser
+from interlace.forecast.search.bounds import coarser, response_lengths
 from interlace.forecast.search.plans import Accepts, Fidelity, Score
 from interlace.forecast.simulate import Simulation
 from interlace.schedule.schedule import Schedule
@@ -26,7 +25,7 @@ LEAST_GAIN = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
+class LiveDecision:
     """Best schedule for the measured lengths."""
 
     schedule: Schedule
@@ -50,7 +49,7 @@ class DecisionTable:
     rows: Mapping[Schedule, tuple[float, ...]]
     """Schedule -> seconds at FACTORS."""
 
-    def decide(self, current: Schedule, mean_length: float) -> Decision | None:
+    def decide(self, current: Schedule, mean_length: float) -> LiveDecision | None:
         """Returns the fastest schedule at a measured mean length; None if the table lacks the current one.
 
         Seconds between two factors are interpolated in the logarithms of both, and kept beyond the outer ones.
@@ -60,7 +59,7 @@ class DecisionTable:
         factor = mean_length / self.mean_length
         seconds = {schedule: _interpolate(row, factor) for schedule, row in self.rows.items()}
         best = min(seconds, key=lambda schedule: seconds[schedule])
-        return Decision(schedule=best, step_s=seconds[best], current_s=seconds[current])
+        return LiveDecision(schedule=best, step_s=seconds[best], current_s=seconds[current])
 
 
 def _interpolate(row: Sequence[float], factor: float) -> float:

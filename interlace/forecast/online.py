@@ -11,7 +11,7 @@ from statistics import fmean
 from interlace.core.errors import InterlaceError
 from interlace.core.types import Metrics
 from interlace.flows.steps import StepResult
-from interlace.forecast.decisions import Decision, DecisionTable, make_table
+from interlace.forecast.decisions import DecisionTable, LiveDecision, make_table
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Lengths, Profile
 from interlace.forecast.search.plans import Accepts, Planned, differing
@@ -55,7 +55,7 @@ class OnlinePlanner:
         self._version = -1
         self._pool: Pool | None = None
         self._search: AsyncResult[RecipePlan] | None = None
-        self._next: Planned | Decision | None = None
+        self._next: Planned | LiveDecision | None = None
         self._may_become: Callable[[Schedule], bool] = lambda _: False
         self._making: AsyncResult[DecisionTable] | None = None
         self._table: DecisionTable | None = None
@@ -99,7 +99,7 @@ class OnlinePlanner:
         if found is None:
             return None
         self._schedule, self._since_change = found.schedule, 0
-        self._rule.changed(found.step_s if isinstance(found, Decision) else found.score.step_s)
+        self._rule.changed(found.step_s if isinstance(found, LiveDecision) else found.score.step_s)
         return found.schedule
 
     @property

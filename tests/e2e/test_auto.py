@@ -106,7 +106,7 @@ def changed_run(root: Path, name: str, changes: Sequence[str] = ()) -> tuple[Rec
 @pytest.mark.slow
 def test_a_run_whose_schedule_is_changed_is_one_run(tmp_path: Path) -> None:
     recipe, heard = changed_run(tmp_path, "changed", [ONE_THREAD])
-    changes = [line for line in heard.lines if line.startswith("changing the schedule")]
+    changes = [line for line in heard.lines if line.startswith("changing the schedule:")]
     resumed = [line for line in heard.lines if line.startswith("resuming after step")]
     assert len(changes) == len(resumed) >= 1, heard.lines
     ended_with = load_recipe(str(tmp_path / "changed" / "config.yaml")).schedule.resolved

@@ -11,6 +11,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 TIMEOUT_S = 280
 ON_RAY = pytest.mark.ray
 SMALLEST = {
+    "absolute": (),
+    "advice": ("--recipes", "quickstart", "--steps", "6", "--rounds", "1"),
     "agent_recipes": (
         "--recipes",
         "react",
@@ -39,6 +41,7 @@ SMALLEST = {
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),
     "records": ("--schedules", "one-step-off", "--steps", "6"),
     "rollout": ("--median", "8", "--rounds", "1", "--rows", "4"),
+    "scale": ("--devices", "16"),
     "server": (),
     "simulate": ("--presets", "areal", "--devices", "16", "--steps", "1", "--rounds", "1"),
     "timeline": ("--steps", "15"),

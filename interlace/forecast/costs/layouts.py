@@ -142,7 +142,7 @@ def _time_parts(
 
 def _link(sheet: DataSheet, devices: int) -> float:
     """Returns the bandwidth between `devices` neighbours, per device."""
-    return LINK_SHARE * (sheet.link_bytes_per_s if devices <= sheet.devices_per_node else sheet.network_bytes_per_s)
+    return LINK_SHARE * (sheet.link_bytes_per_s if devices <= sheet.node_devices else sheet.network_bytes_per_s)
 
 
 def _memory_parts(layout: TrainLayout, shape: ModelShape) -> dict[str, float]:

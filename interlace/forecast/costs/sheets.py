@@ -28,7 +28,8 @@ class DataSheet(Config):
     """Bandwidth of a device to the others of its node, in one direction."""
     network_bytes_per_s: float = Field(gt=0)
     """Bandwidth of a device to other nodes, in one direction: of a usual cluster, with a network card per device."""
-    devices_per_node: int = Field(default=8, ge=1)
+    node_devices: int = Field(default=8, ge=1)
+    """Devices of a node."""
 
 
 def device_names() -> list[str]:

@@ -13,6 +13,8 @@ from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Oversample, TailBatching
 
 _NORMAL = NormalDist()
+SMALLEST = 8
+"""Devices of the smallest model of a cluster."""
 POINTS = 400
 """Points at which a distribution of lengths is sampled."""
 
@@ -258,3 +260,20 @@ def prefill_cost(profile: Profile) -> float:
 def _expect_longest(lengths: Sequence[float], count: int) -> float:
     """Returns the expected length of the longest of `count` responses."""
     return lengths[min(len(lengths) - 1, math.floor((1 - 1 / (count + 1)) * len(lengths)))]
+
+
+def coarser(workload: Workload) -> tuple[int, ...]:
+    """Returns the scales of the coarse and the middle fidelity, then the scales for the final one, the closest first.
+
+    Scales are common divisors of the numbers of devices and prompts.
+    """
+    kinds = [count for _, count in workload.pools] or [workload.num_devices]
+    common = math.gcd(workload.prompts_per_step, workload.num_envs, *kinds)
+    fitting = [
+        scale
+        for scale in range(1, common + 1)
+        if common % scale == 0 and workload.num_devices // scale >= min(SMALLEST, workload.num_devices)
+    ]
+    coarse = fitting[-1]
+    middle = min((scale for scale in fitting if scale * scale >= coarse), default=1)
+    return coarse, middle, *(scale for scale in fitting if scale <= middle)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from interlace.forecast.profile.types import Profile
-from interlace.forecast.search.bounds import Workload, least_step_s, prefill_cost
+from interlace.forecast.search.bounds import Workload, coarser, least_step_s, prefill_cost
 from interlace.forecast.search.candidates import Candidate, by_kind, neighbours, plain
 from interlace.forecast.search.feasible import FeasibleSchedules
 from interlace.forecast.search.plans import (
@@ -45,8 +45,6 @@ BEAM = 3
 """Candidates whose neighbours are tried in one round of the search."""
 SHORT_TURNS = 8
 """Turns of a robot's episode below the final fidelity."""
-SMALLEST = 8
-"""Devices of the smallest model of a cluster."""
 ROUNDS_WITHOUT_GAIN = 2
 ALIKE = 0.005
 """Relative difference in speed below which plans of equal length shift count as the same."""
@@ -346,20 +344,3 @@ def _select_unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidat
             found.append(each)
             last = score
     return found
-
-
-def coarser(workload: Workload) -> tuple[int, ...]:
-    """Returns the scales of the coarse and the middle fidelity, then the scales for the final one, the closest first.
-
-    Scales are common divisors of the numbers of devices and prompts.
-    """
-    kinds = [count for _, count in workload.pools] or [workload.num_devices]
-    common = math.gcd(workload.prompts_per_step, workload.num_envs, *kinds)
-    fitting = [
-        scale
-        for scale in range(1, common + 1)
-        if common % scale == 0 and workload.num_devices // scale >= min(SMALLEST, workload.num_devices)
-    ]
-    coarse = fitting[-1]
-    middle = min((scale for scale in fitting if scale * scale >= coarse), default=1)
-    return coarse, middle, *(scale for scale in fitting if scale <= middle)
