@@ -60,7 +60,8 @@ def wilson_interval(values: NDArray[np.float64]) -> tuple[float, float]:
     spread = QUANTILE**2 / size
     centre = (share + spread / 2) / (1 + spread)
     half = QUANTILE / (1 + spread) * float(np.sqrt(share * (1 - share) / size + spread / (4 * size)))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # The ends of shares of 0 and 1 are the shares themselves, but for rounding.
+    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
 def _interval(values: NDArray[np.float64], resamples: int, seed: int) -> tuple[float, float]:

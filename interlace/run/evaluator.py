@@ -7,7 +7,7 @@ from typing import TypeAlias
 from interlace.core.types import NO_GROUP, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.observe.answers import EvaluationAnswer
 from interlace.observe.step_line import brief
-from interlace.robots.episodes.robot import SUCCESS, TASK
+from interlace.robots.episodes.robot import INIT_STATE, SUCCESS, TASK
 from interlace.rollouts.base import FILMED
 from interlace.rollouts.turns import answered
 from interlace.run.estimates import Estimate, estimate
@@ -97,7 +97,7 @@ class Evaluator:
         """Returns the indices of the prompts of each estimate, by its name; all prompts are unnamed."""
         found: dict[str, list[int]] = {"": list(range(len(self._prompts)))}
         sets = [prompt.source or OWN for prompt in self._prompts]
-        tasks = [prompt.text if TASK in prompt.metadata else "" for prompt in self._prompts]
+        tasks = [prompt.text if {TASK, INIT_STATE} <= prompt.metadata.keys() else "" for prompt in self._prompts]
         for names in (sets, tasks):
             for place, name in enumerate(names if len(set(names)) > 1 else ()):
                 found.setdefault(name, []).append(place)

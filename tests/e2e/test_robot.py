@@ -121,6 +121,8 @@ def test_episodes_whose_simulator_broke_begin_again_and_end_once(tmp_path: Path)
 def test_imitation_of_an_expert_already_solves_both_tasks_by_their_instructions(tmp_path: Path, decoding: str) -> None:
     report = run(tmp_path, "dot", [*DOT, f"model.robot.decoding={decoding}"])
     assert report.before is not None and report.before.greedy_accuracy >= 0.6
+    by_task = {name: each["greedy"].num_prompts for name, each in report.before.estimates.items()}
+    assert by_task == {"": 16, "push the puck down": 8, "push the puck up": 8}
     for line in metrics(tmp_path, "dot"):
         assert {"env/success", "env/success/near", "env/success/far"} <= set(line)
         assert line["env/success"] == line["reward/mean"]

@@ -44,6 +44,7 @@ def test_the_score_interval_has_published_values(right: int, size: int, low: flo
     """Newcombe 1998, table I, method 3."""
     found = wilson_interval((np.arange(size) < right).astype(float))
     assert found == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+    assert all(wilson_interval(np.ones(number))[1] == 1 for number in range(2, 40))
 
 
 def test_estimates_of_a_set() -> None:
