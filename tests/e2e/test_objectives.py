@@ -119,7 +119,8 @@ def test_each_objective_resumes_exactly_and_has_a_ledger_and_a_report(tmp_path: 
     assert run_recipe(name, tmp_path, "halves", settings, stop_after=2).done_steps == 2
     run_recipe(name, tmp_path, "halves", settings, resume=True)
     assert equal_weights(final_weights(tmp_path, "whole"), final_weights(tmp_path, "halves"))
-    assert metrics(tmp_path, "whole")[2:] == metrics(tmp_path, "halves")[2:]
+    expected = [pytest.approx(row, rel=1e-5) for row in metrics(tmp_path, "whole")[2:]]
+    assert metrics(tmp_path, "halves")[2:] == expected, "sums of metrics may round differently"
     rows = RunData.read(RunFolder(path=tmp_path / "halves")).rows
     assert len(rows) == 4 and all(row["goodput/train"] > 0 for row in rows)
     shown = {panel.title for panel in build_panels([RunData.read(RunFolder(path=tmp_path / "halves"))]).shown}
