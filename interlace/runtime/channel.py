@@ -28,6 +28,33 @@ class ChannelFull(InterlaceError):
     """A bounded channel has no room. The row was not taken; the caller keeps it."""
 
 
+class ColumnMasks:
+    """Bit masks of sets of columns."""
+
+    def __init__(self, channel: str, columns: tuple[str, ...]) -> None:
+        """channel: name of the channel, for messages."""
+        self._channel = channel
+        self._bits = {column: 1 << place for place, column in enumerate(columns)}
+        self._found: dict[tuple[str, ...], int] = {}
+        """Mask of each set. There are few sets, and every row requests them again."""
+
+    def find(self, columns: tuple[str, ...]) -> int:
+        """Returns the mask of a set of columns. Raises ValueError for an unknown column."""
+        if columns in self._found:
+            return self._found[columns]
+        mask, bits = 0, self._bits
+        for column in columns:
+            if column not in bits:
+                raise ValueError(f"channel {self._channel!r} has no column {column!r}.{nearest(column, bits)}")
+            mask |= bits[column]
+        self._found[columns] = mask
+        return mask
+
+    def names(self, mask: int) -> str:
+        """Returns the names of a mask's columns, as text."""
+        return ", ".join(name for name, bit in self._bits.items() if bit & mask)
+
+
 class Channel(Generic[K, R]):
     """A table whose readers run while writers still fill it.
 
@@ -62,11 +89,8 @@ class Channel(Generic[K, R]):
                 f"rows of channel {name!r} are copied as dictionaries: declare {record_type.__name__} without slots."
             )
         fields = dataclasses.fields(record_type)  # type: ignore[arg-type]
-        self._columns = (*(field.name for field in fields), *marks)
-        self._bits = {column: 1 << place for place, column in enumerate(self._columns)}
-        self._marks = sum(self._bits[mark] for mark in marks)
-        self._masks: dict[tuple[str, ...], int] = {}
-        """Cache of the bit mask for each set of columns. There are few sets, and every row requests them again."""
+        self._masks = ColumnMasks(name, (*(field.name for field in fields), *marks))
+        self._marks = self._masks.find(tuple(marks))
         self._rows: dict[K, R] = {}
         self._have: dict[K, int] = {}
         self._unread: dict[K, int] = {}
@@ -96,7 +120,7 @@ class Channel(Generic[K, R]):
 
         calls: callbacks for the reader, used instead of lease() and get().
         """
-        cursor = Cursor(self, name, self._mask(tuple(needs)), len(self._cursors), calls)
+        cursor = Cursor(self, name, self._masks.find(tuple(needs)), len(self._cursors), calls)
         self._cursors.append(cursor)
         for key in self._rows:
             self._unread[key] |= cursor.bit
@@ -121,7 +145,7 @@ class Channel(Generic[K, R]):
         if self._max_rows is not None and len(self._rows) >= self._max_rows:
             raise ChannelFull(f"channel {self.name!r} holds {self._max_rows} rows, its bound; await has_room() first.")
         self.num_opened += 1
-        self._rows[key], self._have[key] = record, self._mask(tuple(columns))
+        self._rows[key], self._have[key] = record, self._masks.find(tuple(columns))
         self._unread[key] = (1 << len(self._cursors)) - 1  # one bit per cursor
         for cursor in self._cursors:
             cursor._opened(key)
@@ -135,7 +159,7 @@ class Channel(Generic[K, R]):
         for cursor in self._cursors:
             if cursor._calls and key in cursor._leased:
                 raise ValueError(f"channel {self.name!r}: reader {cursor.name!r} has counted row {key} already")
-        self._rows[key], self._have[key] = record, self._mask(tuple(columns)) | self._have[key] & self._marks
+        self._rows[key], self._have[key] = record, self._masks.find(tuple(columns)) | self._have[key] & self._marks
         self._unread[key] = (1 << len(self._cursors)) - 1
         for cursor in self._cursors:
             cursor._reopened(key)
@@ -145,9 +169,9 @@ class Channel(Generic[K, R]):
         """Writes columns of a row. Returns False if the row has already ended (a late result of a dropped sample)."""
         if key not in self._rows:
             return False
-        added, had = self._mask((*values, *marks)), self._have[key]
+        added, had = self._masks.find((*values, *marks)), self._have[key]
         if had & added:
-            raise ValueError(f"channel {self.name!r}: row {key} has {self._names(had & added)} already")
+            raise ValueError(f"channel {self.name!r}: row {key} has {self._masks.names(had & added)} already")
         if values:
             self._rows[key] = with_columns(self._rows[key], values)
         self._have[key] = had | added
@@ -168,7 +192,7 @@ class Channel(Generic[K, R]):
 
     def end_unwritten(self, key: K, column: str, event: TerminalEvent) -> bool:
         """Ends a row as end() does, but only if its `column` has not been written."""
-        return key in self._rows and not self._have[key] & self._mask((column,)) and self.end(key, event)
+        return key in self._rows and not self._have[key] & self._masks.find((column,)) and self.end(key, event)
 
     def close(self) -> None:
         """Ends the stream: readers finish after they have received every open row."""
@@ -232,20 +256,6 @@ class Channel(Generic[K, R]):
         if self._on_end:
             self._on_end(record, event)
         return record
-
-    def _mask(self, columns: tuple[str, ...]) -> int:
-        if columns in self._masks:
-            return self._masks[columns]
-        mask, bits = 0, self._bits
-        for column in columns:
-            if column not in bits:
-                raise ValueError(f"channel {self.name!r} has no column {column!r}.{nearest(column, self._columns)}")
-            mask |= bits[column]
-        self._masks[columns] = mask
-        return mask
-
-    def _names(self, mask: int) -> str:
-        return ", ".join(name for name, bit in self._bits.items() if bit & mask)
 
 
 def with_columns(row: R, values: Mapping[str, object]) -> R:

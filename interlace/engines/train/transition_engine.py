@@ -110,6 +110,44 @@ class _Part:
     """Names of the trained parameters in a checkpoint."""
 
 
+class _Parts(dict[str, _Part]):
+    """The networks besides the policy, by name, with their optimizers."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns the live tensors of the networks, without moments."""
+        return {
+            f"{name}.{key}": each.detach()
+            for name, part in self.items()
+            for key, each in part.network.state_dict().items()
+        }
+
+    def moments(self) -> dict[str, Tensor]:
+        """Returns the live moments of the optimizers."""
+        return {
+            f"{kind}:{name}": each
+            for part in self.values()
+            for parameter, name in part.names.items()
+            for kind, each in (part.optimizer.state.get(parameter, {}) if part.optimizer else {}).items()
+        }
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Restores tensors and moments of a checkpoint. Raises KeyError and RuntimeError if they do not fit."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(saved[name])
+        for part in self.values():
+            for parameter, name in part.names.items():
+                kinds = [key.partition(":")[0] for key in saved if key.endswith(f":{name}")]
+                assert part.optimizer  # only trained parameters have names
+                part.optimizer.state[parameter] = {kind: saved[f"{kind}:{name}"] for kind in kinds}
+
+    def move(self, move: Move) -> None:
+        """Moves all tensors to another device."""
+        for part in self.values():
+            part.network._apply(move)
+            for state in part.optimizer.state.values() if part.optimizer else ():
+                state.update({kind: move(each) for kind, each in state.items()})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _StateFile:
     """Copied tensors of a checkpoint."""
@@ -155,7 +193,7 @@ class TransitionEngine(TrainEngine):
         self._algorithm, self.settings = algorithm, algorithm.settings
         self._head, self._seed = head, seed
         self._placeholder, self._queries = reads.placeholder, tuple(model.config.query_token_ids)
-        self._parts: dict[str, _Part] = {}
+        self._parts = _Parts()
         self.num_learned = 0
         """Updates of the critics so far, the key of their noise."""
         self._rows: dict[tuple[bytes, int], ContextRow] = {}
@@ -240,9 +278,7 @@ class TransitionEngine(TrainEngine):
         try:
             saved = load_file(folder / STATE_FILE, device=str(self.packed.device))
             self.num_learned = int(saved.pop("num_learned"))
-            for name, tensor in self._tensors().items():
-                tensor.copy_(saved[name])
-            self._load_moments(saved)
+            self._parts.load(saved)
         except (OSError, KeyError, RuntimeError, SafetensorError) as error:
             what = f"{folder} has no readable critics ({type(error).__name__}: {error})"
             raise UserError(f"{what}. Delete {folder} to resume from the checkpoint before.") from None
@@ -296,32 +332,8 @@ class TransitionEngine(TrainEngine):
         for name, value in values.items():
             self._sums[name].append(value.detach())
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """Returns the live tensors besides the policy, without moments."""
-        return {
-            f"{name}.{key}": each.detach()
-            for name, part in self._parts.items()
-            for key, each in part.network.state_dict().items()
-        }
-
-    def _moments(self) -> dict[str, Tensor]:
-        """Returns the live moments of the parts' optimizers."""
-        return {
-            f"{kind}:{name}": each
-            for part in self._parts.values()
-            for parameter, name in part.names.items()
-            for kind, each in (part.optimizer.state.get(parameter, {}) if part.optimizer else {}).items()
-        }
-
-    def _load_moments(self, saved: Mapping[str, Tensor]) -> None:
-        for part in self._parts.values():
-            for parameter, name in part.names.items():
-                kinds = [key.partition(":")[0] for key in saved if key.endswith(f":{name}")]
-                assert part.optimizer  # only trained parameters have names
-                part.optimizer.state[parameter] = {kind: saved[f"{kind}:{name}"] for kind in kinds}
-
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
-        tensors = {name: host_copy(each) for name, each in (self._tensors() | self._moments()).items()}
+        tensors = {name: host_copy(each) for name, each in (self._parts.tensors() | self._parts.moments()).items()}
         tensors["num_learned"] = torch.tensor(self.num_learned)
         return (*super()._copy_files(tokenizer), _StateFile(tensors=tensors))
 
@@ -332,15 +344,9 @@ class TransitionEngine(TrainEngine):
 
         def move_all(move: Move) -> None:
             move_moments(move)
-            self._move_parts(move)
+            self._parts.move(move)
 
         return {**found, OPTIMIZER: move_all}
-
-    def _move_parts(self, move: Move) -> None:
-        for part in self._parts.values():
-            part.network._apply(move)
-            for state in part.optimizer.state.values() if part.optimizer else ():
-                state.update({kind: move(each) for kind, each in state.items()})
 
 
 @torch.no_grad()
