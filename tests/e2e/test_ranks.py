@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from interlace.core.payload import StoredSegments
-from interlace.core.types import Response
-from interlace.models.tiny import build_tiny
-from interlace.rollouts.generate import GenerateStage
 from tests.support.mixture import save_mixture
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, run, samples
 
@@ -69,30 +65,6 @@ def test_ranks_that_share_layers_train_and_generate_as_one(tmp_path: Path) -> No
     spans = ["rollout.tensor_parallel_size=2", "schedule.placement.rollout={devices: all, devices_per_instance: 2}"]
     run(tmp_path, "shared", ["steps=2", "actor.tensor_parallel=2", *spans])
     assert_same(tmp_path, "shared", "one")
-
-
-@pytest.mark.slow  # four processes that import torch
-def test_long_responses_stay_with_their_ranks_and_train_as_in_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    eos = build_tiny("micro", seed=0)[1].eos_token_id
-    long = ["steps=2", "prompts_per_step=2", "warmup=null", "sampling.max_new_tokens=900"]
-    long.append(f"sampling.logit_bias=[[{eos}, -100]]")
-    run(tmp_path, "one", long)
-    received: list[str] = []
-    take = GenerateStage._take_response
-
-    def record(stage: GenerateStage, response: Response) -> None:
-        segments = response.completion.segments
-        received.extend([segments.content._path] if isinstance(segments, StoredSegments) else [])
-        take(stage, response)
-
-    monkeypatch.setattr(GenerateStage, "_take_response", record)
-    spans = ["rollout.tensor_parallel_size=2", "schedule.placement.rollout={devices: all, devices_per_instance: 2}"]
-    run(tmp_path, "apart", [*long, "actor.tensor_parallel=2", *spans])
-    assert len(received) == 2 * 2 * 4, "the controller got each response as a reference"
-    assert not any(Path(path).exists() for path in received)
-    assert_same(tmp_path, "apart", "one")
 
 
 @pytest.mark.slow  # four processes that import torch
