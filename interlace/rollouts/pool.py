@@ -116,7 +116,7 @@ class EnginePool:
             self._make_job(request, deliver, request.params.max_new_tokens, on_draft)
             for request, deliver, on_draft in requests
         ]
-        self._dispatcher.dispatch(self._budget.limit_jobs(jobs))
+        self._dispatcher.dispatch(self._budget.limit_jobs(jobs) if self._budget else jobs)
 
     def ask(self, request: Request, deliver: Deliver, on_draft: OnDraft | None = None) -> None:
         """Submits one turn of an episode, in one wave with all turns of this iteration of the event loop.
@@ -207,7 +207,8 @@ class EnginePool:
         for request_id in self._owners.pop(key, ()):
             self.withdraw(request_id)
         self._dispatcher.end_sample(key)
-        self._budget.end(key)
+        if self._budget:
+            self._budget.end(key)
 
     def withdraw(self, request_id: str) -> None:
         """Ends a request without a response. Does nothing if it has a response."""
@@ -221,7 +222,7 @@ class EnginePool:
         """Delivers a response of an engine, or suspends its request if the budget is used up."""
         done = response.completion
         is_of_sample = job.max_new_tokens is not None and not response.refusal
-        if is_of_sample and job.max_new_tokens is not None and self._budget.charge(job, done):
+        if self._budget and is_of_sample and job.max_new_tokens is not None and self._budget.charge(job, done):
             self._budget.suspend(self._make_job(done.resumed, job.deliver, job.max_new_tokens, job.on_draft))
             return
         self._dispatcher.tool_waits.end_turn(done.request.id, driver)
@@ -236,7 +237,7 @@ class EnginePool:
         """Makes the job of a sample's request within the budget. max_new_tokens: limit without the budget."""
         expected, homes = self._expect_tokens(request), self._dispatcher.homes
         return Job(
-            request=self._budget.limit_request(request, max_new_tokens),
+            request=self._budget.limit_request(request, max_new_tokens) if self._budget else request,
             order=-expected if self._dispatcher.ranks_by_length else request.owner.gid,
             expected_tokens=expected,
             deliver=deliver,

@@ -31,6 +31,10 @@ class TokenBudget:
         self._spent: dict[SampleKey, int] = {}
         """Tokens of a sample's requests since the last publication. Empty without a budget."""
 
+    def __bool__(self) -> bool:
+        """Returns whether the schedule has a budget. Without one, no job needs a limit."""
+        return self.tokens is not None
+
     @property
     def mean_tokens(self) -> float:
         """Mean tokens of the responses so far."""
