@@ -43,8 +43,8 @@ class EnvInstance:
         self._spec: EnvSpec | None = None
         self._history: dict[int, list[SlotJob]] = {}
         """Slot -> jobs that restore its episode. Empty if the rank has no separate process."""
-        if group.revival:
-            group.revival.restore = self._restore
+        if group.rank_set.revival:
+            group.rank_set.revival.restore = self._restore
         self._leased: set[int] = set()
         self._jobs: deque[tuple[SlotJob, asyncio.Future[object]]] = deque()
         self._is_serving = self._flush = False
@@ -132,7 +132,7 @@ class EnvInstance:
         if counts.busy_s >= self.counts.busy_s:  # results may arrive out of order
             self.counts = counts
         for (job, future), answer in zip(taken, batch.answers, strict=True):
-            if self._group.revival:
+            if self._group.rank_set.revival:
                 self._remember(job, answer)
             if future.done():
                 continue

@@ -221,7 +221,8 @@ class Membership:
 async def _find_loss(group: RolloutGroup) -> str:
     """Returns the reason why an idle engine is lost, or an empty text."""
     try:
-        if group.revival and (death := await group.revival.find_death(0.0)):
+        revival = group.rank_set.revival
+        if revival and (death := await revival.find_death(0.0)):
             return str(death)  # of any rank; only the first one answers questions
         return await group.ask(RolloutGroup.health)
     except WorkerDiedError as error:

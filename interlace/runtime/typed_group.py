@@ -6,7 +6,7 @@ from typing import Protocol, Self, TypeVar, TypeVarTuple
 
 from interlace.runtime.group_state import GroupState
 from interlace.runtime.handle import Handle
-from interlace.runtime.revival import Revival
+from interlace.runtime.rank_set import RankSet
 from interlace.runtime.timeline import Span
 from interlace.schedule.placement import Device
 
@@ -29,9 +29,8 @@ class TypedGroup(Protocol):
     """Indices of its devices within the cluster."""
     state: GroupState
     """The state of the workers on the devices."""
-
-    revival: Revival | None
-    """Replacement of ranks that died. If None, a death ends the run."""
+    rank_set: RankSet
+    """The ranks, and their replacement after a death."""
 
     @property
     def can_revive(self) -> bool:

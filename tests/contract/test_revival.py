@@ -135,12 +135,12 @@ def test_a_dead_group_gives_its_devices_to_another_and_gets_them_back() -> None:
 def test_devices_are_free_only_after_the_peers_of_a_dead_rank_have_offloaded(tmp_path: Path) -> None:
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, repeats=True, worker=Slow)
-        assert group.revival
+        assert group.rank_set.revival
         processes, file = await group.process(), tmp_path / "may offload"
         await group.remember(file)
         unloading = asyncio.ensure_future(group.unload())
         os.kill(processes[-1], signal.SIGKILL)
-        while not await group.revival.find_death(0.0):
+        while not await group.rank_set.revival.find_death(0.0):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert not unloading.done()

@@ -211,7 +211,7 @@ class RankPair:
 
     def start(self, setting: Setting, folder: Path | None = None) -> None:
         """Makes new engines. Samples are then distributed for the setting's layout."""
-        self._group._copies = setting.tensor * setting.context
+        self._group.rank_set._copies = setting.tensor * setting.context
         self._call("start", setting, folder)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:

@@ -185,8 +185,8 @@ def test_a_resumed_engine_goes_on_bit_for_bit(tmp_path: Path) -> None:
     resumed.load_optimizer(tmp_path)
     for key in range(2, 4):
         resumed.learn(context(resumed), transitions(key))
-    for name, tensor in whole._tensors().items():
-        assert torch.equal(tensor, resumed._tensors()[name]), name
+    for name, tensor in whole._parts.tensors().items():
+        assert torch.equal(tensor, resumed._parts.tensors()[name]), name
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name
 
@@ -234,7 +234,7 @@ def test_crossq_normalises_current_and_next_states_together() -> None:
     """The critics' targets come from the same pass, by the statistics of both halves (arXiv 1902.05605)."""
     made = engine(batch_norm=True, critic_betas=[0.5, 0.999])
     batch = transitions(0)
-    assert made.targets is made.critics and not any(name.startswith("targets") for name in made._tensors())
+    assert made.targets is made.critics and not any(name.startswith("targets") for name in made._parts.tensors())
     states, actions, following = (torch.from_numpy(each) for each in (batch.states, batch.actions, batch.next_states))
     with torch.no_grad():
         drawn, logprobs = made.act(made._row(context(made), BATCH), following, noises(made, 3)[0])
@@ -271,8 +271,8 @@ def test_a_resumed_crossq_has_the_same_statistics(tmp_path: Path) -> None:
     resumed.load_optimizer(tmp_path)
     for each in (made, resumed):
         each.learn(context(each), transitions(1))
-    for name, tensor in made._tensors().items():
-        assert torch.equal(tensor, resumed._tensors()[name]), name
+    for name, tensor in made._parts.tensors().items():
+        assert torch.equal(tensor, resumed._parts.tensors()[name]), name
 
 
 def test_weights_scale_the_errors_of_the_critics() -> None:

@@ -141,7 +141,7 @@ def test_the_value_of_iql_is_the_expectile_of_the_data() -> None:
 @pytest.mark.parametrize("name", ["iql", "awr"])
 def test_a_policy_prefers_the_better_action(name: str) -> None:
     made = engine(name, critic_lr=1e-2, **({"inverse_temperature": 10.0} if name == "iql" else {"temperature": 0.1}))
-    made._optimizer.config = OPTIMIZER.model_copy(update={"lr": 3e-3})
+    made.optimizer.config = OPTIMIZER.model_copy(update={"lr": 3e-3})
     good = np.array([1, 0, 1, 0, 1, 0], np.float32)
     batch = TransitionBatch(
         states=np.ones((6, 5), np.float32),
@@ -170,8 +170,8 @@ def test_a_resumed_engine_continues_bit_for_bit(tmp_path: Path, name: str) -> No
     resumed.load_optimizer(tmp_path)
     for key in range(2, 4):
         resumed.learn(context(resumed), transitions(key))
-    for part, tensor in whole._tensors().items():
-        assert torch.equal(tensor, resumed._tensors()[part]), part
+    for part, tensor in whole._parts.tensors().items():
+        assert torch.equal(tensor, resumed._parts.tensors()[part]), part
     for part, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, resumed.model.state_dict()[part]), part
 
