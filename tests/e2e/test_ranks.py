@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from interlace.core.payload import StoredSegments
+from interlace.core.types import Response
+from interlace.rollouts.generate import GenerateStage
 from tests.support.mixture import save_mixture
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, run, samples
 
@@ -65,6 +68,28 @@ def test_ranks_that_share_layers_train_and_generate_as_one(tmp_path: Path) -> No
     spans = ["rollout.tensor_parallel_size=2", "schedule.placement.rollout={devices: all, devices_per_instance: 2}"]
     run(tmp_path, "shared", ["steps=2", "actor.tensor_parallel=2", *spans])
     assert_same(tmp_path, "shared", "one")
+
+
+@pytest.mark.slow  # four processes that import torch
+def test_long_responses_stay_with_the_ranks_that_drew_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[str] = []
+    take = GenerateStage._take_response
+
+    def record(stage: GenerateStage, response: Response) -> None:
+        segments = response.completion.segments
+        received.extend([segments.content._path] if isinstance(segments, StoredSegments) else [])
+        take(stage, response)
+
+    monkeypatch.setattr(GenerateStage, "_take_response", record)
+    long = ["steps=1", "samples_per_prompt=16", "minibatches=1", "warmup=null", "sampling.max_new_tokens=900"]
+    spans = ["rollout.tensor_parallel_size=2", "schedule.placement.rollout={devices: all, devices_per_instance: 2}"]
+    run(tmp_path, "apart", [*long, "actor.tensor_parallel=2", *spans])
+    assert received, "some responses of an untrained model are long"
+    assert not any(Path(path).exists() for path in received)
+    rows = samples(tmp_path, "apart")
+    assert len(rows) == 64 and all(len(row["token_ids"]) == row["num_tokens"] for row in rows)
+    # The ranks of the actor read the tokens and the log-probs of the same sample.
+    assert max(step["actor/logprob_gap"] for step in metrics(tmp_path, "apart")) < 1e-4
 
 
 @pytest.mark.slow  # four processes that import torch
