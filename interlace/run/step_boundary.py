@@ -129,13 +129,13 @@ class StepBoundary:
             num_trained = sum(sample.num_total_tokens for sample in trained)
             metrics |= self.utilization.measure(metrics["perf/num_tokens"], num_trained, metrics["timing_s/step"])
         metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
-        self._boundary = self._state_later(self._run.unconsumed_prompts())
-        self._num_updates = self._run.num_updates
+        boundary, num_updates = self._state_later(self._run.unconsumed_prompts()), self._run.num_updates
         state, is_best = None, self._best.observe(result.step, metrics)
         if is_best or (recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0):
-            state = self._boundary()
+            state = boundary()
             metrics["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(result.step, metrics)
+        self._boundary, self._num_updates = boundary, num_updates  # a loss before would save a step without metrics
         self._last_ended = result.ended
         if evaluation:
             self._log_samples(result.step)
@@ -147,7 +147,7 @@ class StepBoundary:
         if state:
             self._saver.write(state)
         if failing := self._failed_updates.failing(result.metrics):
-            await self._saver.save(self._boundary())  # the failed updates did not change the weights
+            await self._saver.save(boundary())  # the failed updates did not change the weights
             self._failed_updates.refuse(failing, result.step)
         await self._trace.at(result.step + 1)
         return not (
