@@ -54,7 +54,7 @@ async def main() -> dict[str, object]:
         judges = groups.others["judge"]
         return {
             "places": [await judge.place() for judge in judges],
-            "stages": [judge.stage for judge in judges] + [groups.actor.stage],
+            "stages": [judge.state.stage for judge in judges] + [groups.actor.state.stage],
             "granule": schedule.granule_samples("judge", prompts_per_step=4, samples_per_prompt=2),
             "unknown key": refusal({"placement": {"juge": 0}}),
             "unknown device": refused_placement(devices),

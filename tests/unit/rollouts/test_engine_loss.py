@@ -51,7 +51,7 @@ class MortalRank:
     async def close(self) -> None:
         await self._rank.close()
 
-    async def _find_death(self) -> WorkerDiedError | None:
+    async def _find_death(self, within_s: float) -> WorkerDiedError | None:
         return self._death
 
     async def _make(self, reason: str) -> Sequence[Rank]:

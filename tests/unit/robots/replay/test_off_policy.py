@@ -78,11 +78,11 @@ def test_half_of_a_batch_is_demonstrated(tmp_path: Path) -> None:
     )
     learner = OffPolicy(settings=SACSettings(turns_per_update=10), seed=0, demonstrations=shown)
     learner.table.follow(replay, learner.convert)
-    batches = learner._draws(1, 6, len(learner.table)).batches
+    batches = learner._draw_batches(1, 6, len(learner.table)).batches
     assert len(batches) == 6
     assert all((batch.states[:, 0] == -7).sum() == 5 and len(batch) == 10 for batch in batches)
     again = OffPolicy(settings=SACSettings(turns_per_update=10), seed=0, demonstrations=shown, table=learner.table)
-    np.testing.assert_array_equal(again._draws(1, 6, 8).batches[5].states, batches[5].states)
+    np.testing.assert_array_equal(again._draw_batches(1, 6, 8).batches[5].states, batches[5].states)
 
 
 def test_a_second_instruction_is_refused(tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ def test_turns_are_drawn_by_the_error_of_their_last_update(tmp_path: Path) -> No
     settings, rule = SACSettings(start_turns=1, turns_per_update=8), Priorities(exponent=1.0, importance=0.5)
     learner = OffPolicy(settings=settings, seed=0, priorities=rule)
     learner.table.follow(replay, learner.convert)
-    first = learner._draws(1, 50, 4)
+    first = learner._draw_batches(1, 50, 4)
     assert all((each == 1).all() for each in first.weights), "new turns have equal priorities"
     asyncio.run(learner.learn(1, replay, 50, cast(ActorGroup, _Erring())))
     np.testing.assert_allclose(learner.table.priorities(), [1e-6, 1, 2, 3], atol=1e-5)
-    drawn = learner._draws(2, 500, 4)
+    drawn = learner._draw_batches(2, 500, 4)
     counts = np.bincount(drawn.places.ravel(), minlength=4) / 4000
     np.testing.assert_allclose(counts, [0, 1 / 6, 2 / 6, 3 / 6], atol=0.03)
     chances = learner.table.priorities() / learner.table.priorities().sum()
@@ -159,7 +159,7 @@ def test_turns_are_drawn_by_the_error_of_their_last_update(tmp_path: Path) -> No
     resumed = OffPolicy(settings=settings, seed=0, priorities=rule)
     resumed.table.restore(tmp_path)
     resumed.table.follow(replay, resumed.convert)
-    np.testing.assert_array_equal(resumed._draws(2, 500, 4).places, drawn.places)
+    np.testing.assert_array_equal(resumed._draw_batches(2, 500, 4).places, drawn.places)
     replay.add([sample(2, 2, cut_off=True)])
     resumed.table.follow(replay, resumed.convert)
     np.testing.assert_allclose(resumed.table.priorities()[4:], 3, atol=1e-5)
