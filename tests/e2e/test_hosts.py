@@ -164,8 +164,8 @@ def ray_hosts() -> Iterator[tuple[Hosts, Mapping[str, str]]]:
 
 
 RENUMBERED = pytest.mark.xfail(
-    reason="Groups in flight at a checkpoint are drawn again under new numbers. The old numbers end in no event, so they "
-    "count as lost."
+    reason="Groups in flight at a checkpoint are drawn again under new numbers. The old numbers end in no event, so "
+    "they count as lost."
 )
 
 
