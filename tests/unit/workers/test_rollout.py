@@ -6,10 +6,9 @@ from itertools import count
 from interlace.core.progress import Progress
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
-from interlace.engines.rollout.response_decoder import ResponseDecoder
 from interlace.models.tiny import build_tiny
 from interlace.runtime.worker import WorkerContext
-from interlace.workers.rollout import MIN_CALL_S, RolloutBundle, RolloutWorker
+from interlace.workers.rollout import MIN_CALL_S, ResponseDecoder, RolloutBundle, RolloutWorker
 
 LENGTHS = (2, 4, 4, 9)
 REQUESTS = tuple(
