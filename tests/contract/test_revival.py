@@ -138,7 +138,7 @@ def test_devices_are_free_only_after_the_peers_of_a_dead_rank_have_offloaded(tmp
         assert group.rank_set.revival
         processes, file = await group.process(), tmp_path / "may offload"
         await group.remember(file)
-        unloading = asyncio.ensure_future(group.unload())
+        unloading = asyncio.ensure_future(group.state.unload())
         os.kill(processes[-1], signal.SIGKILL)
         while not await group.rank_set.revival.find_death(0.0):
             await asyncio.sleep(0.01)
