@@ -30,3 +30,19 @@ def test_prose_is_wrapped(page: Path) -> None:
     # A single long word, such as a formula in backquotes, may exceed the limit.
     wide = [f"{page.name}:{number}" for number, line in lines if len(line) > WIDTH and " " in line.strip("- ")[:WIDTH]]
     assert not wide, f"over {WIDTH} columns: {', '.join(wide)}"
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """`make docs` is strict: a page outside the navigation, or a link to a folder of the sources, is an error."""
+    docs = ROOT / "docs"
+    listed = set(re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    pages = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
+    assert not pages - listed, f"add them to nav in mkdocs.yml: {sorted(pages - listed)}"
+    links = {
+        (page, link)
+        for page in pages
+        for link in re.findall(
+            r"\]\(((?:\.\./)+(?:interlace|examples|benchmarks)/[^)#]+)\)", (docs / page).read_text(encoding="utf-8")
+        )
+    }
+    assert not [(page, link) for page, link in links if not (docs / page).parent.joinpath(link).resolve().is_file()]
