@@ -65,10 +65,12 @@ def _simulate_faults(
     from interlace.cli.virtual import change_profiles, virtual_cluster
     from interlace.forecast.chaos import simulate_faults
     from interlace.forecast.simulate import check_simulated
+    from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.load import load_recipe
 
     simulation, rest = change_profiles(virtual_cluster(devices, profile), overrides)
     loaded = load_recipe(recipe, rest)
+    refuse_offline(loaded, "chaos")
     check_simulated({recipe: loaded}, simulation.profile, simulation.devices)
     return simulate_faults(loaded, specs, simulation, restart_s=restart_s)
 

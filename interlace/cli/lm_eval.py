@@ -80,7 +80,8 @@ def lm_eval(
             raise UserError(f"{each} is set by this command: name the run, the model or the server as its argument.")
     if not rest:
         raise UserError("name tasks of lm-evaluation-harness, such as --tasks gsm8k; `lm_eval ls tasks` lists them.")
-    device = next((rest[place + 1] for place, each in enumerate(rest[:-1]) if each == "--device"), None)
+    joined = next((each.partition("=")[2] for each in rest if each.startswith("--device=")), None)
+    device = next((rest[place + 1] for place, each in enumerate(rest[:-1]) if each == "--device"), joined)
     source = LMSource(
         spec=model_or_run, overrides=overrides, checkpoint=checkpoint, tokenizer=tokenizer, dialect=dialect
     )
@@ -107,16 +108,22 @@ def open_lm(source: LMSource, *, device: str | None = None) -> "EngineLM":
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("tasks of lm-evaluation-harness need its package: pip install 'interlace[lm-eval]'.")
     hush_libraries()
+    from interlace.run.best import NEWEST
+
     if source.spec.startswith(("http://", "https://")):
         from interlace.engines.rollout.services.http import Address
         from interlace.run.lm_eval import open_server
 
         if source.overrides:
             raise UserError(f"{source.overrides[0]}: settings of the engine belong to the command of the server.")
+        if str(source.checkpoint) != NEWEST:
+            raise UserError(f"--checkpoint {source.checkpoint} is of a run, and a server has one model. Leave it out.")
         address = Address(url=source.spec, key=os.environ.get(KEY_ENV, ""))
         return open_server(address, dialect=source.dialect, tokenizer=source.tokenizer)
     if source.tokenizer is not None:
         raise UserError("--tokenizer is for a server. A model has its own; another one is set by model.tokenizer=PATH.")
+    if source.dialect != "interlace":
+        raise UserError(f"--dialect {source.dialect} is for a server. Leave it out.")
     recipe = served_recipe(source.spec, source.overrides, source.checkpoint)
     from interlace.run.lm_eval import open_recipe  # loads torch, so a mistake is refused before it
 

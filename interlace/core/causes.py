@@ -71,7 +71,7 @@ _INFRASTRUCTURE = re.compile(
     r"^(\w+\.)*(Connection\w*Error|BrokenPipeError|Dist(Backend|Network|Store)Error|ncclError)\b"
     rf"|^OSError: \[Errno ({_ERRNOS})\]|^RuntimeError: .*gloo/transport|CUDA error: uncorrectable ECC"
 )
-"""Last line of a traceback whose error a connection, a device or a disk caused. gloo raises only RuntimeError."""
+"""First line of an error that a connection, a device or a disk caused. gloo raises only RuntimeError."""
 _OF_THE_MACHINE = (MemoryError, EpisodeLostError, HangError, PayloadLostError, RestartBudgetError, StoppedError)
 
 
@@ -79,8 +79,9 @@ def is_infrastructure_error(error: BaseException) -> bool:
     """Returns whether a worker's operation failed by a connection, a device or a disk, so that another may succeed."""
     if not isinstance(error, RemoteError):
         return False
-    lines = [line for line in error.remote_traceback.splitlines() if line[:1].strip()]
-    return any(_INFRASTRUCTURE.search(line) for line in lines[-1:])
+    last = error.remote_traceback.rpartition("Traceback (most recent call last):")[2]
+    lines = [line for line in last.splitlines() if line[:1].strip()]
+    return any(_INFRASTRUCTURE.search(line) for line in lines[:1])  # further lines belong to the message
 
 
 def cause_of(error: BaseException, otherwise: Cause = Cause.USER) -> Cause:

@@ -221,7 +221,11 @@ class PayloadStore:
             memory = os.statvfs(self._folder)
             if memory.f_bavail < _FREE_SHARE * memory.f_blocks:
                 return False
-            with open(path, "xb") as file:  # noqa: PTH123 - a Path takes longer than the write of a short response
+            file = open(path, "xb")  # noqa: PTH123, SIM115 - a Path takes longer than the write of a short response
+        except OSError:  # also if a process with this number before has written the file, of a sample that may wait
+            return False
+        try:
+            with file:
                 for part in parts:
                     file.write(part)
                     file.write(bytes(-part.nbytes % _ALIGNMENT))

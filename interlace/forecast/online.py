@@ -60,6 +60,8 @@ class OnlinePlanner:
         self._making: AsyncResult[DecisionTable] | None = None
         self._table: DecisionTable | None = None
         """Seconds of the schedules that need no restart; None until it has been simulated."""
+        self._tabulated = schedule
+        """The schedule for which the table was made."""
         self._since_change = 0
         self.decision_s = 0.0
         """Seconds of the last decision by the table."""
@@ -134,7 +136,12 @@ class OnlinePlanner:
         if self._table is None:
             if not self._making.ready():
                 return
-            self._table = self._making.get()
+            try:
+                self._table = self._making.get()
+            except InterlaceError as error:  # the run keeps its schedule
+                progress.say(f"no table of schedules: {error}")
+                self._table = DecisionTable(mean_length=1.0, rows={})
+            self._tabulated = self._schedule
         self._since_change += 1
         lengths = [length for step in list(self._lengths)[-DECIDING_STEPS:] for length in step]
         if not lengths or self._since_change <= DECIDING_STEPS:  # the steps before show the previous schedule
@@ -142,8 +149,9 @@ class OnlinePlanner:
         began_s = time.perf_counter()
         decision = self._table.decide(self._schedule, fmean(lengths))
         self.decision_s = time.perf_counter() - began_s
-        if decision is None:  # another schedule came by a restart
-            self._making = self._table = None
+        if decision is None:
+            if self._schedule != self._tabulated:  # another schedule came by a restart
+                self._making = self._table = None
         elif decision.pays and self._may_become(decision.schedule):
             self._next = decision
             progress.say(

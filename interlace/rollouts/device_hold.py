@@ -15,7 +15,7 @@ ROUNDING_S = 1e-6
 class DeviceHold:
     """Decides when an engine yields its devices: after `min_hold`, if another role requests them.
 
-    The runtime calls it as the driver of the worker group (`interlace.runtime.typed_group.Driver`).
+    The runtime calls it as the driver of the worker group (`interlace.runtime.group_state.Driver`).
     """
 
     def __init__(self, schedule: Schedule, clock: Clock, meter: GenerationMeter, wake: Callable[[], None]) -> None:

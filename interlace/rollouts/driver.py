@@ -89,7 +89,7 @@ class EngineDriver:
         self._hold = DeviceHold(schedule, cluster.clock, meter, self._wake)
         self._host, self._swaps, self._on_lost = host, swaps, on_lost
         self._work = Signal(cluster.waits)
-        self._phase = Phase.IDLE
+        self._phase, self._concurrency = Phase.IDLE, schedule.concurrency
         self.standing = standing
         """Relation to the pool. The transitions are leave(), join() and lose_weights()."""
         group.state.set_driver(self._hold)
@@ -107,7 +107,9 @@ class EngineDriver:
     def follow(self, schedule: Schedule) -> None:
         """Takes the treatment of updates and the limit of sequences from another schedule."""
         self.weights.follow(schedule)
-        self.calls.limit = create_limit(schedule.concurrency)
+        if schedule.concurrency != self._concurrency:  # else an adaptive limit keeps what it has learned
+            self._concurrency = schedule.concurrency
+            self.calls.limit = create_limit(schedule.concurrency)
         self._wake()
 
     def submit(self, job: Job) -> None:

@@ -67,6 +67,8 @@ class Membership:
         """Tokens of a fixed text, by which the weights of servers are checked. Empty if no engine is a server."""
         self.notes = Notes()
         """Notes about engines, which are shown to users."""
+        self.left_out: set[EngineDriver] = set()
+        """Engines that the current placement leaves out. They do not serve again when they have recovered."""
         self._lost: dict[EngineDriver, str] = {}
         """Engines that are lost, each with the reason."""
         self._loops: dict[EngineDriver, asyncio.Task[None]] = {}
@@ -195,8 +197,9 @@ class Membership:
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
         self._recoveries.pop(driver, None)
         if self._lost.pop(driver, None) is not None:
-            self._join(driver)
             self.notes.add(f"{driver.group.name} is back")
+            if driver not in self.left_out:
+                self._join(driver)
 
     def _join(self, driver: EngineDriver) -> None:
         """Lets an engine serve as soon as it has the newest weights."""

@@ -99,8 +99,11 @@ class Evaluator:
         sets = [prompt.source or OWN for prompt in self._prompts]
         tasks = [prompt.text if {TASK, INIT_STATE} <= prompt.metadata.keys() else "" for prompt in self._prompts]
         for names in (sets, tasks):
+            own: dict[str, list[int]] = {}
             for place, name in enumerate(names if len(set(names)) > 1 else ()):
-                found.setdefault(name, []).append(place)
+                own.setdefault(name, []).append(place)
+            own.pop("", None)  # prompts that are no robot's
+            found = own | found  # a set replaces a task of the same name
         return found
 
     def _make_params(self, temperature: float) -> SamplingParams:

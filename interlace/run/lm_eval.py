@@ -235,9 +235,14 @@ def open_recipe(recipe: Recipe, *, device: str | None = None) -> EngineLM:
 
     place = device or ("cuda" if "cuda" in recipe.cluster.devices else "cpu")
     loaded = load_model(recipe.model)
+    try:
+        model = loaded.model.to(place)  # type: ignore[arg-type]  # transformers' own stub
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the model cannot be moved to {place!r} ({reason}). Give another one: --device cpu.") from None
     config = recipe.rollout if isinstance(recipe.rollout, NativeConfig) else NativeConfig()
     engine = NativeEngine(
-        loaded.model.to(place),  # type: ignore[arg-type]  # transformers' own stub
+        model,
         config=config,
         tokenizer=loaded.tokenizer,
         seed=recipe.seed,

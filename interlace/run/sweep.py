@@ -1,15 +1,16 @@
 """A sweep: one recipe trained with every combination of some settings' values, with one table and one report."""
 
+import contextlib
 import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 
-from interlace.core.errors import UserError, first_line, nearest
+from interlace.core.errors import InterlaceError, UserError, first_line, nearest
 from interlace.core.types import JSON
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.best import BestConfig
@@ -222,29 +223,37 @@ class Sweep:
             runs = {self._folder / each.name: each.recipe for each in left.values()}
             shares = divide_devices(parallel, [*runs.values()])
             ends = train_in_parallel(runs, shares, progress, stop)
-        for name, end in ends:
-            if end.error:
-                self._failed[name] = end.error
-                progress.say(f"run {name} failed by {brief(end.error)}")
-            elif end.is_finished:
-                self._finished.add(name)
-                self._write_state()
-                self._check_order(left[name])
-            if parallel > 1:
-                progress.stage("runs", len(self._finished) + len(self._failed), len(self._variants), name)
+        with contextlib.closing(ends):  # after an error, the other processes end
+            for name, end in ends:
+                self._record_end(left[name], end, progress)
+                if parallel > 1:
+                    progress.stage("runs", len(self._finished) + len(self._failed), len(self._variants), name)
         return self._make_result()
+
+    def _record_end(self, variant: Variant, end: RunEnd, progress: ProgressView) -> None:
+        if end.error:
+            self._failed[variant.name] = end.error
+            progress.say(f"run {variant.name} failed by {brief(end.error)}")
+        elif end.is_finished:
+            self._finished.add(variant.name)
+            self._write_state()
+            self._check_order(variant)
 
     def _train_each(
         self, variants: Iterable[Variant], progress: ProgressView, stop: StopSignal
-    ) -> Iterator[tuple[str, RunEnd]]:
+    ) -> Generator[tuple[str, RunEnd], None, None]:
         """Trains combinations one after another in this process. Yields (name, end) of each."""
         for variant in variants:
             if stop.requested:
                 return
             progress.say(f"run {self._variants.index(variant) + 1} of {len(self._variants)}: {variant.name}")
             path = self._folder / variant.name
-            prepare_run(path, variant.recipe)
-            yield variant.name, train_prepared(path, variant.recipe, progress, stop)
+            try:
+                prepare_run(path, variant.recipe)
+            except (OSError, InterlaceError) as error:
+                yield variant.name, RunEnd(is_finished=False, error=str(error))
+            else:
+                yield variant.name, train_prepared(path, variant.recipe, progress, stop)
 
     def _check_order(self, variant: Variant) -> None:
         """Raises UserError if a finished run has not measured the metric that orders the runs."""

@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.progress import ProgressView
 from interlace.observe.stop import StopSignal
 from interlace.run.recipe.config import Recipe
@@ -60,8 +60,9 @@ def divide_devices(parallel: int, recipes: Sequence[Recipe]) -> list[Share]:
 
     machine = this_machine()
     num_cores, num_gpus = machine.num_cores // parallel, len(machine.gpu_bytes) // parallel
-    if num_cores < 1 or (machine.gpu_bytes and num_gpus < 1):
-        what = f"{len(machine.gpu_bytes)} GPUs" if machine.gpu_bytes else f"{machine.num_cores} cores"
+    needs_gpus = bool(machine.gpu_bytes) and any(not cluster.devices.startswith("cpu") for cluster in local)
+    if num_cores < 1 or (needs_gpus and num_gpus < 1):
+        what = f"{len(machine.gpu_bytes)} GPUs" if needs_gpus else f"{machine.num_cores} cores"
         raise UserError(f"parallel = {parallel}: this machine has {what}, at least one for each run. Lower it.")
     part = Machine(
         num_cores=num_cores,
@@ -87,7 +88,7 @@ def divide_devices(parallel: int, recipes: Sequence[Recipe]) -> list[Share]:
 
 def train_in_parallel(
     runs: Mapping[Path, Recipe], shares: Sequence[Share], progress: ProgressView, stop: StopSignal
-) -> Iterator[tuple[str, RunEnd]]:
+) -> Generator[tuple[str, RunEnd], None, None]:
     """Trains runs, one for each share at a time. Yields (name, end) when a run has ended.
 
     After a request to stop, running processes end at the end of a step and no other run starts.
@@ -97,7 +98,12 @@ def train_in_parallel(
         while children or (waiting and not stop.requested):
             while waiting and free and not stop.requested:
                 path, recipe = waiting.pop(0)
-                children.append(_start(path, recipe, free.pop(0)))
+                try:
+                    children.append(_start(path, recipe, free[0]))
+                except (OSError, InterlaceError) as error:
+                    yield path.name, RunEnd(is_finished=False, error=str(error))
+                    continue
+                free.pop(0)
                 progress.say(
                     f"run {path.name} starts {f'on {children[-1].share}' if children[-1].share else ''}".rstrip()
                 )

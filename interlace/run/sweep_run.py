@@ -60,12 +60,14 @@ def train_prepared(path: Path, recipe: Recipe, progress: ProgressView, stop: Sto
 def main() -> None:
     """Trains the run that the arguments name."""
     path, cores = Path(sys.argv[1]), sys.argv[2:]
+    outcome = os.fdopen(os.dup(1), "w")  # which child processes do not inherit
+    os.dup2(2, 1)  # the output of all processes of the run goes into its log
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, cores[0].split(",")))
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     with contextlib.redirect_stdout(sys.stderr), StopSignal(lambda: None) as stop:
         end = train_prepared(path, load_recipe(str(RunFolder(path=path).config)), QuietProgress(), stop)
-    print(json.dumps(asdict(end)))  # noqa: T201 - read by the sweep
+    print(json.dumps(asdict(end)), file=outcome, flush=True)
 
 
 def _is_resumed(path: Path) -> bool:

@@ -21,8 +21,6 @@ class LiveSchedule:
     def __init__(self, cluster: Cluster, schedule: Schedule, gate: Gate) -> None:
         self._cluster, self._gate, self.schedule = cluster, gate, schedule
         self._most_adapters: int | None = None
-        self._left: set[EngineDriver] = set()
-        """Engines that the current placement leaves out."""
         self.pool: EnginePool | None = None
         self.lending: Lending | None = None
 
@@ -57,16 +55,18 @@ class LiveSchedule:
         self.pool.follow(schedule)
         if self.lending:
             self.lending.until = schedule.lend_until
-        wanted = self._engines_of(schedule)
+        wanted, membership = self._engines_of(schedule), self.pool.membership
         staying = [each for each in self.pool.drivers if _devices_of(each) in wanted]
-        for driver in [each for each in staying if each in self._left]:
-            self._left.discard(driver)
-            self.pool.membership.join(driver)
+        for driver in [each for each in staying if each in membership.left_out]:
+            membership.left_out.discard(driver)
+            membership.join(driver)
         serving = [each for each in staying if not each.is_away]
         for driver in self.pool.drivers:
-            if driver not in staying and not driver.is_away and serving:
-                self._left.add(driver)
-                driver.leave(serving)
+            if driver not in staying and serving:
+                membership.left_out.add(driver)
+                membership.keeps_published = True  # it joins again between two publications
+                if not driver.is_away:
+                    driver.leave(serving)
 
     def _engines_of(self, schedule: Schedule) -> set[tuple[int, ...]]:
         """Returns the devices of each engine of a schedule."""

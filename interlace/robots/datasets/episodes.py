@@ -61,7 +61,11 @@ def with_reward(episode: RecordedEpisode, reward: str) -> RecordedEpisode:
         )
     rewards = np.zeros(len(episode), np.float32)
     rewards[-1] = float(episode.success)
-    return replace(episode, rewards=rewards)
+    terminated = episode.terminated
+    if episode.success and terminated is not None:  # as in the simulators, success ends the task, not the time limit
+        terminated = terminated.copy()
+        terminated[-1] = True
+    return replace(episode, rewards=rewards, terminated=terminated)
 
 
 def chunk_steps(

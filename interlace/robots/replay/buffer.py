@@ -76,11 +76,14 @@ class ReplayLearnerConfig(ReplayConfig):
             self.order not in ("uniform", "priority")
             or self.max_versions_behind is not None
             or self.max_rounds is not None
+            or self.max_uses is not None
         ):
             raise ValueError(
                 "learner actor_critic draws turns from the whole buffer, uniformly or by priority: remove "
-                "max_versions_behind, max_rounds and another order, and bound the buffer by capacity"
+                "max_versions_behind, max_rounds, max_uses and another order, and bound the buffer by capacity"
             )
+        if self.learner == "expert" and self.order == "priority":
+            raise ValueError("order priority draws by advantages, and learner expert has none: set order uniform")
         if self.demonstrations is not None and self.learner != "actor_critic":
             raise ValueError(
                 "demonstrations are drawn by learner actor_critic alone: set it, or imitate them before the training "

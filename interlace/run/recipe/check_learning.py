@@ -161,6 +161,10 @@ def _check_expert(recipe: Recipe) -> None:
             f"algorithm {name!r} with replay.learner={replay.learner if replay else None}: the learner `expert` and "
             "algorithm dagger need each other. Set both, as the recipe robot-dagger does, or neither."
         )
+    if imitates and isinstance(recipe.episode, RobotConfig) and recipe.episode.imagined is not None:
+        raise UserError(
+            f"algorithm {name!r} asks the simulator's expert, and imagined episodes have none. Remove episode.imagined."
+        )
     if (expert is not None) != imitates:
         raise UserError(
             f"algorithm {name!r} with episode.expert={'set' if expert else None}: the expert's labels are trained by "

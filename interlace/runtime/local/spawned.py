@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import InterlaceError, WorkerDiedError
 from interlace.runtime.process.child import set_process_name
 from interlace.runtime.process.launch import GUARD, LocalProcess, rank_servers, spawn_context
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
@@ -32,9 +32,11 @@ class SpawnedRank(ProcessRank):
         """
         ours, theirs = socket.socketpair()
         try:
-            self._process = await asyncio.to_thread(
-                self._start_process, (theirs, factory, self._context, folder), preload
-            )
+            await asyncio.to_thread(self._start_process, theirs, (theirs, factory, self._context, folder), preload)
+        except asyncio.CancelledError:  # the thread goes on, and kills the process that it starts
+            ours.close()
+            await self.close()
+            raise
         except Exception as error:
             ours.close()
             raise InterlaceError(
@@ -42,8 +44,9 @@ class SpawnedRank(ProcessRank):
                 "group of several ranks needs a factory that can be pickled: a function of a module, not one within "
                 "another."
             ) from error
-        finally:
-            theirs.close()
+        if self._closed:
+            ours.close()
+            raise WorkerDiedError(f"{self.name} was ended.")
         constructed = self.open_calls.add("__init__")
         loop = asyncio.get_running_loop()
         self._connection.transport, _ = await loop.create_unix_connection(lambda: self._connection, sock=ours)
@@ -53,7 +56,14 @@ class SpawnedRank(ProcessRank):
             await self.close()
             raise
 
-    def _start_process(self, arguments: tuple[object, ...], preload: Sequence[str]) -> LocalProcess | BaseProcess:
+    def _start_process(self, theirs: socket.socket, arguments: tuple[object, ...], preload: Sequence[str]) -> None:
+        """Starts the process, on a thread. theirs: the process's end of the connection, closed here afterwards."""
+        with theirs:
+            self._process = self._launch_process(arguments, preload)
+        if self._closed:  # close() came before, and found no process
+            self._process.kill()
+
+    def _launch_process(self, arguments: tuple[object, ...], preload: Sequence[str]) -> LocalProcess | BaseProcess:
         """Starts the process: from a fork server with the modules, or as a new one if it uses a GPU."""
         # CUDA does not work in a fork if an import of the server has looked for GPUs.
         if preload and not any(device.startswith("cuda") for device in self._context.devices):

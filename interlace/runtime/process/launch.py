@@ -91,9 +91,10 @@ class ForkServers:
         """Starts a process that runs target(*args). Blocks until the server answers. Raises OSError or EOFError."""
         kind = multiprocessing.get_context("forkserver").Process
         process = kind(target=target, args=args, name=_NAME_PREFIX + name, daemon=True)
-        if self._follows_environment and self._environment != {**os.environ}:
-            self.replace()
         with self._lock:
+            if self._server and self._follows_environment and self._environment != {**os.environ}:
+                atexit.register(_kill_server, self._server)
+                self._server = None
             if self._server is None:
                 self._server, self._environment = forkserver.ForkServer(), {**os.environ}
             server = self._server

@@ -119,6 +119,14 @@ def test_small_contents_and_a_full_memory_are_sent_whole(folder: Path, monkeypat
     assert PayloadStore(folder / "missing").put_sample(segments(False), TEXT) is None
 
 
+def test_a_file_of_an_earlier_process_of_the_same_number_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = store(folder, segments(False))
+    number = int(kept.content._path.rpartition("-")[2])
+    monkeypatch.setattr(PayloadStore, "_numbers", iter([number]))
+    assert PayloadStore(folder).put_sample(segments(False), "") is None, "it is sent whole"
+    Path(kept.content._path).unlink()
+
+
 def test_a_completion_with_stored_columns_continues_from_values(folder: Path) -> None:
     owned = pickle.loads(pickle.dumps(store(folder, segments(False))))
     ids, logprobs = StoredColumn(owned, "token_ids"), StoredColumn(owned, "logprobs")

@@ -80,6 +80,17 @@ def test_engines_that_a_placement_leaves_out_are_away_and_return() -> None:
     assert not any(driver.is_away for driver in hosted.run.rollout.pool.drivers)
 
 
+def test_an_adaptive_limit_keeps_what_it_has_learned() -> None:
+    adaptive = other(concurrency="adaptive")
+    _, hosted = run({}, start=adaptive)
+    (driver, *_) = hosted.run.rollout.pool.drivers
+    before = driver.calls.limit
+    driver.follow(other(concurrency="adaptive", max_staleness=1, pipeline_depth=1))
+    assert driver.calls.limit is before
+    driver.follow(other(concurrency=2))
+    assert driver.calls.limit.value == 2
+
+
 def test_what_needs_a_restart_is_refused() -> None:
     _, hosted = run({})
     live = hosted.live

@@ -223,5 +223,7 @@ def test_chunks_of_a_finished_and_of_a_cut_off_episode() -> None:
     np.testing.assert_allclose(even.states[2], given.observations["state"][4])
     assert len(odd.rewards) == 1
     assert with_reward(given, "success").rewards.tolist() == [0, 0, 0, 0, 1]
+    even, _ = chunk_steps(with_reward(cut, "success"), *arguments)
+    assert even.is_terminal and even.rewards[-1] == 1, "success ends the task, as in the simulators"
     with pytest.raises(UserError, match="next\\.reward"):
         chunk_steps(replace(given, rewards=None), *arguments)
