@@ -279,7 +279,7 @@ class _EpisodeServer(LoopServer):
     def _heard(self, number: int, message: ToEpisode) -> None:
         if isinstance(message, EpisodeStart):
             running = self._running[number] = _Running(self, number, message.params or self._params)
-            running.task = self._loop.create_task(self._run(number, running, message))
+            running.task = self._loop.create_task(self._run_episode(number, running, message))
             return
         running_one = self._running.get(number)
         if running_one is None:
@@ -293,7 +293,7 @@ class _EpisodeServer(LoopServer):
         elif running_one.task:
             running_one.task.cancel()
 
-    async def _run(self, number: int, running: _Running, start: EpisodeStart) -> None:
+    async def _run_episode(self, number: int, running: _Running, start: EpisodeStart) -> None:
         sample = Sample(key=start.key, prompt=start.prompt)
         limits = replace(self._limits, simulators=running.envs)
         session = EpisodeSession(_Around(self, number, self._loop), running, sample, running.params, limits)
