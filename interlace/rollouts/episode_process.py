@@ -313,7 +313,7 @@ class _EpisodeServer(LoopServer):
             end = replace(end, films=self._episode.films(), why_no_films=self._episode.why_no_films())
         self.send(number, end)
 
-    def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:
+    def _report_blocked_loop(self, task: asyncio.Task[Any] | None, line: str) -> None:
         for number, running in [*self._running.items()]:
             if running.task is task:
                 reason = f"the episode blocked its event loop for {self._patience_s:g} s, at {line}"

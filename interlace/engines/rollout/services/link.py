@@ -205,12 +205,12 @@ class ServerLink:
     def _wait_for_result(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Waits for a coroutine on the loop. If the server fails, it counts as lost and the result is None."""
 
-        async def guarded() -> T:
+        async def await_task() -> T:
             task = self._start(work)
             return await task
 
         try:
-            return self._loop.run(guarded())
+            return self._loop.run(await_task())
         except (CancelledError, asyncio.CancelledError):
             return None
         except DiskFullError:
