@@ -221,7 +221,7 @@ class TransitionEngine(TrainEngine):
         )
         self._update(
             Learnt(
-                row=self._find_row(context_ids, len(batch)),
+                row=self._row(context_ids, len(batch)),
                 states=states,
                 actions=actions,
                 rewards=rewards,
@@ -318,7 +318,7 @@ class TransitionEngine(TrainEngine):
         self.optimizer.zero_grad()
         self._note(policy_loss=loss, grad_norm=torch.tensor(norm))
 
-    def _find_row(self, context_ids: IntArray, count: int) -> ContextRow:
+    def _row(self, context_ids: IntArray, count: int) -> ContextRow:
         key = (context_ids.tobytes(), count)
         if key not in self._rows:
             places = np.flatnonzero(context_ids == self._placeholder)
