@@ -141,14 +141,14 @@ def check_advantages(result: object, group: SampleGroup, needs: Needs) -> None:
 def check_shapes(method: str, what: str, arrays: object, samples: Sequence[Sample]) -> None:
     """Raises UserError unless `arrays` has one array per sample, with one number per token."""
     lengths = [sample.num_tokens for sample in samples]
-    if (shapes := _shapes(arrays)) != [(length,) for length in lengths]:
+    if (shapes := _list_shapes(arrays)) != [(length,) for length in lengths]:
         raise UserError(
             f"the algorithm's {method}() returned {what} of shapes {shapes} for {len(lengths)} samples whose responses "
             f"have {lengths} tokens. Return one array per sample, with one number per token."
         )
 
 
-def _shapes(arrays: object) -> object:
+def _list_shapes(arrays: object) -> object:
     if not isinstance(arrays, Sequence | np.ndarray):
         return type(arrays).__name__
     return [getattr(array, "shape", type(array).__name__) for array in arrays]

@@ -76,7 +76,7 @@ class DPO(OfflineAlgorithm):
             scores_T = scores_T - inputs.ref_logprobs_T
         by_mean = settings.loss in ("ipo", *WITHOUT_REFERENCE)
         chosen_N, rejected_N = pairs.means(scores_T) if by_mean else pairs.sums(scores_T)
-        loss_N = self._losses(chosen_N, rejected_N, pairs.baselines())
+        loss_N = self._compute_losses(chosen_N, rejected_N, pairs.baselines())
         return LossOutputs(
             loss_T=pairs.share(loss_N),
             metrics_T={
@@ -87,7 +87,7 @@ class DPO(OfflineAlgorithm):
             },
         )
 
-    def _losses(self, chosen_N: Tensor, rejected_N: Tensor, baseline_N: Tensor) -> Tensor:
+    def _compute_losses(self, chosen_N: Tensor, rejected_N: Tensor, baseline_N: Tensor) -> Tensor:
         beta, gap_N = self.settings.beta, chosen_N - rejected_N
         match self.settings.loss:
             case "sigmoid":

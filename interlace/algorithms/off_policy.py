@@ -52,7 +52,7 @@ class OffPolicyConfig(Config):
     high: float = Field(default=2.0, gt=0)
 
     @model_validator(mode="after")
-    def _consistent(self) -> OffPolicyConfig:
+    def _check_consistency(self) -> OffPolicyConfig:
         if self.correction in ("weight", "truncate") and self.proximal == "behaviour":
             raise ValueError(
                 f"correction {self.correction!r} weighs proximal over behaviour, which are the same here: "
@@ -76,7 +76,7 @@ class OffPolicyConfig(Config):
         if self.correction == "none":
             return None
         upper_T = inputs.logprobs_T.detach() if self.proximal == "behaviour" else proximal_T
-        ratio_T = self._ratio(upper_T - inputs.behaviour_logprobs_T, inputs)
+        ratio_T = self._compute_ratio(upper_T - inputs.behaviour_logprobs_T, inputs)
         outside_T = (ratio_T < self.low) | (ratio_T > self.high)
         match self.correction:
             case "weight":
@@ -87,7 +87,7 @@ class OffPolicyConfig(Config):
                 inside_T = ratio_T.new_ones(ratio_T.shape) if self.proximal == "behaviour" else ratio_T
                 return Correction(weights_T=inside_T.masked_fill(outside_T, 0.0), changed_T=outside_T)
 
-    def _ratio(self, log_ratio_T: Tensor, inputs: LossInputs) -> Tensor:
+    def _compute_ratio(self, log_ratio_T: Tensor, inputs: LossInputs) -> Tensor:
         if self.level == "sequence":
             log_ratio_T = sequence_sum(log_ratio_T, inputs)[inputs.sample_T]
         elif self.level == "geometric":

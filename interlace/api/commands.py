@@ -192,7 +192,7 @@ def evaluate(
 
     checkpoint: of a run, `newest`, `best`, a step or a folder. If None, the one that load_run() chose, else the newest.
     """
-    spec, chosen = _named(run_or_model, checkpoint)
+    spec, chosen = _find_checkpoint(run_or_model, checkpoint)
     return evaluate_spec(spec, recipe, overrides, Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[1]
 
 
@@ -231,7 +231,7 @@ def serve(
 
     refuse_equal_keys(api_key, admin_key)
     hush_libraries()
-    spec, chosen = _named(model_or_run, checkpoint)
+    spec, chosen = _find_checkpoint(model_or_run, checkpoint)
     recipe = served_recipe(spec, list(overrides), chosen)
     return Server(recipe, ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key))
 
@@ -253,12 +253,12 @@ def lm_eval_model(
     """
     from interlace.cli.lm_eval import LMSource, open_lm
 
-    spec, chosen = _named(model_or_run, checkpoint)
+    spec, chosen = _find_checkpoint(model_or_run, checkpoint)
     source = LMSource(spec=spec, overrides=overrides, checkpoint=chosen, tokenizer=tokenizer, dialect=dialect)
     return open_lm(source, device=device)
 
 
-def _named(run_or_model: str | Path | TrainedRun, checkpoint: str | int | None) -> tuple[str, str | int]:
+def _find_checkpoint(run_or_model: str | Path | TrainedRun, checkpoint: str | int | None) -> tuple[str, str | int]:
     """Returns the name of a run or model, and the choice of its checkpoint."""
     if isinstance(run_or_model, TrainedRun):
         return str(run_or_model.folder), run_or_model.chosen if checkpoint is None else checkpoint

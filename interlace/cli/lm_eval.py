@@ -90,7 +90,7 @@ def lm_eval(
     from lm_eval.api.registry import model_registry
 
     model_registry.register(NAME, target=_Opened(model=model))
-    arguments, sys.argv = sys.argv, ["lm_eval", "run", "--model", NAME, "--model_args", _described(source), *rest]
+    arguments, sys.argv = sys.argv, ["lm_eval", "run", "--model", NAME, "--model_args", _describe_source(source), *rest]
     try:
         cli_evaluate()
     finally:
@@ -130,6 +130,6 @@ def open_lm(source: LMSource, *, device: str | None = None) -> "EngineLM":
     return open_recipe(recipe, device=device)
 
 
-def _described(source: LMSource) -> str:
+def _describe_source(source: LMSource) -> str:
     """Returns the source as the harness records it; commas separate arguments, so they are written as spaces."""
     return f"pretrained={source.spec.replace(',', ' ')},checkpoint={str(source.checkpoint).replace(',', ' ')}"

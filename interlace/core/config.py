@@ -49,7 +49,7 @@ class Config(BaseModel):
         """Refuses true for a number: YAML reads on, yes and true as true, which Python counts as 1."""
         for name, value in data.items() if isinstance(data, Mapping) else ():
             if isinstance(value, bool) and name in cls.model_fields:
-                types = set(_types(cls.model_fields[name].annotation))
+                types = set(_iterate_types(cls.model_fields[name].annotation))
                 if types & {int, float} and bool not in types:
                     raise ValueError(
                         f"{name} = {value}: it is a number, and YAML reads yes, no, on and off as true and false"
@@ -90,29 +90,31 @@ def _explain_mistake(cls: type[BaseModel], detail: ErrorDetails) -> tuple[str, s
     ends = [last] if last and (names_a_key or not _ALTERNATIVE.fullmatch(last)) else []
     found = (*(part for part in sections if not _ALTERNATIVE.fullmatch(part)), *ends)
     if detail["type"] == "extra_forbidden":
-        place, options = _place(cls, found[:-1])
+        place, options = _find_place(cls, found[:-1])
         given = f"unknown key {'.'.join((*place, last))!r}."
         advice = cls.advice(last) if issubclass(cls, Config) and last not in options else None
         return given, f" {advice}" if advice else nearest(last, options)
-    loc, options = _place(cls, found)
+    loc, options = _find_place(cls, found)
     key = ".".join(loc)
     if detail["type"] == "missing":
         return f"missing key {key!r}.", ""
     # If a section contradicts itself, its message names the keys; the whole section would hide them.
     is_section = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
-    given = key if is_section else f"{key} = {_shorten(detail['input'])}" if key else _shorten(detail["input"])
+    given = (
+        key if is_section else f"{key} = {_shorten_value(detail['input'])}" if key else _shorten_value(detail["input"])
+    )
     if detail["type"] in ("model_type", "model_attributes_type"):
         return f"{given}: ", _section_form(key, options)
-    message = _describe(detail)
+    message = _describe_condition(detail)
     return (f"{given}: " if given else ""), f"{message}."
 
 
-def _describe(detail: ErrorDetails) -> str:
+def _describe_condition(detail: ErrorDetails) -> str:
     """Returns the condition that a value does not meet, in plain words."""
     words = _WANTED.get(detail["type"])
     if words is None:
         return detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
-    context = {name: _number(value) for name, value in detail.get("ctx", {}).items()}
+    context = {name: _format_number(value) for name, value in detail.get("ctx", {}).items()}
     text = words.format(**context)
     if detail["type"] == "literal_error" and isinstance(detail["input"], str):
         close = close_names(detail["input"], re.findall(r"'([^']*)'", context["expected"]))
@@ -120,11 +122,11 @@ def _describe(detail: ErrorDetails) -> str:
     return text
 
 
-def _number(value: object) -> str:
+def _format_number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _shorten(value: object) -> str:
+def _shorten_value(value: object) -> str:
     """Returns a value as a message shows it: on one line, at most 200 letters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 200 else f"{text[:200]}..."
@@ -137,7 +139,7 @@ def _section_form(key: str, options: Sequence[str]) -> str:
     return f"it has settings, so write {first}; its settings are {listed}."
 
 
-def _place(cls: type[BaseModel], parts: Sequence[str]) -> tuple[tuple[str, ...], Sequence[str]]:
+def _find_place(cls: type[BaseModel], parts: Sequence[str]) -> tuple[tuple[str, ...], Sequence[str]]:
     """Returns the keys of a mistake's place, and the keys that its section has.
 
     parts: pydantic's location of the mistake. It contains the kind of a section that may be of several kinds, which
@@ -147,16 +149,16 @@ def _place(cls: type[BaseModel], parts: Sequence[str]) -> tuple[tuple[str, ...],
     here = [cls]
     for part in parts:
         of_kind = [one for one in here if any(field.default == part for field in one.model_fields.values())]
-        if part not in _fields(here) and of_kind and len(here) > 1:
+        if part not in _list_fields(here) and of_kind and len(here) > 1:
             here = of_kind
             continue
         keys.append(part)
         annotations = [one.model_fields[part].annotation for one in here if part in one.model_fields]
-        here = [one for annotation in annotations for one in _types(annotation) if _is_section(one)]
-    return tuple(keys), _fields(here)
+        here = [one for annotation in annotations for one in _iterate_types(annotation) if _is_section(one)]
+    return tuple(keys), _list_fields(here)
 
 
-def _fields(sections: Sequence[type[BaseModel]]) -> list[str]:
+def _list_fields(sections: Sequence[type[BaseModel]]) -> list[str]:
     return list(dict.fromkeys(name for one in sections for name in one.model_fields))
 
 
@@ -164,8 +166,8 @@ def _is_section(one: Any) -> bool:
     return isinstance(one, type) and issubclass(one, BaseModel)
 
 
-def _types(annotation: Any) -> Iterator[Any]:
+def _iterate_types(annotation: Any) -> Iterator[Any]:
     """Yields all types that an annotation contains."""
     yield annotation
     for arg in get_args(annotation):
-        yield from _types(arg)
+        yield from _iterate_types(arg)

@@ -121,7 +121,7 @@ def close_names(given: str, options: Iterable[str], *, most: int = 8) -> list[st
     if same := [name for name in names if name.lower() == wanted]:
         return same[:1]
     allowed = 1 + len(wanted) // 7
-    distances = {name: _edits(wanted, name.lower(), allowed) for name in names}
+    distances = {name: _count_edits(wanted, name.lower(), allowed) for name in names}
     typos = sorted((name for name in names if distances[name] <= allowed), key=lambda name: (distances[name], name))
     if typos:
         return typos[:1]
@@ -135,7 +135,7 @@ def _shares_part(wanted: str, name: str) -> bool:
     return (len(shorter) > 3 and longer.startswith(shorter)) or wanted in re.split(r"[-_.]", name)
 
 
-def _edits(one: str, other: str, limit: int) -> int:
+def _count_edits(one: str, other: str, limit: int) -> int:
     """Counts insertions, deletions, substitutions and swaps of neighbours from one text to the other.
 
     Stops at `limit` + 1.

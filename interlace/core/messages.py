@@ -78,7 +78,7 @@ def as_message(value: "JSON | Message", where: str = "message") -> Message:
     is_whole = isinstance(value, Mapping) and "role" in value and ("content" in value or "tool_calls" in value)
     if not isinstance(value, Mapping) or not is_whole:
         raise UserError(f"{where} is {value!r:.80}: write {{role: user, content: text}}, of roles {', '.join(ROLES)}.")
-    role, content = value["role"], _content(value.get("content"), where)
+    role, content = value["role"], _join_content(value.get("content"), where)
     role = _SAME_ROLE.get(str(role), role)
     if role not in ROLES:
         raise UserError(f"{where} has the role {role!r}; the roles are {', '.join(ROLES)}.")
@@ -99,7 +99,7 @@ def as_message(value: "JSON | Message", where: str = "message") -> Message:
     )
 
 
-def _content(content: JSON, where: str) -> JSON:
+def _join_content(content: JSON, where: str) -> JSON:
     """Returns a content, its text parts joined. Raises UserError for a part of another kind."""
     if not isinstance(content, Sequence) or isinstance(content, str):
         return content

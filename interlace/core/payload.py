@@ -64,7 +64,7 @@ class Stored(Generic[T]):
     def __reduce__(self) -> tuple[Any, ...]:
         if _by_value.get() or not self._path:
             return Stored, (self.read(),)
-        return _receive, (self._path, self._parts, self._is_new)
+        return _receive_value, (self._path, self._parts, self._is_new)
 
     def __del__(self) -> None:
         if self._owner and self._owner == os.getpid():  # a forked process has a copy, and is not the owner
@@ -74,7 +74,7 @@ class Stored(Generic[T]):
     def read(self) -> T:
         """Returns the value; do not modify it. A file is mapped, once. Raises PayloadLostError if it does not exist."""
         if self._value is None and self._path:
-            parts = _split(_map(self._path), self._parts)
+            parts = _split_parts(_map_file(self._path), self._parts)
             self._value = pickle.loads(parts[0].data, buffers=parts[1:])
         return cast("T", self._value)
 
@@ -133,15 +133,15 @@ class StoredColumn(Sequence[Any]):
         return self.segments.sizes.num_tokens
 
     def __getitem__(self, index: Any) -> Any:
-        return self._values()[index].tolist()
+        return self._read_values()[index].tolist()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._values().tolist())
+        return iter(self._read_values().tolist())
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
-        return np.array(self._values(), dtype, copy=copy)
+        return np.array(self._read_values(), dtype, copy=copy)
 
-    def _values(self) -> NDArray[np.generic]:
+    def _read_values(self) -> NDArray[np.generic]:
         found: NDArray[np.generic] = getattr(self.segments[0], self._name)
         return found
 
@@ -193,7 +193,7 @@ class PayloadStore:
         Returns None if the value is small or of a class of the user's script, and if the memory has no room. It must
         then be sent whole.
         """
-        body, arrays = (dumps or _dumps)(value)
+        body, arrays = (dumps or _pickle_value)(value)
         parts = [memoryview(body), *arrays]
         path = f"{self._folder}/payload-{os.getpid()}-{next(self._numbers)}"
         if sum(part.nbytes for part in parts) < MIN_BYTES or b"__main__" in body or not self._write(parts, path):
@@ -236,18 +236,18 @@ class PayloadStore:
         return True
 
 
-def _dumps(value: object) -> tuple[bytes, list[memoryview]]:
+def _pickle_value(value: object) -> tuple[bytes, list[memoryview]]:
     arrays: list[memoryview] = []
     return pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: arrays.append(buffer.raw())), arrays
 
 
-def _receive(path: str, parts: Sequence[int], is_new: bool) -> Stored[Any]:
+def _receive_value(path: str, parts: Sequence[int], is_new: bool) -> Stored[Any]:
     found: Stored[Any] = Stored(None, path, parts)
     found._owner = os.getpid() if is_new else 0
     return found
 
 
-def _map(path: str) -> NDArray[np.uint8]:
+def _map_file(path: str) -> NDArray[np.uint8]:
     """Maps a file into memory, where writes are private. If the process has no further mapping, reads the file."""
     try:
         file = os.open(path, os.O_RDONLY)
@@ -261,7 +261,7 @@ def _map(path: str) -> NDArray[np.uint8]:
         os.close(file)
 
 
-def _split(content: NDArray[np.uint8], sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
+def _split_parts(content: NDArray[np.uint8], sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
     parts, start = [], 0
     for size in sizes:
         parts.append(content[start : start + size])

@@ -108,7 +108,9 @@ def load_object(kind: str, spec: str) -> object:
         raise UserError(f"{kind} {spec!r}: cannot import {module_name!r}: {error}.") from error
     except (Exception, SystemExit) as error:
         raised = f"{type(error).__name__}: {error}"
-        raise UserError(f"{kind} {spec!r}: cannot import {module_name!r}: {_line(error)} raises {raised}.") from error
+        raise UserError(
+            f"{kind} {spec!r}: cannot import {module_name!r}: {_describe_line(error)} raises {raised}."
+        ) from error
     if not hasattr(module, attribute):
         names = [name for name, value in vars(module).items() if _is_own(name, value, module)]
         raise UserError(f"{kind} {spec!r}: module {module_name!r} has no {attribute!r}.{nearest(attribute, names)}")
@@ -120,7 +122,7 @@ def _is_own(name: str, value: object, module: ModuleType) -> bool:
     return not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
 
 
-def _line(error: BaseException) -> str:
+def _describe_line(error: BaseException) -> str:
     """Returns the file and line that raised an error: `file.py, line 3,`."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{last.filename}, line {last.lineno},"

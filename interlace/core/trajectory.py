@@ -18,7 +18,7 @@ def branches(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
         if segment.parent is None or segment.parent == PROMPT:
             roots.append(place)
         else:
-            children[_earlier(segment.parent, place)].append(place)
+            children[_check_parent(segment.parent, place)].append(place)
     found: list[tuple[int, ...]] = []
     open_: list[tuple[int, ...]] = [(root,) for root in reversed(roots)]
     while open_:
@@ -40,7 +40,7 @@ def depths(segments: Sequence[Segment], num_prompt_tokens: int) -> list[int]:
         elif segment.parent == PROMPT:
             found.append(num_prompt_tokens)
         else:
-            parent = _earlier(segment.parent, place)
+            parent = _check_parent(segment.parent, place)
             found.append(found[parent] + len(segments[parent].token_ids))
     return found
 
@@ -58,7 +58,7 @@ def predicted(segments: Sequence[Segment], num_prompt_tokens: int) -> BoolArray 
     return found
 
 
-def _earlier(parent: int, place: int) -> int:
+def _check_parent(parent: int, place: int) -> int:
     if not 0 <= parent < place:
         raise ValueError(
             f"segment {place} has parent {parent}: a parent is an earlier segment, PROMPT, or None if a new context "

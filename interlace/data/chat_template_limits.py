@@ -80,7 +80,7 @@ def render_chat(
     `enable_thinking`. ChatTemplateError if the template fails."""
     try:
         source = tokenizer.get_chat_template(tools=list(tools) if tools else None)  # type: ignore[arg-type]
-        with _limits():
+        with _apply_limits():
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages],  # type: ignore[arg-type]  # messages may hold tool calls
                 tools=tools,  # type: ignore[arg-type]  # schemas hold other values than texts
@@ -95,7 +95,7 @@ def render_chat(
 
 
 @contextmanager
-def _limits() -> Iterator[None]:
+def _apply_limits() -> Iterator[None]:
     token = _BUDGET.set(_Budget(steps=MAX_STEPS, until_s=time.monotonic() + MAX_SECONDS))
     try:
         yield
@@ -127,25 +127,25 @@ class _Rewriter(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        node.iter = _call("count_items", node.iter)
+        node.iter = _make_call("count_items", node.iter)
         return node
 
     def visit_Mul(self, node: nodes.Mul) -> nodes.Node:
         self.generic_visit(node)
-        return _call("multiply", node.left, node.right)
+        return _make_call("multiply", node.left, node.right)
 
     def visit_Pow(self, node: nodes.Pow) -> nodes.Node:
         self.generic_visit(node)
-        return _call("raise_to_power", node.left, node.right)
+        return _make_call("raise_to_power", node.left, node.right)
 
     def visit_Mod(self, node: nodes.Mod) -> nodes.Node:
         self.generic_visit(node)
-        return _call("take_modulo", node.left, node.right)
+        return _make_call("take_modulo", node.left, node.right)
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:
         self.generic_visit(node)
         node.args.insert(0, node.node)
-        node.node = _function("call_limited")
+        node.node = _import_function("call_limited")
         return node
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
@@ -155,12 +155,12 @@ class _Rewriter(NodeTransformer):
                 raise TemplateError(f"the filter {node.name!r} of a block has arguments, which are not supported")
             return node
         arguments = [nodes.Const(node.name), node.node, *node.args]
-        call = nodes.Call(_function("filter_limited"), arguments, node.kwargs, node.dyn_args, node.dyn_kwargs)
+        call = nodes.Call(_import_function("filter_limited"), arguments, node.kwargs, node.dyn_args, node.dyn_kwargs)
         return call.set_lineno(node.lineno)
 
     def visit_growing(self, node: nodes.Expr) -> nodes.Node:
         self.generic_visit(node)
-        return _call("check_size", node)
+        return _make_call("check_size", node)
 
     visit_Add = visit_Concat = visit_growing
 
@@ -168,17 +168,17 @@ class _Rewriter(NodeTransformer):
         self.generic_visit(node)
         is_target = getattr(node, "ctx", "load") != "load"  # `for key, value in ...`
         is_constant = all(isinstance(item, nodes.Const) for item in node.iter_child_nodes())
-        return node if is_target or is_constant else _call("check_size", node)
+        return node if is_target or is_constant else _make_call("check_size", node)
 
     visit_List = visit_Tuple = visit_Dict = visit_collection
 
 
-def _function(name: str) -> nodes.ImportedName:
+def _import_function(name: str) -> nodes.ImportedName:
     return nodes.ImportedName(f"{__name__}.{name}")
 
 
-def _call(name: str, *arguments: nodes.Node) -> nodes.Call:
-    return nodes.Call(_function(name), [*arguments], [], None, None).set_lineno(arguments[0].lineno)  # type: ignore[return-value]
+def _make_call(name: str, *arguments: nodes.Node) -> nodes.Call:
+    return nodes.Call(_import_function(name), [*arguments], [], None, None).set_lineno(arguments[0].lineno)  # type: ignore[return-value]
 
 
 def count_items(values: Iterable[_Value]) -> Iterable[_Value]:
@@ -191,7 +191,7 @@ def count_items(values: Iterable[_Value]) -> Iterable[_Value]:
 def check_size(value: _Value) -> _Value:
     """Returns the value. Raises TemplateError if it is too large."""
     _BUDGET.get().spend()
-    _measure(value, MAX_SIZE)
+    _measure_value(value, MAX_SIZE)
     return value
 
 
@@ -241,7 +241,7 @@ def filter_limited(context: Context, name: str, value: Any, *args: Any, **kwargs
     return check_size(context.environment.call_filter(name, value, args, kwargs, context, context.eval_ctx))
 
 
-def _measure(value: object, most: int) -> int:
+def _measure_value(value: object, most: int) -> int:
     """Returns the size of a value with all that it contains. Raises TemplateError if it is more than `most`."""
     size = len(value) if isinstance(value, str) else _VALUE_SIZE
     if isinstance(value, Mapping):
@@ -251,7 +251,7 @@ def _measure(value: object, most: int) -> int:
     for part in parts:
         if size > most:
             break
-        size += _measure(part, most - size)
+        size += _measure_value(part, most - size)
     if size > most:
         raise _LimitExceededError(f"the template builds a value of more than {MAX_SIZE} characters")
     return size
@@ -261,7 +261,7 @@ def _check_growth(name: str, subject: object, arguments: Sequence[object]) -> No
     """Refuses a method of a text, or a filter, whose result would be too large. name: of the method or filter."""
     numbers = [abs(each) for each in arguments if isinstance(each, int) and not isinstance(each, bool)]
     texts = [each for each in arguments if isinstance(each, str)]
-    size = 1 + _measure(subject, MAX_SIZE)
+    size = 1 + _measure_value(subject, MAX_SIZE)
     growth = size * max(numbers, default=0)
     if name == "replace" and isinstance(subject, str) and len(texts) >= 2:
         growth = subject.count(texts[0]) * len(texts[1])

@@ -38,9 +38,13 @@ def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[st
     found = plain_row(values, origin, omit)
     _refuse_other_kinds(found, columns, origin)
     prompt_name = columns.get(PROMPT) or (CHAT if PROMPT not in found and CHAT in found else PROMPT)
-    prompt = _column(found, prompt_name, PROMPT, origin)
+    prompt = _read_column(found, prompt_name, PROMPT, origin)
     answer_name = columns.get(ANSWER, ANSWER)
-    answer = "" if answer_name is None else _answer(_column(found, answer_name, ANSWER, origin), answer_name, origin)
+    answer = (
+        ""
+        if answer_name is None
+        else _read_answer(_read_column(found, answer_name, ANSWER, origin), answer_name, origin)
+    )
     messages: Messages = ()
     said: Sequence[JSON] = ()
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
@@ -52,11 +56,11 @@ def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[st
             f"{origin}: column {prompt_name!r} is {describe_type(prompt)}, it must be text, or a chat: a list of "
             "messages such as {role: user, content: text}."
         )
-    tools = _tools(found, columns, origin)
+    tools = _read_tools(found, columns, origin)
     metadata = {name: value for name, value in found.items() if name not in (PROMPT, ANSWER)}
     for name, path in columns.items():
         if name not in (PROMPT, ANSWER, TOOLS) and path is not None:
-            metadata[name] = _column(found, path, name, origin)
+            metadata[name] = _read_column(found, path, name, origin)
     if messages:
         metadata[CHAT] = prompt
     if said:
@@ -74,7 +78,7 @@ def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[st
     )
 
 
-def _column(values: Mapping[str, JSON], path: str, role: str, origin: str) -> JSON:
+def _read_column(values: Mapping[str, JSON], path: str, role: str, origin: str) -> JSON:
     """Returns the value of a column, or of a dotted path into one."""
     if path in values:
         return values[path]
@@ -85,13 +89,13 @@ def _column(values: Mapping[str, JSON], path: str, role: str, origin: str) -> JS
         elif isinstance(value, Sequence) and not isinstance(value, str) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         else:
-            raise UserError(f"{origin}: there is no column {path!r}.{_propose(values, path, role)}")
+            raise UserError(f"{origin}: there is no column {path!r}.{_propose_columns(values, path, role)}")
     return value
 
 
-def _propose(values: Mapping[str, JSON], path: str, role: str) -> str:
+def _propose_columns(values: Mapping[str, JSON], path: str, role: str) -> str:
     """Returns the end of the error on a missing column: the columns that exist, and the setting that selects one."""
-    usual = [name for name in USUAL.get(role, ()) if _has(values, name)]
+    usual = [name for name in USUAL.get(role, ()) if _has_column(values, name)]
     close = usual[:1] or close_names(path, values)[:1]
     select = f" Did you mean {close[0]!r}? Then set task.columns.{role}={close[0]}." if close else ""
     if role == ANSWER and not close:
@@ -99,7 +103,7 @@ def _propose(values: Mapping[str, JSON], path: str, role: str) -> str:
     return f"{select} The columns are: {', '.join(values) or 'none'}."
 
 
-def _has(values: Mapping[str, JSON], path: str) -> bool:
+def _has_column(values: Mapping[str, JSON], path: str) -> bool:
     value: JSON = values
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -108,7 +112,7 @@ def _has(values: Mapping[str, JSON], path: str) -> bool:
     return True
 
 
-def _answer(answer: JSON, name: str, origin: str) -> str:
+def _read_answer(answer: JSON, name: str, origin: str) -> str:
     """Returns the answer as text; numbers, true and false are written as in JSON."""
     if isinstance(answer, str):
         return answer
@@ -120,12 +124,12 @@ def _answer(answer: JSON, name: str, origin: str) -> str:
     )
 
 
-def _tools(values: Mapping[str, JSON], columns: "ColumnMap", origin: str) -> tuple[ToolSpec, ...]:
+def _read_tools(values: Mapping[str, JSON], columns: "ColumnMap", origin: str) -> tuple[ToolSpec, ...]:
     """Reads the tools that the row's prompt lists: a list in OpenAI's form, or its JSON text."""
     name = columns.get(TOOLS, TOOLS)
     if name is None or (name == TOOLS and TOOLS not in values):
         return ()
-    value, where = _column(values, name, TOOLS, origin), f"{origin}: column {name!r}"
+    value, where = _read_column(values, name, TOOLS, origin), f"{origin}: column {name!r}"
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None

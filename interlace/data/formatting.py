@@ -28,7 +28,7 @@ def render(row: Row, style: PromptFormat) -> str:
     """
     known: dict[str, JSON] = {**row.metadata, "prompt": row.prompt}  # metadata may have another column `prompt`
     text = []
-    for literal, name, spec, conversion in _parts(style):
+    for literal, name, spec, conversion in _parse_template(style):
         text.append(literal)
         if name is None:
             continue
@@ -41,18 +41,18 @@ def render(row: Row, style: PromptFormat) -> str:
             )
         if known[name] is None:
             raise UserError(f"prompt template: column {name!r} of {row.origin} is null; give it a value, or no row.")
-        text.append(_fill(known[name], style))
+        text.append(_fill_column(known[name], style))
     return "".join(text)
 
 
-def _parts(style: PromptFormat) -> list[tuple[str, str | None, str | None, str | None]]:
+def _parse_template(style: PromptFormat) -> list[tuple[str, str | None, str | None, str | None]]:
     try:
         return list(string.Formatter().parse(style.template))
     except ValueError as error:
         raise UserError(f"prompt template {style.template!r}: {error}. A brace in the text is written twice.") from None
 
 
-def _fill(value: JSON, style: PromptFormat) -> str:
+def _fill_column(value: JSON, style: PromptFormat) -> str:
     items = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     filled = []
     for item in items:
@@ -79,9 +79,10 @@ def to_prompts(
     if not rows:
         return []
     chat = style.chat_template and bool(tokenizer.chat_template)
-    spoken = [_conversation(row, question, style) for row, question in zip(rows, questions, strict=True)]
+    spoken = [_make_messages(row, question, style) for row, question in zip(rows, questions, strict=True)]
     dressed = [
-        _dress(row, messages, style, tokenizer if chat else None) for row, messages in zip(rows, spoken, strict=True)
+        _apply_template(row, messages, style, tokenizer if chat else None)
+        for row, messages in zip(rows, spoken, strict=True)
     ]
     for row, text in zip(rows, dressed, strict=True):
         _check_characters(row, text)
@@ -135,7 +136,7 @@ def _check_characters(row: Row, text: str) -> None:
         raise UserError(f"{row.origin}: the prompt holds {text[error.start]!r}, half of a character.") from None
 
 
-def _conversation(row: Row, question: str, style: PromptFormat) -> Messages:
+def _make_messages(row: Row, question: str, style: PromptFormat) -> Messages:
     """Returns the messages of a prompt: the row's chat, or its question, after the recipe's system message."""
     messages = with_last(row.messages, question) if row.messages else (Message(role="user", content=question),)
     if style.system is not None and messages[0].role != "system":
@@ -143,7 +144,9 @@ def _conversation(row: Row, question: str, style: PromptFormat) -> Messages:
     return messages
 
 
-def _dress(row: Row, messages: Messages, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase | None") -> str:
+def _apply_template(
+    row: Row, messages: Messages, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase | None"
+) -> str:
     """Returns the text that is tokenized. tokenizer: applies its chat template; None applies no template."""
     if tokenizer is None:
         if row.tools:

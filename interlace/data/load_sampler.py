@@ -15,12 +15,12 @@ from interlace.data.sampling import PromptSampler
 def create_sampler(task: DataConfig, prompts: Sequence[Prompt], seed: int) -> PromptSampler:
     """Makes the sampler of a task's training prompts. Raises UserError for an unknown name or setting."""
     if not task.mixture:
-        return _create(task.sampler, prompts, seed)
+        return _create_sampler(task.sampler, prompts, seed)
     parts = []
     for source in task.mixture:
         positions = [place for place, prompt in enumerate(prompts) if prompt.source == source.label]
         own = [prompts[place] for place in positions]
-        sampler = _create(source.sampler, own, stable_hash(seed, "source", source.label))
+        sampler = _create_sampler(source.sampler, own, stable_hash(seed, "source", source.label))
         parts.append(SampledSource(weight=source.weight, positions=positions, sampler=sampler))
     return MixtureSampler(prompts, seed, parts)
 
@@ -28,14 +28,14 @@ def create_sampler(task: DataConfig, prompts: Sequence[Prompt], seed: int) -> Pr
 def check_samplers(task: DataConfig) -> None:
     """Raises UserError for an unknown sampler or setting."""
     for choice in (task.sampler, *(source.sampler for source in task.mixture)):
-        _parse(choice)
+        _parse_choice(choice)
 
 
-def _create(choice: SamplerChoice, prompts: Sequence[Prompt], seed: int) -> PromptSampler:
-    kind, settings = _parse(choice)
+def _create_sampler(choice: SamplerChoice, prompts: Sequence[Prompt], seed: int) -> PromptSampler:
+    kind, settings = _parse_choice(choice)
     return kind(settings, prompts, seed)
 
 
-def _parse(choice: SamplerChoice) -> tuple[type[PromptSampler], Config]:
+def _parse_choice(choice: SamplerChoice) -> tuple[type[PromptSampler], Config]:
     kind = find_class("sampler", samplers, choice.name, PromptSampler)  # type: ignore[type-abstract]
     return kind, kind.Settings.parse(choice.settings, where=f"sampler {choice.name}")

@@ -132,33 +132,35 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write
 
 def _source_rows(config: SourceConfig, style: PromptFormat) -> _Pair:
     if config.reasoning_gym is not None:
-        return _procedural(config.reasoning_gym, style)
+        return _load_procedural(config.reasoning_gym, style)
     if config.starts is not None:
         starts = config.starts
-        train, heldout = (list(_render(start_rows(starts, split), style)) for split in SPLITS)
+        train, heldout = (list(_render_rows(start_rows(starts, split), style)) for split in SPLITS)
         return train, heldout
     files, hub = config.files, config.hub
     if files is not None:
         rows = [file_rows(files, split, config.columns, config.omit) for split in SPLITS]
-        return _split(files, files.train, [list(_render(found, style)) for found in rows])
+        return _split_heldout(files, files.train, [list(_render_rows(found, style)) for found in rows])
     if hub is not None:
         rows = [hub_rows(hub, split, config.columns, config.omit) for split in SPLITS]
-        return _split(hub, hub.name, [list(_render(found, style)) for found in rows])
+        return _split_heldout(hub, hub.name, [list(_render_rows(found, style)) for found in rows])
     raise ValueError("a source has one section")
 
 
-def _procedural(source: ReasoningGymSource, style: PromptFormat) -> _Pair:
-    heldout = _distinct(_render(procedural_rows(source, "heldout"), style), source.heldout_size, (), source.name)
+def _load_procedural(source: ReasoningGymSource, style: PromptFormat) -> _Pair:
+    heldout = _take_distinct(
+        _render_rows(procedural_rows(source, "heldout"), style), source.heldout_size, (), source.name
+    )
     taken = {item.text for item in heldout}
-    train = _distinct(_render(procedural_rows(source, "train"), style), source.train_size, taken, source.name)
+    train = _take_distinct(_render_rows(procedural_rows(source, "train"), style), source.train_size, taken, source.name)
     return train, heldout
 
 
-def _render(rows: Iterable[Row], style: PromptFormat) -> Iterator[_Rendered]:
+def _render_rows(rows: Iterable[Row], style: PromptFormat) -> Iterator[_Rendered]:
     return (_Rendered(row, render(row, style)) for row in rows)
 
 
-def _distinct(items: Iterator[_Rendered], count: int, taken: Collection[str], name: str) -> list[_Rendered]:
+def _take_distinct(items: Iterator[_Rendered], count: int, taken: Collection[str], name: str) -> list[_Rendered]:
     """Returns the first `count` items whose text is new and not in `taken`."""
     if not count:
         return []
@@ -177,7 +179,7 @@ def _distinct(items: Iterator[_Rendered], count: int, taken: Collection[str], na
     )
 
 
-def _split(source: FileSource | HubSource, name: str, rows: list[list[_Rendered]]) -> _Pair:
+def _split_heldout(source: FileSource | HubSource, name: str, rows: list[list[_Rendered]]) -> _Pair:
     """Takes held-out rows from those to train on, if the source has no separate held-out rows."""
     train, heldout = rows
     if source.heldout_size:

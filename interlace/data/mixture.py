@@ -50,7 +50,7 @@ class MixtureSampler(PromptSampler):
         self._blocks: dict[int, list[int]] = {}
 
     def draw(self, number: int) -> PromptDraw:
-        source, place = self._place(number)
+        source, place = self._locate_draw(number)
         found = self._parts[source].sampler.draw(place)
         return PromptDraw(self._parts[source].positions[found.position], found.attempt)
 
@@ -64,7 +64,7 @@ class MixtureSampler(PromptSampler):
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._num_before(source, middle) <= place else (low, middle)
-        offsets = [offset for offset, found in enumerate(self._sources(low)) if found == source]
+        offsets = [offset for offset, found in enumerate(self._order_sources(low)) if found == source]
         return low * self._block + offsets[place - self._num_before(source, low)]
 
     def observe(self, rates: Mapping[int, float]) -> None:
@@ -77,7 +77,7 @@ class MixtureSampler(PromptSampler):
         def state(numbers: Sequence[int]) -> JsonValue:
             places: list[list[int]] = [[] for _ in self._parts]
             for number in numbers:
-                source, place = self._place(number)
+                source, place = self._locate_draw(number)
                 places[source].append(place)
             return [state(own) for state, own in zip(taken, places, strict=True)]
 
@@ -89,10 +89,10 @@ class MixtureSampler(PromptSampler):
             if own is not None:
                 part.sampler.restore(own)
 
-    def _place(self, number: int) -> tuple[int, int]:
+    def _locate_draw(self, number: int) -> tuple[int, int]:
         """Returns the source of a draw, and the number of earlier draws of this source."""
         block, offset = divmod(number, self._block)
-        sources = self._sources(block)
+        sources = self._order_sources(block)
         source = sources[offset]
         return source, self._num_before(source, block) + sources[:offset].count(source)
 
@@ -102,7 +102,7 @@ class MixtureSampler(PromptSampler):
         size = block * self._block
         return math.floor(size * self._ends[source] + 0.5) - math.floor(size * start + 0.5)
 
-    def _sources(self, block: int) -> list[int]:
+    def _order_sources(self, block: int) -> list[int]:
         """Returns the source of each draw of a block."""
         sources = self._blocks.get(block)
         if sources is None:

@@ -17,7 +17,7 @@ def object_rows(data: object) -> Iterator[dict[str, JSON]]:
     data: an iterable of mappings, a Dataset or IterableDataset of `datasets`, a DataFrame of pandas or polars, or an
     Arrow table. Raises UserError for another object, and with column and row for a value that JSON cannot hold.
     """
-    for number, values in enumerate(_mappings(data), start=1):
+    for number, values in enumerate(_read_rows(data), start=1):
         if not isinstance(values, Mapping):
             raise UserError(
                 f"data: row {number} is a {type(values).__name__}; rows are mappings, such as "
@@ -39,7 +39,7 @@ def write_rows(data: object, folder: Path) -> Path:
     return path
 
 
-def _mappings(data: Any) -> Iterable[object]:
+def _read_rows(data: Any) -> Iterable[object]:
     """Returns the rows of an object, found by the methods that its library documents."""
     if isinstance(data, Mapping):
         if all(hasattr(part, "column_names") for part in data.values()) and data:

@@ -21,7 +21,7 @@ def procedural_rows(source: ReasoningGymSource, split: Split) -> Iterator[Row]:
     """
     base = (2 * source.seed + (split == "heldout")) * WINDOW
     parts = source.mixture or (MixturePart(weight=1.0),)
-    datasets = [_dataset(source, {**source.parameters, **part.parameters}, base) for part in parts]
+    datasets = [_create_dataset(source, {**source.parameters, **part.parameters}, base) for part in parts]
     weights = [part.weight for part in parts]
     for index in range(WINDOW):
         [dataset] = keyed_random("mixture", base + index).choices(datasets, weights) if len(parts) > 1 else datasets
@@ -36,7 +36,7 @@ def procedural_rows(source: ReasoningGymSource, split: Split) -> Iterator[Row]:
         )
 
 
-def _dataset(source: ReasoningGymSource, parameters: Mapping[str, object], seed: int) -> Any:
+def _create_dataset(source: ReasoningGymSource, parameters: Mapping[str, object], seed: int) -> Any:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 

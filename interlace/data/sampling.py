@@ -70,12 +70,12 @@ class EpochSampler(PromptSampler):
 
     def draw(self, number: int) -> PromptDraw:
         epoch, place = divmod(number, len(self.prompts))
-        return PromptDraw(self._order(epoch)[place], epoch)
+        return PromptDraw(self._shuffle_epoch(epoch)[place], epoch)
 
     def number_of(self, draw: PromptDraw) -> int | None:
-        return draw.attempt * len(self.prompts) + self._order(draw.attempt).index(draw.position)
+        return draw.attempt * len(self.prompts) + self._shuffle_epoch(draw.attempt).index(draw.position)
 
-    def _order(self, epoch: int) -> list[int]:
+    def _shuffle_epoch(self, epoch: int) -> list[int]:
         order = self._orders.get(epoch)
         if order is None:
             order = self.order(epoch)

@@ -64,13 +64,13 @@ class PromptStream:
     def __next__(self) -> Prompt:
         """Returns the next prompt."""
         if self._pending:
-            return self._prompt(self._pending.pop(0))
+            return self._draw_prompt(self._pending.pop(0))
         self._drawn += 1
-        return self._prompt(self._drawn - 1)
+        return self._draw_prompt(self._drawn - 1)
 
     def hand_back(self, prompts: Iterable[Prompt]) -> None:
         """Serves prompts of this stream again, before new ones. Raises ValueError for any other prompt."""
-        for draw in self._numbers(prompts, self._drawn, self._pending):
+        for draw in self._find_numbers(prompts, self._drawn, self._pending):
             insort(self._pending, draw)
 
     def observe(self, solved: Iterable[tuple[str, float]]) -> None:
@@ -90,7 +90,7 @@ class PromptStream:
         sampler = self._sampler.snapshot()
 
         def state() -> StreamState:
-            pending = sorted([*waiting, *self._numbers(out, drawn, waiting)])
+            pending = sorted([*waiting, *self._find_numbers(out, drawn, waiting)])
             return StreamState(
                 drawn=drawn, pending=tuple(pending), fingerprint=self._fingerprint, sampler=sampler(pending)
             )
@@ -108,7 +108,7 @@ class PromptStream:
         if state.sampler is not None:
             self._sampler.restore(state.sampler)
 
-    def _numbers(self, prompts: Iterable[Prompt], drawn: int, pending: Iterable[int]) -> list[int]:
+    def _find_numbers(self, prompts: Iterable[Prompt], drawn: int, pending: Iterable[int]) -> list[int]:
         """Returns the numbers of the draws of these prompts; each must be in use, and appear once.
 
         drawn, pending: state of the stream while the prompts were in use.
@@ -124,7 +124,7 @@ class PromptStream:
             found.append(number)
         return found
 
-    def _prompt(self, number: int) -> Prompt:
+    def _draw_prompt(self, number: int) -> Prompt:
         position, attempt = self._sampler.draw(number)
         prompt = self._prompts[position]
         return prompt if attempt == prompt.attempt else replace(prompt, attempt=attempt)

@@ -20,10 +20,10 @@ def plain_row(values: Mapping[str, object], origin: str, omit: Sequence[str] = (
     for name in values:
         if not isinstance(name, str):
             raise UserError(f"{origin}: the name of a column is {name!r}, it must be text.")
-    return {name: _plain(value, origin, name) for name, value in values.items() if name not in omit}
+    return {name: _to_json(value, origin, name) for name, value in values.items() if name not in omit}
 
 
-def _plain(value: object, origin: str, column: str) -> JSON:
+def _to_json(value: object, origin: str, column: str) -> JSON:
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -34,11 +34,13 @@ def _plain(value: object, origin: str, column: str) -> JSON:
             )
         return value
     if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist(), origin, column)
+        return _to_json(value.tolist(), origin, column)
     if isinstance(value, Mapping):
-        return {_key(key, origin, column): _plain(inner, origin, f"{column}.{key}") for key, inner in value.items()}
+        return {
+            _check_key(key, origin, column): _to_json(inner, origin, f"{column}.{key}") for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_plain(inner, origin, column) for inner in value]
+        return [_to_json(inner, origin, column) for inner in value]
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -49,7 +51,7 @@ def _plain(value: object, origin: str, column: str) -> JSON:
     )
 
 
-def _key(key: object, origin: str, column: str) -> str:
+def _check_key(key: object, origin: str, column: str) -> str:
     if not isinstance(key, str):
         raise UserError(f"{origin}: column {column!r} has the key {key!r}, and keys must be text.")
     return key

@@ -77,15 +77,15 @@ class Demonstrations:
 
     def batch(self, step: int, size: int) -> list[Demonstration]:
         """Returns the `size` examples of a step; steps count from 0; with a constant `size` they follow each other."""
-        prompts = [self._draw(step * size + offset) for offset in range(size)]
-        written = [self._write(prompt) for prompt in prompts]
+        prompts = [self._draw_prompt(step * size + offset) for offset in range(size)]
+        written = [self._write_messages(prompt) for prompt in prompts]
         texts = [text for text in written if isinstance(text, str)]
         encoded = iter(self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
         end = self._tokenizer.eos_token_id
         return [
             Demonstration(prompt=prompt, response_ids=np.array([*next(encoded), end], np.int32))
             if isinstance(example, str)
-            else self._conversation(prompt, example)
+            else self._encode_conversation(prompt, example)
             for prompt, example in zip(prompts, written, strict=True)
         ]
 
@@ -94,25 +94,25 @@ class Demonstrations:
         draws = [(prompts[number % len(prompts)], number // len(prompts)) for number in range(count)]
         return [self._write_checked(prompt, round_) for prompt, round_ in draws]
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode_text(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def _write_checked(self, prompt: Prompt, round_: int) -> Demonstration:
         found = self._demonstrator.write_checked(prompt, keyed_random("habit", self._seed, prompt.uid, round_))
         if isinstance(found.response, str):
-            ids = np.array([*self._encode(found.response), self._tokenizer.eos_token_id], np.int32)
+            ids = np.array([*self._encode_text(found.response), self._tokenizer.eos_token_id], np.int32)
             shown = Demonstration(prompt=prompt, response_ids=ids)
-            num_free = len(self._encode(found.free_letters)) if found.free_letters else 0
+            num_free = len(self._encode_text(found.free_letters)) if found.free_letters else 0
         else:
-            shown = self._conversation(prompt, found.response)
+            shown = self._encode_conversation(prompt, found.response)
             num_free = found.free_tokens
         imitated = np.ones(len(shown.response_ids), np.bool_) if shown.imitated is None else shown.imitated
         checked = imitated & (_message_of(imitated) >= found.free_messages)
         checked[np.flatnonzero(checked)[:num_free]] = False
         return replace(shown, checked=checked)
 
-    def _write(self, prompt: Prompt) -> str | Sequence[Message]:
+    def _write_messages(self, prompt: Prompt) -> str | Sequence[Message]:
         rng = keyed_random("demonstration", self._seed, prompt.uid, prompt.attempt)
         found: object = self._demonstrator.write(prompt, rng)  # a user's own may return anything
         if isinstance(found, str):
@@ -126,7 +126,7 @@ class Demonstrations:
             )
         return messages
 
-    def _conversation(self, prompt: Prompt, messages: Sequence[Message]) -> Demonstration:
+    def _encode_conversation(self, prompt: Prompt, messages: Sequence[Message]) -> Demonstration:
         if self._writer is None:
             raise UserError(
                 f"demonstration style {type(self._demonstrator).__name__} writes messages, which an episode with tools "
@@ -135,11 +135,11 @@ class Demonstrations:
         ids, imitated = self._writer.write(prompt, messages)
         return Demonstration(prompt=prompt, response_ids=np.array(ids, np.int32), imitated=np.array(imitated, np.bool_))
 
-    def _draw(self, number: int) -> Prompt:
+    def _draw_prompt(self, number: int) -> Prompt:
         epoch, position = divmod(number, len(self._prompts))
-        return replace(self._prompts[self._order(epoch)[position]], attempt=epoch)
+        return replace(self._prompts[self._order_epoch(epoch)[position]], attempt=epoch)
 
-    def _order(self, epoch: int) -> list[int]:
+    def _order_epoch(self, epoch: int) -> list[int]:
         if epoch not in self._orders:
             # One shuffle an epoch; a batch can reach over an epoch's end.
             self._orders = {kept: order for kept, order in self._orders.items() if kept == epoch - 1}

@@ -48,7 +48,7 @@ def simulate_faults(
         )
         for fault in restarts
     ]
-    again_s = math.fsum(_repeated_s(fault, calm, recipe.checkpoint_every) for fault in restarts)
+    again_s = math.fsum(_measure_repeated_s(fault, calm, recipe.checkpoint_every) for fault in restarts)
     lost_s = again_s + math.fsum(DETECTION_S[fault.kind] + restart_s for fault in restarts)
     counts = SampleCounts.of(_list_ended(rough), recipe.samples_per_prompt)
     return Certificate(
@@ -89,7 +89,7 @@ def _time_faults(faults: Sequence[FaultSpec], calm: Simulated, seed: int) -> lis
     return found
 
 
-def _repeated_s(fault: ProcessFault, calm: Simulated, checkpoint_every: int) -> float:
+def _measure_repeated_s(fault: ProcessFault, calm: Simulated, checkpoint_every: int) -> float:
     """Returns the seconds from the newest checkpoint to a fault, whose steps are repeated."""
     saved_s = end_s = calm.seconds - _step_s(calm)
     for result in calm.results:

@@ -125,15 +125,15 @@ def list_live(current: Schedule, max_staleness: int, simulation: Simulation) -> 
     bounds = sorted({current.max_staleness, *(float(bound) for bound in (0, 1, 2, 4) if bound <= max_staleness)})
     for bound in bounds:
         for depth in sorted({min(bound, share * bound) for share in (0.5, 1.0)}):
-            yield from _changed(current, max_staleness=bound, pipeline_depth=depth)
+            yield from _change_schedule(current, max_staleness=bound, pipeline_depth=depth)
     for dispatch in ("round_robin", "least_tokens", "longest_first", "skew_aware"):
-        yield from _changed(current, dispatch=dispatch)
+        yield from _change_schedule(current, dispatch=dispatch)
     for limit in (None, 16, 32, 64, 128, "adaptive"):
-        yield from _changed(current, concurrency=limit)
+        yield from _change_schedule(current, concurrency=limit)
     for mode in ("drain", "abort_resume", "keep"):
-        yield from _changed(current, on_update=mode)
+        yield from _change_schedule(current, on_update=mode)
     for share in (None, 0.3, 0.6, 0.9):
-        yield from _changed(current, lend_until=share)
+        yield from _change_schedule(current, lend_until=share)
     yield from _with_fewer_engines(current, simulation)
 
 
@@ -146,10 +146,10 @@ def _with_fewer_engines(current: Schedule, simulation: Simulation) -> Iterator[S
         first, last = (100 * index / simulation.num_devices for index in (kept[0][0].index, kept[-1][-1].index + 1))
         if first.is_integer() and last.is_integer():
             rollout = {"devices": f"{first:.0f}-{last:.0f}%", "devices_per_instance": len(kept[0])}
-            yield from _changed(current, placement={**placement, "rollout": rollout})
+            yield from _change_schedule(current, placement={**placement, "rollout": rollout})
 
 
-def _changed(schedule: Schedule, **fields: object) -> Iterator[Schedule]:
+def _change_schedule(schedule: Schedule, **fields: object) -> Iterator[Schedule]:
     """Yields the schedule with other fields, unless they contradict each other."""
     try:
         changed = Schedule.parse({**schedule.model_dump(), **fields})

@@ -241,7 +241,7 @@ def _search_plan(
     recipe, simulation, settings = request.recipe, request.simulation, request.settings
     limits = settings.limits(max_step_s)
 
-    def accepted(schedule: Schedule) -> str | None:
+    def check_schedule(schedule: Schedule) -> str | None:
         candidate = set_schedule(recipe, schedule)
         try:
             check_placement(candidate, simulation.devices)
@@ -261,7 +261,7 @@ def _search_plan(
             limits,
             score,
             effort=effort,
-            accepts=accepted,
+            accepts=check_schedule,
             current=current,
         )
     return RecipePlan(request=request, found=found)

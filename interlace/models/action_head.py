@@ -65,7 +65,7 @@ class _NormalHead(ABC):
 
     @staticmethod
     @abstractmethod
-    def _transform(drawn: Tensor) -> Tensor:
+    def _transform_draws(drawn: Tensor) -> Tensor:
         """Returns the numbers of draws from the normal distribution."""
 
     @staticmethod
@@ -77,17 +77,17 @@ class _NormalHead(ABC):
         self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], FloatArray]:
         """Draws numbers; see ActionHead."""
-        mean, log_std = _parameters(outputs)
+        mean, log_std = _split_parameters(outputs)
         heat = torch.from_numpy(temperature).to(outputs.device)
-        noise = _normal(uniform, outputs.device)
-        numbers = self._transform(mean + noise * log_std.exp() * heat)
+        noise = _draw_normal(uniform, outputs.device)
+        numbers = self._transform_draws(mean + noise * log_std.exp() * heat)
         scale = torch.where(heat > 0, heat, torch.ones_like(heat))
         logprobs = self._log_density(numbers, mean, log_std + scale.log())
         return numbers_to_ids(numbers.cpu().numpy()).astype(np.int64), logprobs.cpu().numpy()
 
     def logprobs(self, outputs: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Computes densities, and entropies of the normal distribution; see ActionHead."""
-        mean, log_std = _parameters(outputs)
+        mean, log_std = _split_parameters(outputs)
         log_std = log_std + math.log(temperature)
         return self._log_density(ids_to_numbers(ids), mean, log_std), log_std + HALF_LOG_TAU + 0.5
 
@@ -99,7 +99,7 @@ class GaussianHead(_NormalHead):
     """
 
     @staticmethod
-    def _transform(drawn: Tensor) -> Tensor:
+    def _transform_draws(drawn: Tensor) -> Tensor:
         return drawn
 
     @staticmethod
@@ -114,12 +114,12 @@ class SquashedHead(_NormalHead):
     """
 
     @staticmethod
-    def _transform(drawn: Tensor) -> Tensor:
+    def _transform_draws(drawn: Tensor) -> Tensor:
         return torch.tanh(drawn)
 
     @staticmethod
     def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-        return _squashed_density(numbers, mean, log_std)
+        return _compute_squashed_density(numbers, mean, log_std)
 
     @staticmethod
     def sample(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,7 @@ class SquashedHead(_NormalHead):
 
         noise: [...] from the standard normal distribution.
         """
-        mean, log_std = _parameters(outputs)
+        mean, log_std = _split_parameters(outputs)
         before = mean + noise * log_std.exp()
         # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)), which does not overflow.
         slope = 2 * (math.log(2) - before - torch.nn.functional.softplus(-2 * before))
@@ -153,7 +153,7 @@ class FlowHead:
         """Draws whole chains; see ActionHead. A greedy chain starts at 0 and takes its steps without noise."""
         per_chain = self._schedule.num_tokens
         conditions = self._layer.conditions(outputs)
-        noise = _normal(uniform, outputs.device).view(-1, self._schedule.num_states, self._schedule.state_size)
+        noise = _draw_normal(uniform, outputs.device).view(-1, self._schedule.num_states, self._schedule.state_size)
         heat = torch.from_numpy(temperature).to(outputs.device)[::per_chain]
         numbers, parameters = [], []
         for first in range(0, len(conditions), BLOCK):
@@ -225,7 +225,7 @@ def ids_to_numbers(ids: Tensor) -> Tensor:
     return ids.to(torch.int32).view(torch.float32)
 
 
-def _normal(uniform: NDArray[np.float64], device: torch.device) -> Tensor:
+def _draw_normal(uniform: NDArray[np.float64], device: torch.device) -> Tensor:
     return torch.special.ndtri(torch.from_numpy(uniform)).to(device, torch.float32)
 
 
@@ -235,7 +235,7 @@ def _pad_block(rows: Tensor) -> Tensor:
     return rows if not missing else torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
 
 
-def _parameters(outputs: Tensor) -> tuple[Tensor, Tensor]:
+def _split_parameters(outputs: Tensor) -> tuple[Tensor, Tensor]:
     mean, log_std = outputs.float().unbind(-1)
     return mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
 
@@ -244,7 +244,7 @@ def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     return -0.5 * ((numbers - mean) * torch.exp(-log_std)) ** 2 - log_std - HALF_LOG_TAU
 
 
-def _squashed_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+def _compute_squashed_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """Computes log-densities of numbers between -1 and 1. A number that rounding moved to an end is moved inside."""
     inside = numbers.clamp(-LARGEST_SQUASHED, LARGEST_SQUASHED)
     return _log_density(torch.atanh(inside), mean, log_std) - torch.log1p(-(inside**2))

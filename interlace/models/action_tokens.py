@@ -109,10 +109,10 @@ class ActionTokens:
 
     def decode(self, token_ids: Sequence[int] | IntArray) -> FloatArray:
         """Returns the simulator's actions [K, A] of an answer: the centres of bins, or the numbers themselves."""
-        actions = (self.low + self._shares(token_ids) * (self.high - self.low)).astype(np.float32)
+        actions = (self.low + self._compute_positions(token_ids) * (self.high - self.low)).astype(np.float32)
         return actions if self.embodiment is None else self.embodiment.to_simulator(actions).astype(np.float32)
 
-    def _shares(self, token_ids: Sequence[int] | IntArray) -> NDArray[np.floating]:
+    def _compute_positions(self, token_ids: Sequence[int] | IntArray) -> NDArray[np.floating]:
         """Returns [K, A] relative positions within the ranges, 0 to 1."""
         if self.answers_in_numbers:
             numbers = np.asarray(token_ids, np.int32).view(np.float32)

@@ -31,7 +31,7 @@ def build_model(config: ModelConfig) -> "PreTrainedModel":
     """
     if config.path == VLA:
         build = load_callable("model", f"{VLA_MODULE}:build_tiny_vla")
-        return build(_robot(config), config.seed)[0]  # type: ignore[index]
+        return build(_read_robot(config), config.seed)[0]  # type: ignore[index]
     _check_no_robot(config)
     return build_tiny(config.path.removeprefix(TINY), config.seed)[0]
 
@@ -41,7 +41,7 @@ def built_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
     if config.path == VLA:
         from interlace.models.words import build_word_tokenizer
 
-        shape = _robot(config)
+        shape = _read_robot(config)
         return build_word_tokenizer(shape.bins, shape.num_queries, shape.max_positions)[0]
     _check_no_robot(config)
     tiny = check_tiny(config.path.removeprefix(TINY))
@@ -64,7 +64,7 @@ def register_own(folder: Path) -> None:
         load_callable("model", REGISTER[named])()
 
 
-def _robot(config: ModelConfig) -> RobotShape:
+def _read_robot(config: ModelConfig) -> RobotShape:
     if config.robot is None:
         raise UserError(
             f"model {VLA} has no sizes of its own: set model.robot, such as {{state_size: 16, action_size: 4}}."

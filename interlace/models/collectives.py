@@ -44,7 +44,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
         del ctx
-        return _sum(tensor, mesh)
+        return _sum_tensor(tensor, mesh)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -60,7 +60,7 @@ class _GradientSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _sum(gradients[0], ctx.mesh), None  # type: ignore[attr-defined]
+        return _sum_tensor(gradients[0], ctx.mesh), None  # type: ignore[attr-defined]
 
 
 class _Exchange(torch.autograd.Function):
@@ -73,20 +73,20 @@ class _Exchange(torch.autograd.Function):
         mesh: DeviceMesh,
     ) -> Tensor:
         ctx.back = (taken, given, mesh)  # type: ignore[attr-defined]
-        return _exchange(rows, given, taken, mesh)
+        return _exchange_rows(rows, given, taken, mesh)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchange(gradients[0], *ctx.back), None, None, None  # type: ignore[attr-defined]
+        return _exchange_rows(gradients[0], *ctx.back), None, None, None  # type: ignore[attr-defined]
 
 
-def _exchange(rows: Tensor, given: Sequence[int], taken: Sequence[int], mesh: DeviceMesh) -> Tensor:
+def _exchange_rows(rows: Tensor, given: Sequence[int], taken: Sequence[int], mesh: DeviceMesh) -> Tensor:
     found = rows.new_empty(sum(taken), *rows.shape[1:])
     distributed.all_to_all_single(found, rows.contiguous(), [*taken], [*given], group=mesh.get_group())
     return found
 
 
-def _sum(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+def _sum_tensor(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     total = tensor.clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(total, group=mesh.get_group())
     return total

@@ -55,7 +55,7 @@ def check_experts(model: PreTrainedModel, size: int, rest: int, setting: str) ->
 def share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
     """Distributes the experts of a model that is equal on every rank of the mesh. It may be on the meta device."""
     for module in expert_modules(model):
-        _share(module, mesh)
+        _share_module(module, mesh)
 
 
 def _is_stack(module: nn.Module) -> bool:
@@ -64,7 +64,7 @@ def _is_stack(module: nn.Module) -> bool:
     return any(tensor.ndim == 3 for tensor in own) and all(tensor.shape[0] == num_experts for tensor in own)
 
 
-def _share(module: nn.Module, mesh: DeviceMesh) -> None:
+def _share_module(module: nn.Module, mesh: DeviceMesh) -> None:
     num_experts = cast("int", module.num_experts)
     names = [name for name, _ in module.named_parameters(recurse=False)]
     cut(module, mesh, dict.fromkeys(names, 0))

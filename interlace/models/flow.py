@@ -84,7 +84,7 @@ class FlowSchedule:
         length = time - after
         if self.config.sampler == "noise":
             return x - velocity * length, (self.config.min_std + self.config.max_std) / 2
-        variance = self._variance(step)
+        variance = self._compute_variance(step)
         action, noise = x - velocity * time, x + velocity * (1 - time)
         mean = action * (1 - after) + noise * (after - variance * length / (2 * time))
         return mean, float(np.sqrt(length * variance))
@@ -107,7 +107,7 @@ class FlowSchedule:
             states.append(mean + std * draw.normal(size=wanted.shape))
         return np.stack(states).astype(np.float32)
 
-    def _variance(self, step: int) -> float:
+    def _compute_variance(self, step: int) -> float:
         """Returns the variance of Flow-SDE's noise per unit of time. The first step uses the second step's time in the
         denominator.
         """

@@ -21,13 +21,13 @@ def convert_gguf(file: Path, cache_dir: Path) -> Path:
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"{file} needs {' and '.join(missing)}: pip install 'interlace[gguf]'.")
-    target = cache_dir / "gguf" / f"{file.stem}-{_digest(file)}"
+    target = cache_dir / "gguf" / f"{file.stem}-{_hash_file(file)}"
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     # Write to a temporary folder and rename it, so that an interrupted conversion is never taken for a complete one.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        _convert(file, Path(scratch) / "model")
+        _convert_file(file, Path(scratch) / "model")
         try:
             (Path(scratch) / "model").rename(target)
         except OSError:
@@ -36,13 +36,13 @@ def convert_gguf(file: Path, cache_dir: Path) -> Path:
     return target
 
 
-def _digest(file: Path) -> str:
+def _hash_file(file: Path) -> str:
     with file.open("rb") as data:
         content = hashlib.file_digest(data, "blake2b").hexdigest()
     return hashlib.blake2b(f"{FORMAT} {content}".encode(), digest_size=8).hexdigest()
 
 
-def _convert(file: Path, folder: Path) -> None:
+def _convert_file(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

@@ -65,7 +65,7 @@ def find_length_changes(config: PretrainedConfig, longest: int | None = None) ->
     to the reach of its short factors (`context_length`), so they are not listed.
     """
     found: dict[str, LengthChange] = {}
-    for name, value in _integers(config.get_text_config().to_dict()):
+    for name, value in _iterate_integers(config.get_text_config().to_dict()):
         is_window = bool(_WINDOWS.search(name))
         if not (is_window or name == _ROPE_LENGTH or (_OTHERS.search(name) and _INDEXED.search(name))):
             continue
@@ -75,11 +75,11 @@ def find_length_changes(config: PretrainedConfig, longest: int | None = None) ->
     return sorted(found.values(), key=lambda change: change.tokens)
 
 
-def _integers(settings: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+def _iterate_integers(settings: Mapping[str, object]) -> Iterator[tuple[str, int]]:
     """Yields the integer fields. The length of rope scaling counts only if attention is scaled from that length."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _integers(value)
+            yield from _iterate_integers(value)
             continue
         scales = name != _ROPE_LENGTH or "llama_4_scaling_beta" in settings
         if scales and isinstance(value, int) and not isinstance(value, bool):
@@ -97,8 +97,8 @@ def lowered(model: PreTrainedModel, change: LengthChange) -> Iterator[None]:
             fields[name] = type(fields[name])(LOWERED)
             undo.append((holder, name))
 
-    configs = {id(config): config for config in _configs(model)}.values()
-    rotations = [part for config in configs for part in _mappings(vars(config))]
+    configs = {id(config): config for config in _iterate_configs(model)}.values()
+    rotations = [part for config in configs for part in _iterate_mappings(vars(config))]
     for holder in (*configs, *rotations, *model.modules()):
         lower(holder, change.field)
     try:
@@ -109,7 +109,7 @@ def lowered(model: PreTrainedModel, change: LengthChange) -> Iterator[None]:
             fields[name] = type(fields[name])(change.tokens)
 
 
-def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
+def _iterate_configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
     yield from (model.config, model.config.get_text_config())
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -117,11 +117,11 @@ def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
             yield config
 
 
-def _mappings(fields: Mapping[str, object]) -> Iterator[MutableMapping[str, object]]:
+def _iterate_mappings(fields: Mapping[str, object]) -> Iterator[MutableMapping[str, object]]:
     for value in fields.values():
         if isinstance(value, MutableMapping):
             yield value
-            yield from _mappings(value)
+            yield from _iterate_mappings(value)
 
 
 def probe_ids(vocab_size: int, num_tokens: int, device: torch.device) -> torch.Tensor:

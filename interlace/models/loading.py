@@ -322,7 +322,7 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
             f"{what} {config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
             f"random: is this the whole model, {whole}?"
         )
-    if beyond := sorted(_beyond(model, loaded[1]["unexpected_keys"])):
+    if beyond := sorted(_find_further_weights(model, loaded[1]["unexpected_keys"])):
         raise UserError(
             f"{what} {config.path!r} has {len(beyond)} weights of more layers than its config.json says, such as "
             f"{beyond[0]}, which would be left out. They do not belong together: take both of one model."
@@ -330,7 +330,7 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
     return model
 
 
-def _beyond(model: "PreTrainedModel", unused: Iterable[str]) -> list[str]:
+def _find_further_weights(model: "PreTrainedModel", unused: Iterable[str]) -> list[str]:
     """Returns the unused weights of a folder that the model would have if it had more layers."""
     own = {NUMBERS.sub("#", name) for name in model.state_dict()}
     return [name for name in unused if NUMBERS.sub("#", name) in own]

@@ -59,7 +59,7 @@ class PictureSteps:
 
 def compress(picture: Picture) -> Picture:
     """Returns a picture after JPEG compression and decompression."""
-    image = _pillow()
+    image = _import_pillow()
     file = io.BytesIO()
     image.fromarray(picture).save(file, format="JPEG", quality=JPEG_QUALITY)
     return np.array(image.open(file), np.uint8)
@@ -77,7 +77,7 @@ def resize_bicubic(picture: Picture, side: int) -> Picture:
     """Resizes by Pillow's bicubic filter, as torchvision does for Pillow's images."""
     if picture.shape[:2] == (side, side):
         return picture
-    image = _pillow()
+    image = _import_pillow()
     return np.asarray(image.fromarray(picture).resize((side, side), image.Resampling.BICUBIC), np.uint8)
 
 
@@ -90,7 +90,7 @@ def crop_center(picture: Picture, area: float) -> Picture:
     height, width = picture.shape[:2]
     rows, columns = (_align_places(length, share) for length in (height, width))
     scaled = picture.astype(np.float32) / np.float32(255)
-    cropped = _interpolate(_interpolate(scaled, rows).swapaxes(0, 1), columns).swapaxes(0, 1)
+    cropped = _interpolate_values(_interpolate_values(scaled, rows).swapaxes(0, 1), columns).swapaxes(0, 1)
     return np.floor(np.clip(cropped, 0, 1) * np.float32(SATURATION)).clip(0, 255).astype(np.uint8)
 
 
@@ -103,7 +103,9 @@ def resize_with_padding(picture: Picture, side: int, *, centered: bool) -> Pictu
     ratio = max(width / side, height / side)
     inner_height, inner_width = int(height / ratio), int(width / ratio)
     rows, columns = _half_pixel_places(height, inner_height), _half_pixel_places(width, inner_width)
-    resized = _interpolate(_interpolate(picture.astype(np.float32), rows).swapaxes(0, 1), columns).swapaxes(0, 1)
+    resized = _interpolate_values(
+        _interpolate_values(picture.astype(np.float32), rows).swapaxes(0, 1), columns
+    ).swapaxes(0, 1)
     above, left = side - inner_height, side - inner_width
     if centered:
         above, left = above // 2, left // 2
@@ -135,7 +137,7 @@ def _half_pixel_places(length: int, side: int) -> NDArray[np.float32]:
     return np.clip((np.arange(side, dtype=np.float32) + 0.5) * (length / side) - 0.5, 0, length - 1)
 
 
-def _interpolate(values: NDArray[np.float32], places: NDArray[np.float32]) -> NDArray[np.float32]:
+def _interpolate_values(values: NDArray[np.float32], places: NDArray[np.float32]) -> NDArray[np.float32]:
     """Interpolates values along the first axis at fractional coordinates. Returns [len(places), ...]."""
     below = np.floor(places).astype(np.intp)
     above = np.minimum(below + 1, len(values) - 1)
@@ -143,7 +145,7 @@ def _interpolate(values: NDArray[np.float32], places: NDArray[np.float32]) -> ND
     return np.asarray(values[below] * (1 - weight) + values[above] * weight, np.float32)
 
 
-def _pillow() -> Any:
+def _import_pillow() -> Any:
     try:
         return importlib.import_module("PIL.Image")
     except ImportError as error:

@@ -48,7 +48,7 @@ def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
         return
     check_heads(model, size, setting)
     name = type(model).__name__
-    for module, style in _styles(model).items():
+    for module, style in _find_styles(model).items():
         if style == EXPERTS:
             num_experts = _num_experts(model.get_submodule(module))
             if num_experts % size:
@@ -56,7 +56,7 @@ def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
                     f"{setting}={size}, but {name} has {num_experts} experts a layer: set it to a divisor of that."
                 )
             continue
-        rows, columns = (*_weight(model.get_submodule(module)).shape, 0)[:2]
+        rows, columns = (*_read_weight(model.get_submodule(module)).shape, 0)[:2]
         if (style == COLUMNS and rows % size) or (style == ROWS and columns % size):
             raise UserError(
                 f"{setting}={size}, but {module} of {name} is {rows} x {columns}, which cannot be cut evenly. Set "
@@ -82,14 +82,14 @@ def share_layers(model: PreTrainedModel, mesh: DeviceMesh) -> VocabularyPart | N
 
     Returns None if the model has no head over the vocabulary. The model may be on the meta device.
     """
-    styles = _styles(model)
+    styles = _find_styles(model)
     for name, style in styles.items():
         module = model.get_submodule(name)
         _SHARING[style](module, mesh)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    num_rows, part = _weight(embedding).shape[0], None
+    num_rows, part = _read_weight(embedding).shape[0], None
     if head is not None:
-        is_tied, num_outputs = head.weight is embedding.weight, _weight(head).shape[0]
+        is_tied, num_outputs = head.weight is embedding.weight, _read_weight(head).shape[0]
         _share_by_columns(head, mesh)
         part = VocabularyPart(mesh=mesh, first=_first_row(num_outputs, mesh))
         if is_tied:
@@ -101,7 +101,7 @@ def share_layers(model: PreTrainedModel, mesh: DeviceMesh) -> VocabularyPart | N
 def gather_logits(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """Makes a sharded model return whole logits on every rank, for sampling. The result has no gradients."""
     head = model.get_output_embeddings()
-    num_columns = _weight(head).shape[0]
+    num_columns = _read_weight(head).shape[0]
     each = -(-num_columns // mesh.size())
 
     def gather(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def gather_logits(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     head.register_forward_hook(gather)
 
 
-def _styles(model: PreTrainedModel) -> Mapping[str, str]:
+def _find_styles(model: PreTrainedModel) -> Mapping[str, str]:
     """Returns the style of each sharded layer except the embedding and the head, which are sharded by vocabulary.
 
     Raises UserError if the plan is missing or contains a style that this module does not support.
@@ -124,14 +124,14 @@ def _styles(model: PreTrainedModel) -> Mapping[str, str]:
     inside: dict[str, str] = {}
     for name, module in model.named_modules():
         if not any(module is end for end in ends):
-            found.update(_matching(patterns, name))
+            found.update(_match_style(patterns, name))
     for name, _ in model.named_parameters():
-        inside.update(_matching(patterns, name))
+        inside.update(_match_style(patterns, name))
     _check_styles(model, found, inside)
     return found
 
 
-def _matching(patterns: Mapping[re.Pattern[str], str], name: str) -> dict[str, str]:
+def _match_style(patterns: Mapping[re.Pattern[str], str], name: str) -> dict[str, str]:
     styles = [style for pattern, style in patterns.items() if pattern.fullmatch(name)]
     return {name: styles[0]} if styles else {}
 
@@ -305,7 +305,7 @@ def _first_row(num_rows: int, mesh: DeviceMesh, after: int = 0) -> int:
     return min((mesh.get_local_rank() + after) * size, num_rows)
 
 
-def _weight(module: nn.Module) -> Tensor:
+def _read_weight(module: nn.Module) -> Tensor:
     return cast("Tensor", module.weight)
 
 

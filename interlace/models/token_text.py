@@ -37,8 +37,8 @@ def spell_tokens(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> Sp
     text, ends = "", []
     known_start, known_end = 0, 0  # tokens that are decoded before the next ones
     for place in range(1, len(ids) + 1):
-        before = _decode(tokenizer, ids[known_start:known_end])
-        found = _decode(tokenizer, ids[known_start:place])
+        before = _decode_ids(tokenizer, ids[known_start:known_end])
+        found = _decode_ids(tokenizer, ids[known_start:place])
         is_whole = len(found) > len(before) and not found.endswith(_INCOMPLETE)
         if is_whole or (place == len(ids) and len(found) > len(before)):
             text += found[len(before) :]
@@ -62,12 +62,12 @@ def align_tokens(first: SpelledTokens, second: SpelledTokens) -> Iterator[Chunk]
 def lossy_text(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> tuple[str, str] | None:
     """Returns the first text that a tokenizer does not restore, and the text after decoding; None without one."""
     for text in texts:
-        found = _decode(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
+        found = _decode_ids(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
         if found != text:
             return text, found
     return None
 
 
-def _decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
+def _decode_ids(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
     found = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return found if isinstance(found, str) else "".join(found)

@@ -214,16 +214,16 @@ GIVEN = "interlace.rewards.given:"
 
 def preload_modules(config: RewardConfig) -> tuple[str, ...]:
     """Returns modules that worker processes of a reward share. Raises UserError if there is no such reward."""
-    return tuple(module for part in _builtins(config) for module in getattr(part, "PRELOAD", ()))
+    return tuple(module for part in _load_builtins(config) for module in getattr(part, "PRELOAD", ()))
 
 
 def memory_limit_mib(config: RewardConfig) -> int | None:
     """Returns the memory that a scoring process may use in addition to its modules; None: no limit."""
-    limits = [limit for part in _builtins(config) if (limit := getattr(part, "MEMORY_MIB", None))]
+    limits = [limit for part in _load_builtins(config) if (limit := getattr(part, "MEMORY_MIB", None))]
     return config.scoring_memory_mib or max(limits, default=None)
 
 
-def _builtins(config: RewardConfig) -> list[Any]:
+def _load_builtins(config: RewardConfig) -> list[Any]:
     names = [name for name in reward_names(config) if ":" not in name]
     return [builtin_module("reward", rewards, name, hidden=HIDDEN) for name in names]
 
@@ -247,11 +247,11 @@ async def evaluate_batch_async(
     texts = [_find_scored_text(request.response, config) for request in requests]
     shown = [replace(each, response=text) for each, text in zip(requests, texts, strict=True) if text is not None]
     scores = [await call.scores(shown) if shown else [] for call in reward.calls]
-    results = iter([_result(reward, config, values) for values in zip(*scores, strict=True)])
+    results = iter([_make_result(reward, config, values) for values in zip(*scores, strict=True)])
     return [verdict(False, config) if text is None else next(results) for text in texts]
 
 
-def _result(reward: LoadedReward, config: RewardConfig, values: Sequence[Any]) -> RewardResult:
+def _make_result(reward: LoadedReward, config: RewardConfig, values: Sequence[Any]) -> RewardResult:
     try:
         if not reward.parts:
             return to_result(values[0], config, has_own_total="solution_str" in reward.calls[0].required)

@@ -43,13 +43,13 @@ class ModelScorer:
         found: list[RewardResult] = []
         readable: list[int] = []
         for row, sample in enumerate(samples):
-            tokens, unread = self._read(sample)
+            tokens, unread = self._tokenize_sample(sample)
             ids.append(tokens)
             found.append(RewardResult(failure=unread))
             if unread is None:
                 readable.append(row)
-        for rows in _batches(readable, [len(tokens) for tokens in ids], self._settings.tokens_per_batch):
-            for row, number in zip(rows, self._forward([ids[row] for row in rows]).tolist(), strict=True):
+        for rows in _split_batches(readable, [len(tokens) for tokens in ids], self._settings.tokens_per_batch):
+            for row, number in zip(rows, self._compute_numbers([ids[row] for row in rows]).tolist(), strict=True):
                 found[row] = (
                     RewardResult(reward=number, parts={MODEL: number})
                     if math.isfinite(number)
@@ -60,7 +60,7 @@ class ModelScorer:
             for result, sample in zip(found, samples, strict=True)
         ]
 
-    def _read(self, sample: Sample) -> tuple[list[int], str | None]:
+    def _tokenize_sample(self, sample: Sample) -> tuple[list[int], str | None]:
         """Returns the tokens of a sample, and the reason why the model cannot read them; None if it can."""
         chat = self._settings.chat_template
         try:
@@ -71,7 +71,7 @@ class ModelScorer:
             return tokens, f"{len(tokens)} tokens, and the reward model reads {self._context}"
         return tokens, None
 
-    def _forward(self, rows: Sequence[Sequence[int]]) -> "Tensor":
+    def _compute_numbers(self, rows: Sequence[Sequence[int]]) -> "Tensor":
         """Computes [texts] the model's numbers, in float32."""
         import torch
 
@@ -104,7 +104,7 @@ def encode_scored(
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _batches(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+def _split_batches(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
     """Rows of similar length together, longest first; at most `budget` tokens a batch, padding counted."""
     batch: list[int] = []
     for row in sorted(rows, key=lambda row: -lengths[row]):

@@ -24,13 +24,13 @@ _BETWEEN_BOXES = re.compile(r"[\s$,.;]*(?:and|or)?[\s$,]*")
 def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> bool:
     """Returns the verdict. Raises ValueError if the answer is not an expression."""
     del prompt, metadata
-    gold_text = _normalize(_last_number_of_gsm8k(answer))
-    gold = _parse(gold_text if _is_marked(gold_text) else f"${gold_text}$")
+    gold_text = _normalize_numbers(_last_number_of_gsm8k(answer))
+    gold = _parse_expressions(gold_text if _is_marked(gold_text) else f"${gold_text}$")
     if not gold:
         raise ValueError(f"math-verify finds no expression in the answer {answer!r}")
-    text = _normalize(_last_boxes(response.rpartition("</think>")[2]))
+    text = _normalize_numbers(_last_boxes(response.rpartition("</think>")[2]))
     readings = [text] if _is_marked(text) else [text, f"${text}$"]
-    if any(_is_equal(gold, _parse(reading)) for reading in readings):
+    if any(_is_equal(gold, _parse_expressions(reading)) for reading in readings):
         return True
     return not _is_marked(text) and _is_chosen(gold_text, text)
 
@@ -67,7 +67,7 @@ def _are_different_numbers(one: Any, other: Any) -> bool:
         return False
 
 
-def _parse(text: str) -> list[Any]:
+def _parse_expressions(text: str) -> list[Any]:
     from math_verify import parse
 
     # The library's own time limits use signals, which work in the main thread only; the scorer limits the time itself.
@@ -87,7 +87,7 @@ def _is_chosen(gold: str, response: str) -> bool:
     return letter in found
 
 
-def _normalize(text: str) -> str:
+def _normalize_numbers(text: str) -> str:
     """Returns the text without dollar signs that mean money, and with each based number in base ten."""
     return _BASED.sub(_in_base_ten, text.replace("\\$", ""))
 

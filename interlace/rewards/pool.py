@@ -93,7 +93,7 @@ class ScoringPool(Children):
                 return
             self._pending.popleft()
             if _may_resolve(job):
-                self._give(child, job)
+                self._send_job(child, job)
 
     def _with_room(self, job: _Job) -> Child | None:
         for child in self._children:
@@ -111,12 +111,12 @@ class ScoringPool(Children):
     def _could_not_start(self, reason: str) -> None:
         jobs, self._pending = self._pending, deque()
         for job in jobs:
-            _resolve(
+            _resolve_job(
                 job,
                 RewardResult(failure=f"a process to score it in could not be started: {reason}", cause=Cause.RESOURCE),
             )
 
-    def _give(self, child: Child, job: _Job) -> None:
+    def _send_job(self, child: Child, job: _Job) -> None:
         job.started, job.deadline_s = False, time.monotonic() + self._limit_s
         self._jobs[child][job.number] = job
         self._links.send(child, job.request)
@@ -128,9 +128,9 @@ class ScoringPool(Children):
     def _heard(self, child: Child) -> None:
         *lines, child.received = child.received.split(b"\n")
         for line in lines:
-            self._answered(child, *json.loads(line))
+            self._handle_answer(child, *json.loads(line))
 
-    def _answered(self, child: Child, word: str, number: int = -1, *rest: Any) -> None:
+    def _handle_answer(self, child: Child, word: str, number: int = -1, *rest: Any) -> None:
         if word == READY:
             self._is_ready(child)
         elif word == STARTED:
@@ -145,10 +145,10 @@ class ScoringPool(Children):
             if job.size == len(found) and _may_resolve(job):
                 job.outcome.set_result(found)
         elif word == BLOCKED:
-            _resolve(self._jobs[child].pop(number), self._blocked(*rest))
+            _resolve_job(self._jobs[child].pop(number), self._make_blocked_result(*rest))
             self._replace(child)
 
-    def _blocked(self, where: str) -> RewardResult:
+    def _make_blocked_result(self, where: str) -> RewardResult:
         reason = timed_out(self._config).failure
         return RewardResult(failure=f"{reason}: it blocked its event loop, at {where}. An async reward must await")
 
@@ -158,7 +158,7 @@ class ScoringPool(Children):
             late = [job for job in self._jobs[child].values() if job.deadline_s <= now_s]
             if not late:
                 continue
-            self._blame(child, late, lambda _job: timed_out(self._config))
+            self._blame_suspects(child, late, lambda _job: timed_out(self._config))
             self._replace(child)
 
     def _died(self, child: Child) -> None:
@@ -175,15 +175,17 @@ class ScoringPool(Children):
             failure = f"the reward function ended its process (exit code {code})"
             return RewardResult(failure=failure, cause=cause)
 
-        self._blame(child, [job for job in self._jobs[child].values() if job.started], outcome)
+        self._blame_suspects(child, [job for job in self._jobs[child].values() if job.started], outcome)
         self._replace(child)
 
-    def _blame(self, child: Child, suspects: list[_Job], outcome: "Callable[[_Job], RewardResult | None]") -> None:
+    def _blame_suspects(
+        self, child: Child, suspects: list[_Job], outcome: "Callable[[_Job], RewardResult | None]"
+    ) -> None:
         """Resolves a single suspect, which is known to be to blame; tries several again, each alone."""
         if len(suspects) == 1:
             result = outcome(suspects[0])
             if result is not None:
-                _resolve(self._jobs[child].pop(suspects[0].number), result)
+                _resolve_job(self._jobs[child].pop(suspects[0].number), result)
             return
         for job in suspects:
             job.alone = True
@@ -199,7 +201,7 @@ def _may_resolve(job: _Job) -> bool:
     return job.outcome.running() or job.outcome.set_running_or_notify_cancel()
 
 
-def _resolve(job: _Job, result: RewardResult) -> None:
+def _resolve_job(job: _Job, result: RewardResult) -> None:
     """Ends a job whose samples all have one result: the failure of their call."""
     if _may_resolve(job):
         job.outcome.set_result([result] * job.size)

@@ -118,7 +118,7 @@ class _AsyncServer(LoopServer):
         if self._left_behind and len(self._open) == 1:
             os._exit(0)  # the run starts another one, and sends the other calls again
 
-    def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:
+    def _report_blocked_loop(self, task: asyncio.Task[Any] | None, line: str) -> None:
         # If a task of the function blocks, the run notices at its limit and tries the calls one by one.
         if task in self._numbers:
             self._answers.send(BLOCKED, self._numbers[task], line)

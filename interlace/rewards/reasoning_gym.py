@@ -18,11 +18,11 @@ def score(prompt: str, response: str, metadata: Mapping[str, JSON], answer: str 
     dataset = metadata.get("source_dataset")
     if not isinstance(dataset, str):
         raise UserError("reward reasoning_gym scores prompts of a reasoning_gym dataset only; this one is from a file")
-    return _scorer(dataset)(response, {"question": prompt, "answer": answer or None, "metadata": metadata}) == 1.0
+    return _find_scorer(dataset)(response, {"question": prompt, "answer": answer or None, "metadata": metadata}) == 1.0
 
 
 @cache
-def _scorer(dataset: str) -> Callable[[str, Mapping[str, Any]], float]:
+def _find_scorer(dataset: str) -> Callable[[str, Mapping[str, Any]], float]:
     from reasoning_gym import get_score_answer_fn
 
     found: Callable[[str, Mapping[str, Any]], float] = get_score_answer_fn(dataset)

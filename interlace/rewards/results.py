@@ -35,7 +35,7 @@ def to_result(score: Any, config: "RewardConfig", *, has_own_total: bool = False
     """
     if isinstance(score, BaseException):
         raise score
-    score = _plain(score)
+    score = _to_python_scalar(score)
     if isinstance(score, bool):
         if ACCURACY in config.shaping.weights:
             raise UserError(
@@ -46,7 +46,7 @@ def to_result(score: Any, config: "RewardConfig", *, has_own_total: bool = False
     if not isinstance(score, Mapping):
         return RewardResult(reward=_number(score))
     if has_own_total and "score" in score:
-        notes = {whole(str(name)): _plain(value) for name, value in score.items()}
+        notes = {whole(str(name)): _to_python_scalar(value) for name, value in score.items()}
         parts = {name: float(value) for name, value in notes.items() if isinstance(value, bool | int | float)}
         return RewardResult(reward=_number(score["score"]), parts=_check_parts(parts, config))
     parts = {whole(str(name)): _number(value, f" as part {name!r}") for name, value in score.items()}
@@ -76,7 +76,7 @@ def verdict(is_right: bool, config: "RewardConfig") -> RewardResult:
 
 def failure(error: BaseException) -> RewardResult:
     """Returns the result of a sample whose scoring raised an exception."""
-    return RewardResult(failure=f"{type(error).__name__}: {_message(error)}", cause=cause_of(error))
+    return RewardResult(failure=f"{type(error).__name__}: {_describe_error(error)}", cause=cause_of(error))
 
 
 def whole(text: str) -> str:
@@ -85,7 +85,7 @@ def whole(text: str) -> str:
 
 
 def _as_number(score: Any) -> Any:
-    plain = _plain(score)
+    plain = _to_python_scalar(score)
     return float(plain) if isinstance(plain, bool) else score
 
 
@@ -95,14 +95,14 @@ def _check_parts(parts: Mapping[str, float], config: "RewardConfig") -> Mapping[
     return parts
 
 
-def _message(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     try:
         return whole(str(error))
     except Exception as another:  # noqa: BLE001  # a user's class may fail at this too
         return f"its message raised {type(another).__name__}"
 
 
-def _plain(value: Any) -> Any:
+def _to_python_scalar(value: Any) -> Any:
     """Returns a scalar of numpy or torch as Python's; any other value as it is."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
@@ -110,7 +110,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: object, place: str = "") -> float:
-    value = _plain(value)
+    value = _to_python_scalar(value)
     if isinstance(value, Awaitable):
         raise RewardTypeError(f"{RETURNED} a coroutine: give the `async def` itself, not a function that calls it")
     if not isinstance(value, Number) or isinstance(value, complex):

@@ -21,7 +21,7 @@ def score_request(sample: Sample, reward: LoadedReward) -> ScoreRequest:
         response=sample.text,
         answer=prompt.answer,
         metadata=prompt.metadata,
-        messages=_conversation(prompt) if needs_messages else (),
+        messages=_list_messages(prompt) if needs_messages else (),
         completion_ids=tuple(sample.sampled_ids.tolist()) if reward.names("completion_ids") else (),
         source=_source_of(prompt),
     )
@@ -62,7 +62,7 @@ def _refuse_other_objectives(reward: LoadedReward, prompt: Prompt, place: str) -
     refuse_other_objectives((*prompt.metadata, *answer), named - {"completion", "answer"}, place)
 
 
-def _conversation(prompt: Prompt) -> tuple[Mapping[str, JSON], ...]:
+def _list_messages(prompt: Prompt) -> tuple[Mapping[str, JSON], ...]:
     """Returns the messages of a prompt as its author wrote them; of plain text, one message of the user."""
     chat = prompt.metadata.get(CHAT)
     if isinstance(chat, list | tuple):

@@ -76,10 +76,10 @@ class Scorer:
         mine = [_Asked(job, loop.create_future()) for job in jobs]
         self._asked.extend(mine)
         if self._server is None or self._server.done():
-            self._server = asyncio.create_task(self._serve(), name="scorer")
+            self._server = asyncio.create_task(self._serve_calls(), name="scorer")
         return list(await asyncio.gather(*(each.result for each in mine)))
 
-    async def _serve(self) -> None:
+    async def _serve_calls(self) -> None:
         """Has the thread score until nothing is asked for: one trip to it for all calls that wait, since each costs
         more than a quick answer does.
         """
@@ -104,16 +104,16 @@ class Scorer:
         num_scored = 0
         while not done.done() and work.left_s() > 0:
             await asyncio.wait({done}, timeout=min(work.left_s(), SOON_S))
-            num_scored = _deliver(asked, work.results, num_scored)
+            num_scored = _deliver_results(asked, work.results, num_scored)
         work.is_over = True
         if done.done():
             done.result()  # raises the error of the thread
-            return _deliver(asked, work.results, num_scored)
+            return _deliver_results(asked, work.results, num_scored)
         self._thread = None
         thread.abandon()
         if len(work.results) == num_scored:  # else it was done with the late one just now
             work.results.append([timed_out(self._config)] * len(asked[num_scored].requests))
-        return _deliver(asked, work.results, num_scored)
+        return _deliver_results(asked, work.results, num_scored)
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class _Asked:
             self.result.set_exception(error)
 
 
-def _deliver(asked: Sequence[_Asked], results: Sequence[list[RewardResult]], num_delivered: int) -> int:
+def _deliver_results(asked: Sequence[_Asked], results: Sequence[list[RewardResult]], num_delivered: int) -> int:
     """Hands out further results. Returns how many are out."""
     found = results[num_delivered:]  # a copy: the thread adds more
     for each, result in zip(asked[num_delivered:], found, strict=False):

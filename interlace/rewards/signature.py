@@ -87,7 +87,7 @@ class RewardCall:
 
     def missing(self, request: ScoreRequest) -> str | None:
         """Returns the first required argument that a row cannot provide; None if it provides all."""
-        has = self._batch_arguments([request]) if self.is_batched else self._arguments(request)
+        has = self._batch_arguments([request]) if self.is_batched else self._make_arguments(request)
         lacks_answer = not request.answer
         for name in self.required:
             is_answer = name == "answer" or (name == "ground_truth" and name not in request.metadata)
@@ -98,16 +98,16 @@ class RewardCall:
     async def scores(self, requests: Sequence[ScoreRequest]) -> list[Any]:
         """Returns the function's value for each request; the exception in place of a value that it raised."""
         if self.is_batched:
-            return await self._batch(requests)
-        return [await self._one(request) for request in requests]
+            return await self._score_batch(requests)
+        return [await self._score_one(request) for request in requests]
 
-    async def _one(self, request: ScoreRequest) -> Any:
+    async def _score_one(self, request: ScoreRequest) -> Any:
         try:
-            return await self._call_function(self._arguments(request))
+            return await self._call_function(self._make_arguments(request))
         except BaseException as error:  # noqa: BLE001 - code of a response may run here and exit, or raise Ctrl-C's
             return error
 
-    async def _batch(self, requests: Sequence[ScoreRequest]) -> list[Any]:
+    async def _score_batch(self, requests: Sequence[ScoreRequest]) -> list[Any]:
         try:
             values = await self._call_function(self._batch_arguments(requests))
             return self._one_value_each(values, len(requests))
@@ -117,7 +117,7 @@ class RewardCall:
             if len(requests) == 1:
                 return [error]
             # Only the sample that the function cannot score fails.
-            return [value for request in requests for value in await self._batch([request])]
+            return [value for request in requests for value in await self._score_batch([request])]
 
     def _one_value_each(self, values: Any, count: int) -> list[Any]:
         if hasattr(values, "tolist"):  # an array or a tensor
@@ -151,7 +151,7 @@ class RewardCall:
                 found[parameter.name] = given[parameter.name]
         return found
 
-    def _arguments(self, request: ScoreRequest) -> "_Arguments":
+    def _make_arguments(self, request: ScoreRequest) -> "_Arguments":
         """Returns every argument that a function of one response may name."""
         values: dict[str, Any] = {
             **request.metadata,
@@ -164,9 +164,9 @@ class RewardCall:
         if request.answer:
             values["answer"] = request.answer
         response = dict.fromkeys(("completion", "solution_str"), request.response)
-        return _Arguments(values, response, self._fallbacks(request))
+        return _Arguments(values, response, self._make_fallbacks(request))
 
-    def _fallbacks(self, request: ScoreRequest) -> dict[str, Any]:
+    def _make_fallbacks(self, request: ScoreRequest) -> dict[str, Any]:
         """Returns arguments for which the row may have a column; an empty answer only if the function needs one."""
         found: dict[str, Any] = {"extra_info": request.metadata, DATA_SOURCE: request.source}
         for name in ("answer", "ground_truth"):
@@ -178,20 +178,20 @@ class RewardCall:
         """Returns every argument that a function of a batch may name: lists with one value for each request."""
         answers = [{"answer": request.answer} if request.answer else {} for request in requests]
         rows = [{**request.metadata, **answer} for request, answer in zip(requests, answers, strict=True)]
-        others = [self._fallbacks(request) for request in requests]
+        others = [self._make_fallbacks(request) for request in requests]
         completions = [
             [{"role": "assistant", "content": request.response}] if request.is_chat else request.response
             for request in requests
         ]
         values = {
-            **_lists(rows),
+            **_collect_columns(rows),
             "prompts": [list(request.messages) if request.is_chat else request.prompt for request in requests],
             "completions": completions,
             "completion_ids": [list(request.completion_ids) for request in requests],
         }
         if not self.takes_any:
             values["metadata"] = [request.metadata for request in requests]
-        return _Arguments(values, {"responses": [request.response for request in requests]}, _lists(others))
+        return _Arguments(values, {"responses": [request.response for request in requests]}, _collect_columns(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class _Arguments:
         return self.fallbacks[name]
 
 
-def _lists(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _collect_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Returns the values of each name that all rows have."""
     return {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
 

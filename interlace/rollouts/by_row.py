@@ -23,7 +23,7 @@ def config_of(config: EpisodeConfig, row: Mapping[str, JSON], where: str) -> Epi
 
     Raises UserError if the row names an unknown episode.
     """
-    label = _label(config.column, row)
+    label = _read_label(config.column, row)
     if not label:
         return config
     if label not in config.others:
@@ -49,7 +49,7 @@ class ByRow:
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
         """Runs the episode that the row names."""
-        label = _label(self._column, prompt.metadata)
+        label = _read_label(self._column, prompt.metadata)
         return await (self._others[label] if label else self._main).run(prompt, session)
 
     def films(self) -> list[Film]:
@@ -71,6 +71,6 @@ class ByRow:
         return [one for one in (self._main, *self._others.values()) if isinstance(one, Filming)]
 
 
-def _label(column: str | None, row: Mapping[str, JSON]) -> str:
+def _read_label(column: str | None, row: Mapping[str, JSON]) -> str:
     value = row.get(column) if column is not None else None
     return "" if value is None else str(value)

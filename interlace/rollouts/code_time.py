@@ -32,12 +32,12 @@ class CodeTime:
     def begin(self) -> None:
         """Records that the episode's code starts."""
         self._is_open = True
-        self._register()
+        self._register_wait()
 
     def end(self) -> None:
         """Records that the episode's code has ended."""
         self._is_open = False
-        self._unregister()
+        self._unregister_wait()
 
     def check_open(self) -> None:
         """Raises RuntimeError if the code has not started or has ended."""
@@ -49,7 +49,7 @@ class CodeTime:
         self._deadline = asyncio.timeout(None)
         try:
             async with self._deadline:
-                self._continue()
+                self._restart_deadline()
                 return await run
         except TimeoutError:
             if not self._deadline.expired():
@@ -70,28 +70,28 @@ class CodeTime:
                 yield
             finally:
                 self._num_turns -= 1
-                self._continue()
+                self._restart_deadline()
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
         """Ends the operation during a wait that is registered under another name."""
         self._num_elsewhere += 1
-        self._unregister()
+        self._unregister_wait()
         try:
             yield
         finally:
             self._num_elsewhere -= 1
             if self._is_open and not self._num_elsewhere:
-                self._register()
+                self._register_wait()
 
-    def _continue(self) -> None:
+    def _restart_deadline(self) -> None:
         if self._is_open and not self._num_turns and self._left_s < math.inf and not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time() + self._left_s)
 
-    def _register(self) -> None:
+    def _register_wait(self) -> None:
         self._operation = self._waits.begin(self._name, "its own code", self._clock.now())
 
-    def _unregister(self) -> None:
+    def _unregister_wait(self) -> None:
         if self._operation is not None:
             self._waits.end(self._operation)
             self._operation = None

@@ -136,7 +136,7 @@ class _OwnEpisode(EpisodeKind):
 
 def episode_names() -> list[str]:
     """Lists the built-in episodes, sorted."""
-    return sorted(name for package in _packages() for name in class_names(package, EpisodeKind))
+    return sorted(name for package in _import_packages() for name in class_names(package, EpisodeKind))
 
 
 def episode_kind(spec: str) -> type[EpisodeKind]:
@@ -144,13 +144,13 @@ def episode_kind(spec: str) -> type[EpisodeKind]:
     if ":" in spec:
         found = load_object("episode", spec)
         return found if inspect.isclass(found) and issubclass(found, EpisodeKind) else _OwnEpisode
-    package = next((each for each in _packages() if spec in class_names(each, EpisodeKind)), None)
+    package = next((each for each in _import_packages() if spec in class_names(each, EpisodeKind)), None)
     if package is None:
         raise unknown_name("episode", spec, episode_names())
     return find_class("episode", package, spec, EpisodeKind)  # type: ignore[type-abstract]
 
 
-def _packages() -> list[ModuleType]:
+def _import_packages() -> list[ModuleType]:
     return [importlib.import_module(folder) for folder in FOLDERS]
 
 

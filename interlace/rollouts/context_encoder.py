@@ -49,9 +49,9 @@ class ContextEncoder:
         """
         if messages is None:
             return self._check_ids(context, number)
-        return await self._render(renderer or self._renderer, messages, tools, number)
+        return await self._render_messages(renderer or self._renderer, messages, tools, number)
 
-    async def _render(
+    async def _render_messages(
         self, renderer: Renderer | None, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], number: int
     ) -> list[int]:
         """Writes messages as tokens. A long text is written on a thread: the event loop serves others meanwhile."""

@@ -95,9 +95,9 @@ class Dispatcher:
 
     def dispatch(self, jobs: Sequence[Job], *, to_all: bool = False) -> None:
         """Gives each job to an engine. to_all: to any engine, even while a tail is gathered on fewer."""
-        self._dispatch(jobs, self._drivers if to_all else self._kept)
+        self._dispatch_jobs(jobs, self._drivers if to_all else self._kept)
 
-    def _dispatch(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
+    def _dispatch_jobs(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
         if not jobs:
             return
         here = [driver for driver in drivers if not driver.is_away] or [
@@ -151,4 +151,4 @@ class Dispatcher:
 
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
         """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""
-        self._dispatch(jobs, onto or self._kept)
+        self._dispatch_jobs(jobs, onto or self._kept)

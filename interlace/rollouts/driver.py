@@ -153,16 +153,16 @@ class EngineDriver:
                 await self._work.wait(who=self.group.name, what="requests or weights")
             try:
                 async with self.group.hold("generate"):
-                    self._enter(Phase.HOLDING)
+                    self._enter_phase(Phase.HOLDING)
                     self._hold.begin()
-                    await self._serve()
-                self._enter(Phase.IDLE)
+                    await self._serve_jobs()
+                self._enter_phase(Phase.IDLE)
             except WorkerDiedError as error:
                 if not self.group.can_revive:
                     raise
                 self._lose_process(str(error))
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter_phase(self, phase: Phase) -> None:
         """Changes the phase of the loop. The end of SWAPPING, by a loss too, ends the pending swap."""
         assert phase is Phase.IDLE or phase in NEXT_PHASES[self._phase], f"{self._phase} cannot become {phase}"
         before, self._phase = self._phase, phase
@@ -173,7 +173,7 @@ class EngineDriver:
         """Returns the running jobs to the pool, to begin again from their requests, and reports the loss."""
         jobs = self.calls.forget()
         self.evacuation.end()
-        self._enter(Phase.IDLE)
+        self._enter_phase(Phase.IDLE)
         self._on_lost(self, reason)
         self._host.on_partials(jobs)
 
@@ -192,7 +192,7 @@ class EngineDriver:
             self._host.fill(self)
         return self._has_work()
 
-    async def _serve(self) -> None:
+    async def _serve_jobs(self) -> None:
         while self._has_work() or self._find_work():
             await self.evacuation.move()
             if not self.is_away:
@@ -201,9 +201,9 @@ class EngineDriver:
             admitted = [] if self.is_away else self.calls.admit()
             if not self.calls.has_work:
                 continue
-            self._enter(Phase.GENERATING)
+            self._enter_phase(Phase.GENERATING)
             progress, span = await self.calls.serve(admitted)
-            self._enter(Phase.HOLDING)
+            self._enter_phase(Phase.HOLDING)
             self.calls.record(progress, span)
             if progress.lost:
                 self._on_lost(self, progress.lost)
@@ -213,13 +213,13 @@ class EngineDriver:
     async def _swap_if_due(self) -> None:
         # A loop, because another version may be published during a swap.
         while ref := self.weights.take_due(self.evacuation.num_awaited):
-            self._enter(Phase.SWAPPING)
+            self._enter_phase(Phase.SWAPPING)
             if self.weights.aborts_sequences and self.jobs.running:
                 await self.calls.abort_all("interrupted")
             await self.weights.install(ref)
             self.metrics = {**await self.group.engine_metrics(), **self.calls.limit.metrics()}
             is_lost = self.metrics.pop("is_lost", 0.0)
-            self._enter(Phase.HOLDING)
+            self._enter_phase(Phase.HOLDING)
             if is_lost:
                 self._on_lost(self, await self.group.health())
 

@@ -100,10 +100,10 @@ class EngineCalls:
             if running and running.on_draft:  # called separately, so that its errors do not stop the engine
                 asyncio.get_running_loop().call_soon(running.on_draft, draft)
         for response in progress.responses:
-            if job := self._end(response):
+            if job := self._end_job(response):
                 self._host.on_response(job, response)
         if self.limit.adapts:
-            self.limit.observe(self._use(progress))
+            self.limit.observe(self._measure_use(progress))
 
     async def abort_all(self, reason: str, onto: "list[EngineDriver] | None" = None) -> None:
         """Removes all running sequences and dispatches them again (to `onto`). reason: name of the count."""
@@ -112,7 +112,7 @@ class EngineCalls:
         self._meter.take_out(call.spans[0], partials)
         jobs = []
         for response in partials:
-            job, done = self._end(response), response.completion
+            job, done = self._end_job(response), response.completion
             if job is None:
                 continue
             if done.finish_reason != FinishReason.ABORTED:  # it finished before the abort reached the server
@@ -132,7 +132,7 @@ class EngineCalls:
         self._meter.forget()
         return jobs
 
-    def _end(self, response: Response) -> Job | None:
+    def _end_job(self, response: Response) -> Job | None:
         """Ends the job of a response. Returns None if it was cancelled before the response arrived."""
         done = response.completion
         job = self._jobs.end_running(done.request.id)
@@ -140,7 +140,7 @@ class EngineCalls:
             self._meter.drop(len(done.token_ids))
         return job
 
-    def _use(self, progress: Progress) -> EngineUse:
+    def _measure_use(self, progress: Progress) -> EngineUse:
         return EngineUse(
             num_here=progress.num_running + progress.num_waiting,
             num_waiting=progress.num_waiting,

@@ -49,11 +49,11 @@ class EngineJobs:
 
     def remove_queued(self, request_id: str) -> Job | None:
         """Removes a job from the queue. Returns None if it is not there."""
-        return self._forget(self._queued.pop(request_id, None))
+        return self._forget_job(self._queued.pop(request_id, None))
 
     def end_running(self, request_id: str) -> Job | None:
         """Ends a running job. Returns None if no job runs for this request."""
-        return self._forget(self.running.pop(request_id, None))
+        return self._forget_job(self.running.pop(request_id, None))
 
     def take_queue(self) -> list[Job]:
         """Removes all queued jobs. Returns them in order."""
@@ -82,7 +82,7 @@ class EngineJobs:
             heapq.heappush(self._heap, entry)
         return given
 
-    def _forget(self, job: Job | None) -> Job | None:
+    def _forget_job(self, job: Job | None) -> Job | None:
         if job is not None:
             self.load.num_requests -= 1
             self.load.live_tokens -= job.expected_tokens

@@ -279,7 +279,7 @@ class _EpisodeServer(LoopServer):
     def _heard(self, number: int, message: ToEpisode) -> None:
         if isinstance(message, EpisodeStart):
             running = self._running[number] = _Running(self, number, message.params or self._params)
-            running.task = self._loop.create_task(self._run(number, running, message))
+            running.task = self._loop.create_task(self._run_episode(number, running, message))
             return
         running_one = self._running.get(number)
         if running_one is None:
@@ -293,7 +293,7 @@ class _EpisodeServer(LoopServer):
         elif running_one.task:
             running_one.task.cancel()
 
-    async def _run(self, number: int, running: _Running, start: EpisodeStart) -> None:
+    async def _run_episode(self, number: int, running: _Running, start: EpisodeStart) -> None:
         sample = Sample(key=start.key, prompt=start.prompt)
         limits = replace(self._limits, simulators=running.envs)
         session = EpisodeSession(_Around(self, number, self._loop), running, sample, running.params, limits)
@@ -313,7 +313,7 @@ class _EpisodeServer(LoopServer):
             end = replace(end, films=self._episode.films(), why_no_films=self._episode.why_no_films())
         self.send(number, end)
 
-    def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:
+    def _report_blocked_loop(self, task: asyncio.Task[Any] | None, line: str) -> None:
         for number, running in [*self._running.items()]:
             if running.task is task:
                 reason = f"the episode blocked its event loop for {self._patience_s:g} s, at {line}"

@@ -121,13 +121,13 @@ class _Processes(Children):
             if message is None:
                 (self._lonely if job.alone else self._waiting).append(job)
             elif isinstance(message, EpisodeCancel):
-                self._cancel(job, message)
+                self._cancel_job(job, message)
             elif job.child is not None:
                 self._links.send(job.child, framed(job.number, message))
         self._keep_limits()
         self._hand_out()
 
-    def _cancel(self, job: _Job, message: EpisodeCancel) -> None:
+    def _cancel_job(self, job: _Job, message: EpisodeCancel) -> None:
         for queue in (self._waiting, self._lonely):
             with contextlib.suppress(ValueError):
                 queue.remove(job)
@@ -139,7 +139,7 @@ class _Processes(Children):
         now_s = time.monotonic()
         for child, jobs in [*self._jobs.items()]:
             if any(0 < job.leave_by_s <= now_s for job in jobs.values()):
-                self._lose(child, "was stuck")
+                self._lose_process(child, "was stuck")
 
     def _hand_out(self) -> None:
         shared = [child for child in self._children if not any(job.alone for job in self._jobs[child].values())]
@@ -148,7 +148,7 @@ class _Processes(Children):
         ready = [child for child in shared if child.is_ready]
         while self._lonely and (empty := next((child for child in ready if not self._jobs[child]), None)):
             ready.remove(empty)
-            self._give(empty, self._lonely.popleft())
+            self._send_job(empty, self._lonely.popleft())
         if self._lonely and all(child.is_ready for child in self._children):
             self._start_more(1)
         # Until all processes have started, each started one gets at most SHARE episodes.
@@ -161,14 +161,14 @@ class _Processes(Children):
             fewest = min(ready, key=lambda child: len(self._jobs[child]))
             if len(self._jobs[fewest]) >= share:
                 return
-            self._give(fewest, self._waiting.popleft())
+            self._send_job(fewest, self._waiting.popleft())
 
     def _start_more(self, num_wanted: int) -> None:
         for _ in range(num_wanted):
             if started := self._start(serve_episodes, self._make, self._params):
                 self._jobs[started] = {}
 
-    def _give(self, child: Child, job: _Job) -> None:
+    def _send_job(self, child: Child, job: _Job) -> None:
         job.child = child
         self._jobs[child][job.number] = job
         self._links.send(child, job.start)
@@ -176,30 +176,30 @@ class _Processes(Children):
     def _heard(self, child: Child) -> None:
         for number, message in take_frames(child.received):
             if number == NO_EPISODE:
-                self._introduced(child, message)
+                self._handle_introduction(child, message)
             elif job := self._jobs[child].get(number):
-                self._answered(child, job, message)
+                self._handle_answer(child, job, message)
 
-    def _introduced(self, child: Child, refusal: UserError | None) -> None:
+    def _handle_introduction(self, child: Child, refusal: UserError | None) -> None:
         if refusal is None:
             self._is_ready(child)
             return
         self._fail_waiting(refusal)
 
-    def _answered(self, child: Child, job: _Job, message: FromEpisode) -> None:
+    def _handle_answer(self, child: Child, job: _Job, message: FromEpisode) -> None:
         self._pass_on(job, message)
         if isinstance(message, EpisodeEnd):
             del self._jobs[child][job.number]
             if message.blocked:
-                self._lose(child, "was blocked by another episode")
+                self._lose_process(child, "was blocked by another episode")
 
     def _died(self, child: Child) -> None:
         code = child.ended_with()
         if not child.is_ready:
             self._started_badly(f"it ended with exit code {code} while the episode was loaded")
-        self._lose(child, "is gone" if code is None else f"ended with exit code {code}")
+        self._lose_process(child, "is gone" if code is None else f"ended with exit code {code}")
 
-    def _lose(self, child: Child, reason: str) -> None:
+    def _lose_process(self, child: Child, reason: str) -> None:
         self.num_lost += 1
         for job in self._jobs.pop(child).values():
             job.child = None
@@ -326,18 +326,18 @@ class _Exchange:
             if isinstance(message, Exception):
                 raise message
             if isinstance(message, TurnAsk):
-                self._turns[message.turn] = asyncio.ensure_future(self._turn(message))
+                self._turns[message.turn] = asyncio.ensure_future(self._answer_turn(message))
             elif isinstance(message, TurnWithdraw):
                 if task := self._turns.pop(message.turn, None):
                     task.cancel()
             elif isinstance(message, EnvAsk):
                 self._envs.asked(message)
             elif isinstance(message, WaitNote):
-                await self._wait(message)
+                await self._hold_wait(message)
             else:
                 return message
 
-    async def _turn(self, ask: TurnAsk) -> None:
+    async def _answer_turn(self, ask: TurnAsk) -> None:
         params = ask.params or self._session.params
         try:
             turn = await self._session.generate(
@@ -347,7 +347,7 @@ class _Exchange:
                 inputs=ask.inputs,
                 query_ids=ask.query_ids,
                 options=TurnOptions(
-                    on_draft=partial(self._drafted, ask.turn) if ask.streams else None, patience_s=ask.patience_s
+                    on_draft=partial(self._send_draft, ask.turn) if ask.streams else None, patience_s=ask.patience_s
                 ),
             )
         except UserError as error:
@@ -377,10 +377,10 @@ class _Exchange:
         )
         self._processes.tell(self._job, answer)
 
-    def _drafted(self, turn: int, draft: TurnDraft) -> None:
+    def _send_draft(self, turn: int, draft: TurnDraft) -> None:
         self._processes.tell(self._job, TurnSoFar(turn=turn, token_ids=draft.token_ids, text=draft.text))
 
-    async def _wait(self, note: WaitNote) -> None:
+    async def _hold_wait(self, note: WaitNote) -> None:
         if note.what is None:
             await self._waits.pop(note.number).aclose()
             return

@@ -59,7 +59,7 @@ class GenerateStage:
         """Starts the episodes of a wave of admitted samples."""
         self._pool.admit([sample.key for sample in samples], as_episodes=not self._is_single)
         if self._is_single:
-            self._pool.submit(self._requests(samples), self._take_response)
+            self._pool.submit(self._make_requests(samples), self._take_response)
             return
         for sample in samples:
             self._running[sample.key] = self._cluster.spawn(
@@ -72,7 +72,7 @@ class GenerateStage:
         if task := self._running.pop(key, None):
             task.cancel()
 
-    def _requests(self, samples: Sequence[Sample]) -> list[Request]:
+    def _make_requests(self, samples: Sequence[Sample]) -> list[Request]:
         """Makes one request per sample. Requests of one prompt share its list of ids."""
         requests: list[Request] = []
         prompt, ids = None, []
@@ -96,7 +96,7 @@ class GenerateStage:
         key = completion.request.owner
         if response.refusal:
             reason = f"the engine refused the request: {response.refusal}"
-            self._fail(key, SampleFailure(reason=reason, cause=Cause.ENGINE, is_final=True))
+            self._fail_sample(key, SampleFailure(reason=reason, cause=Cause.ENGINE, is_final=True))
         else:
             segments = completion.segments
             text = StoredText(segments) if isinstance(segments, StoredSegments) else response.text
@@ -127,11 +127,11 @@ class GenerateStage:
         if self._running.pop(sample.key, None) is None:
             return  # cancelled, and the episode ended late
         if failed:
-            self._fail(sample.key, failed)
+            self._fail_sample(sample.key, failed)
         else:
             self._write(sample.key, columns)
 
-    def _fail(self, key: SampleKey, failed: SampleFailure) -> None:
+    def _fail_sample(self, key: SampleKey, failed: SampleFailure) -> None:
         self._pool.finish(key)
         if self._on_failed(key, failed):
             return

@@ -30,7 +30,7 @@ class History:
         renderer and tools. Without such a turn the whole conversation is rendered.
         """
         for past in sorted(self._turns, key=lambda past: -len(past.messages)):
-            if past.renderer is renderer and past.tools == tuple(tools) and _begins(messages, past.messages):
+            if past.renderer is renderer and past.tools == tuple(tools) and _begins_with(messages, past.messages):
                 new = messages[len(past.messages) :]
                 found = renderer.extend(past.token_ids, past.messages[-1], new, tools) if new else None
                 if found is not None:
@@ -49,7 +49,7 @@ class History:
         self._turns.append(_Past((*messages, answer), tuple(tools), renderer, token_ids))
 
 
-def _begins(messages: Sequence[Message], with_: Sequence[Message]) -> bool:
+def _begins_with(messages: Sequence[Message], with_: Sequence[Message]) -> bool:
     if len(messages) < len(with_):
         return False
     return all(same_message(one, other) for one, other in zip(messages, with_, strict=False))

@@ -88,7 +88,7 @@ class Membership:
     def start(self, driver: EngineDriver) -> None:
         """Starts the loop of an engine."""
         if self.watch_every_s is not None and not self._loops:
-            self._cluster.spawn(self._watch(self.watch_every_s), name="engine health")
+            self._cluster.spawn(self._watch_engines(self.watch_every_s), name="engine health")
         self._loops[driver] = self._cluster.spawn(driver.run(), name=driver.group.name)
 
     def make_driver(self, group: RolloutGroup, standing: Standing = Standing.MEMBER) -> EngineDriver:
@@ -113,7 +113,7 @@ class Membership:
             raise RestartBudgetError(f"{exhausted} (cause: {Cause.ENGINE}). {driver.group.name} was lost: {reason}")
         self._lost[driver] = reason
         self.notes.add(f"{driver.group.name} is lost: {reason}")
-        driver.leave(self._others(driver))
+        driver.leave(self._list_others(driver))
         driver.lose_weights()
         self._recoveries[driver] = self._cluster.spawn(
             self._bring_back(driver), name=f"recovery of {driver.group.name}"
@@ -125,24 +125,24 @@ class Membership:
             driver = self.make_driver(await launch, Standing.AWAY)
         self._drivers.append(driver)
         self.start(driver)
-        self._join(driver)
+        self._join_engine(driver)
         self.notes.add(f"{driver.group.name} has joined")
         return driver
 
     def join(self, driver: EngineDriver) -> None:
         """Lets an engine that left without being removed serve again. A lost one joins at its recovery."""
         if driver not in self._lost:
-            self._join(driver)
+            self._join_engine(driver)
 
     async def remove(self, driver: EngineDriver, *, drains: bool) -> None:
         """Removes an engine. drains: its running requests finish there first; else other engines continue them.
 
         Raises InterlaceError if it is the last engine.
         """
-        if not self._others(driver):
+        if not self._list_others(driver):
             raise InterlaceError(f"{driver.group.name} is the last engine: add another before it leaves.")
         self._lost.pop(driver, None)
-        driver.leave(self._others(driver), drains=drains)
+        driver.leave(self._list_others(driver), drains=drains)
         with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
             await self._until_empty(driver)
             await self._give_up(driver)  # it may be lost since it began to leave
@@ -162,9 +162,9 @@ class Membership:
 
     def states(self) -> list[EngineState]:
         """Lists the states of all engines."""
-        return [self._state(driver) for driver in self._drivers]
+        return [self._describe_state(driver) for driver in self._drivers]
 
-    def _state(self, driver: EngineDriver) -> EngineState:
+    def _describe_state(self, driver: EngineDriver) -> EngineState:
         state = "lost" if driver in self._lost else "leaving" if driver.is_away else "serving"
         return EngineState(
             name=driver.group.name,
@@ -175,7 +175,7 @@ class Membership:
             reason=self._lost.get(driver, ""),
         )
 
-    def _others(self, driver: EngineDriver) -> list[EngineDriver]:
+    def _list_others(self, driver: EngineDriver) -> list[EngineDriver]:
         return [other for other in self._drivers if other is not driver and not other.is_away]
 
     async def _bring_back(self, driver: EngineDriver) -> None:
@@ -188,7 +188,7 @@ class Membership:
                 if not reason:
                     break
                 self._lost[driver] = reason
-                if self._cluster.clock.now() - since_s > self.lost_s and not self._others(driver):
+                if self._cluster.clock.now() - since_s > self.lost_s and not self._list_others(driver):
                     raise InterlaceError(
                         f"no engine has served for {self.lost_s:.0f} s (rollout.lost_s). {driver.group.name} was lost "
                         f"and could not be brought back: {reason}"
@@ -199,9 +199,9 @@ class Membership:
         if self._lost.pop(driver, None) is not None:
             self.notes.add(f"{driver.group.name} is back")
             if driver not in self.left_out:
-                self._join(driver)
+                self._join_engine(driver)
 
-    def _join(self, driver: EngineDriver) -> None:
+    def _join_engine(self, driver: EngineDriver) -> None:
         """Lets an engine serve as soon as it has the newest weights."""
         self._weights.bring_newest(driver)
         driver.join()
@@ -211,7 +211,7 @@ class Membership:
         while driver.jobs.running or driver.evacuation.is_due:
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _watch(self, every_s: float) -> None:
+    async def _watch_engines(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
             for driver in [*self._drivers]:

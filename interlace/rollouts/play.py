@@ -50,9 +50,9 @@ class Player:
 
         An exception of an episode becomes the failure of its outcome. A lost episode starts again, as in the flow.
         """
-        return list(await asyncio.gather(*[self._play(prompt, index, params) for prompt, index in asked]))
+        return list(await asyncio.gather(*[self._play_episode(prompt, index, params) for prompt, index in asked]))
 
-    async def _play(self, prompt: Prompt, index: int, params: SamplingParams) -> Sample:
+    async def _play_episode(self, prompt: Prompt, index: int, params: SamplingParams) -> Sample:
         sample = begun = Sample(key=SampleKey(NO_GROUP, index), prompt=prompt)
         for num_losses in count():
             ask = _Outside(self._pool)

@@ -209,9 +209,9 @@ class EnginePool:
         """
         for request in requests:
             self._owners[request.owner].append(request.id)
-        self._submit([(request, deliver, None) for request in requests])
+        self._submit_requests([(request, deliver, None) for request in requests])
 
-    def _submit(self, requests: Sequence[tuple[Request, Deliver, OnDraft | None]]) -> None:
+    def _submit_requests(self, requests: Sequence[tuple[Request, Deliver, OnDraft | None]]) -> None:
         jobs = [
             self._make_job(request, deliver, request.params.max_new_tokens, on_draft)
             for request, deliver, on_draft in requests
@@ -231,7 +231,7 @@ class EnginePool:
 
     def _submit_wave(self) -> None:
         wave, self._wave = self._wave, {}
-        self._submit([*wave.values()])
+        self._submit_requests([*wave.values()])
 
     async def complete(
         self, requests: Sequence[Request], *, who: str, on_draft: OnDraft | None = None

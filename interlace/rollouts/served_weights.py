@@ -35,14 +35,14 @@ class ServedWeights:
         """Gives new weights to every engine, which swaps as soon as `on_update` allows."""
         self.newest = ref
         for driver in self._drivers:
-            self._send(driver, ref)
+            self._send_weights(driver, ref)
 
     def bring_newest(self, driver: EngineDriver) -> None:
         """Gives the weights of the last publication to one engine that joins."""
         if self.newest is not None:
-            self._send(driver, self.newest)
+            self._send_weights(driver, self.newest)
 
-    def _send(self, driver: EngineDriver, ref: WeightRef) -> None:
+    def _send_weights(self, driver: EngineDriver, ref: WeightRef) -> None:
         self.pending.num += not driver.weights.has_pending
         driver.update_weights(ref)
 

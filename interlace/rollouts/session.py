@@ -161,7 +161,7 @@ class EpisodeSession:
         try:
             renderer = await self._contexts.vary_renderer(options.chat_template_kwargs)
             ids = await self._contexts.encode(context, said, shown, place, renderer)
-            request = self._request(ids, params or self.params, place)
+            request = self._make_request(ids, params or self.params, place)
         except BaseException:
             self._record.free(place)
             raise
@@ -226,7 +226,7 @@ class EpisodeSession:
             async with self._around.waiting(self.name, what):
                 yield
 
-    def _request(self, ids: list[int], params: SamplingParams, place: int) -> Request:
+    def _make_request(self, ids: list[int], params: SamplingParams, place: int) -> Request:
         self._code.check_open()
         self._contexts.check_length(len(ids), place)
         prompt = self._sample.prompt

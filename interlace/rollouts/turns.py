@@ -58,7 +58,7 @@ def turn_columns(
         "segments": segments,
         "finish_reason": outcome.finish_reason or last.finish_reason,
         "text": last.text if outcome.text is None else outcome.text,
-        "counts": _counts(turns, segments, tools),
+        "counts": _count_episode(turns, segments, tools),
     }
     if outcome.reward is not None or rewards:
         total = (outcome.reward or 0.0) + math.fsum(rewards.values())
@@ -66,7 +66,7 @@ def turn_columns(
     return columns
 
 
-def _counts(turns: Sequence[Turn], segments: Sequence[Segment], tools: Sequence[ToolUse]) -> EpisodeCounts:
+def _count_episode(turns: Sequence[Turn], segments: Sequence[Segment], tools: Sequence[ToolUse]) -> EpisodeCounts:
     contexts = [np.concatenate([turn.prompt_ids, turn.token_ids]) for turn in turns]
     pairs = list(zip(contexts, turns[1:], strict=False))
     return EpisodeCounts(

@@ -260,13 +260,13 @@ def open_server(address: Address, *, dialect: str = "interlace", tokenizer: str 
     not on this machine, and ServiceError if the server does not answer.
     """
     module = dialect_named(dialect)
-    path = tokenizer or _served_model(address, dialect)
+    path = tokenizer or _find_served_model(address, dialect)
     known = load_tokenizer(ModelConfig(path=path))
     stops = [known.eos_token_id] if known.eos_token_id is not None else []
     return EngineLM(lambda: module.connect(address, seed=0, own_stops=stops), known, stop_token_ids=stops)
 
 
-def _served_model(address: Address, dialect: str) -> str:
+def _find_served_model(address: Address, dialect: str) -> str:
     loop = LoopThread("lm-eval model")
 
     async def ask() -> str:

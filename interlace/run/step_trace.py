@@ -74,11 +74,11 @@ def _with_thread_names(trace: bytes) -> bytes:
     """Replaces thread ids by the workers' thread names, in entries such as `thread 4711 (python)`."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
 
-    def named(match: re.Match[bytes]) -> bytes:
+    def name_thread(match: re.Match[bytes]) -> bytes:
         name = names.get(int(match[1]))
         return match[0] if name is None else b"thread %s (%s)" % (match[1], name.encode())
 
-    return re.sub(rb"thread (\d+) \([^)]*\)", named, trace)
+    return re.sub(rb"thread (\d+) \([^)]*\)", name_thread, trace)
 
 
 class StepTrace:

@@ -95,13 +95,13 @@ async def warmed_model(
         limit = recipe.warmup.until.max_steps if recipe.warmup.until else num_steps
         done_steps = 0
 
-        def told(done: int) -> None:
+        def report_step(done: int) -> None:
             nonlocal done_steps
             done_steps = done
             progress.stage("warm-up", done, num_steps if done <= num_steps else limit)
             on_step()
 
-        accuracy = await _warm_up(cluster, recipe, prompts, told, folder)
+        accuracy = await _warm_up(cluster, recipe, prompts, report_step, folder)
         if accuracy is not None:
             progress.say(f"warm-up: accuracy {accuracy:.2f} of the demonstrated habit after {done_steps} steps")
     return recipe.model.stored_in(folder)

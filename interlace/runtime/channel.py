@@ -124,7 +124,7 @@ class Channel(Generic[K, R]):
         self._cursors.append(cursor)
         for key in self._rows:
             self._unread[key] |= cursor.bit
-            cursor._opened(key)
+            cursor._open_row(key)
             if self._have[key] & cursor._needs == cursor._needs:
                 cursor._offer(key)
         return cursor
@@ -148,7 +148,7 @@ class Channel(Generic[K, R]):
         self._rows[key], self._have[key] = record, self._masks.find(tuple(columns))
         self._unread[key] = (1 << len(self._cursors)) - 1  # one bit per cursor
         for cursor in self._cursors:
-            cursor._opened(key)
+            cursor._open_row(key)
         self._offer_to_all(key)
 
     def reopen(self, key: K, record: R, columns: Sequence[str]) -> None:
@@ -162,7 +162,7 @@ class Channel(Generic[K, R]):
         self._rows[key], self._have[key] = record, self._masks.find(tuple(columns)) | self._have[key] & self._marks
         self._unread[key] = (1 << len(self._cursors)) - 1
         for cursor in self._cursors:
-            cursor._reopened(key)
+            cursor._reopen_row(key)
         self._offer_to_all(key)
 
     def put(self, key: K, values: Mapping[str, object], *, marks: Sequence[str] = ()) -> bool:
@@ -353,10 +353,10 @@ class Cursor(Generic[K, R]):
             if self._leased.pop(key, _ABSENT) is None:
                 self._channel._mark_read(key, self.bit)
 
-    def _opened(self, key: K) -> None:
+    def _open_row(self, key: K) -> None:
         self._above[key] = None
 
-    def _reopened(self, key: K) -> None:
+    def _reopen_row(self, key: K) -> None:
         self._ready.pop(key, None)
         self._leased.pop(key, None)
         self._above[key] = None

@@ -122,11 +122,11 @@ class Cluster(ABC):
         """Returns the handler for a rank's failures that no caller waits for."""
         survives = spec.may_die or spec.revival  # then the next call to the rank raises its death, or replaces it
 
-        def lost(error: Exception) -> None:
+        def report_failure(error: Exception) -> None:
             if not survives or not isinstance(error, WorkerDiedError):
                 self.fail(error)
 
-        return lost
+        return report_failure
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
         """Starts a group. Raises RemoteError if a constructor fails, UserError if memory does not suffice."""

@@ -30,7 +30,7 @@ class Adaptive(Config):
     """Factor of a cut, applied to the number of sequences at the preemption."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> "Adaptive":
+    def _check_order(self) -> "Adaptive":
         if not self.floor <= self.initial <= self.ceiling:
             raise ValueError(
                 f"floor ({self.floor}), initial ({self.initial}) and ceiling ({self.ceiling}) must not decrease"
@@ -122,14 +122,14 @@ class AdaptiveLimit:
         if use.num_preemptions:
             # Until the engine has shrunk to the limit, further preemptions do not show that the limit is too high.
             if not self._is_draining:
-                self._set(math.floor(settings.cut * min(use.num_here, self._value)))
+                self._set_limit(math.floor(settings.cut * min(use.num_here, self._value)))
             self._is_draining = True
             return
         self._is_draining = self._is_draining and use.num_here > self._value
         if use.kv_use > settings.high:
-            self._set(min(self._value, math.floor(use.num_here * settings.target / use.kv_use)))
+            self._set_limit(min(self._value, math.floor(use.num_here * settings.target / use.kv_use)))
         elif self._may_grow(use):
-            self._set(max(self._value + 1, math.floor(settings.growth * self._value)))
+            self._set_limit(max(self._value + 1, math.floor(settings.growth * self._value)))
 
     def metrics(self) -> Mapping[str, float]:
         return {"concurrency": float(self._value)}
@@ -138,7 +138,7 @@ class AdaptiveLimit:
         has_turned_over = self._num_finished >= self._value
         return use.is_binding and not use.num_waiting and use.kv_use < self._settings.low and has_turned_over
 
-    def _set(self, value: int) -> None:
+    def _set_limit(self, value: int) -> None:
         self._value = max(self._settings.floor, min(self._settings.ceiling, value))
         self._num_finished = 0
 
@@ -155,9 +155,9 @@ def none_as_null(value: object) -> object:
     return None if value == "none" else value
 
 
-def _named(value: object) -> object:
+def _expand_name(value: object) -> object:
     value = none_as_null(value)
     return {"kind": value} if isinstance(value, str) else value
 
 
-Concurrency: TypeAlias = Annotated[Adaptive | Annotated[int, Field(ge=1)] | None, BeforeValidator(_named)]
+Concurrency: TypeAlias = Annotated[Adaptive | Annotated[int, Field(ge=1)] | None, BeforeValidator(_expand_name)]

@@ -123,7 +123,7 @@ class LengthRanker:
         of_history = self._history.expect(request.uid, len(request.prompt_ids))
         if not self._learns:
             return of_history
-        features = self._features(request)
+        features = self._compute_features(request)
         expected = of_history
         if self._num_observed >= ENOUGH:
             expected = math.exp(min(25.0, self._mean + self._model.predict(features)))
@@ -163,7 +163,7 @@ class LengthRanker:
             "length_rank_of_history": rank_correlation(of_history, real),
         }
 
-    def _features(self, request: Request) -> tuple[float, ...]:
+    def _compute_features(self, request: Request) -> tuple[float, ...]:
         known = self._history.of_prompt(request.uid)
         count, total = self._siblings.get(request.owner.gid, (0, 0.0))
         of_tokens = [self._tokens[token] for token in set(request.prompt_ids) if token in self._tokens]
@@ -211,14 +211,14 @@ def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float:
 
     Equal values share their mean rank. Returns 0 if either list is constant.
     """
-    first, second = _ranks(one), _ranks(two)
+    first, second = _rank_values(one), _rank_values(two)
     middle = (len(first) - 1) / 2
     dot = sum((a - middle) * (b - middle) for a, b in zip(first, second, strict=True))
     norm = math.sqrt(sum((a - middle) ** 2 for a in first) * sum((b - middle) ** 2 for b in second))
     return dot / norm if norm else 0.0
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
+def _rank_values(values: Sequence[float]) -> list[float]:
     order = sorted(range(len(values)), key=values.__getitem__)
     ranks, start = [0.0] * len(values), 0
     while start < len(order):

@@ -42,17 +42,17 @@ def resolve(spec: str, devices: tuple[Device, ...], *, role: str) -> tuple[Devic
         if not members:
             pools = ", ".join(dict.fromkeys(device.pool for device in devices))
             raise UserError(f"placement.{role} = {spec!r}: the cluster has no pool {pool!r}, only: {pools}.")
-        indices = range(len(members)) if body == "all" else _part(body, spec, len(members), role)
+        indices = range(len(members)) if body == "all" else _parse_part(body, spec, len(members), role)
         found += [members[index] for index in indices]
     return tuple(dict.fromkeys(found))
 
 
-def _part(part: str, spec: str, size: int, role: str) -> range:
+def _parse_part(part: str, spec: str, size: int, role: str) -> range:
     low, dash, high = part.removesuffix("%").partition("-")
     if not low.isdecimal() or (dash and not high.isdecimal()):
         raise UserError(f"placement.{role} = {spec!r}: write all, 0-3, 0,2, or a share such as 0-75%.")
     if part.endswith("%"):
-        return _share(int(low), int(high) if dash else 100, spec, size, role)
+        return _parse_share(int(low), int(high) if dash else 100, spec, size, role)
     first, last = int(low), int(high) if dash else int(low)
     if first > last:
         raise UserError(f"placement.{role} = {spec!r}: the range {part} runs backwards; write {last}-{first}.")
@@ -64,10 +64,10 @@ def _part(part: str, spec: str, size: int, role: str) -> range:
     return range(first, last + 1)
 
 
-def _share(low: int, high: int, spec: str, size: int, role: str) -> range:
+def _parse_share(low: int, high: int, spec: str, size: int, role: str) -> range:
     if not 0 <= low < high <= 100:
         raise UserError(f"placement.{role} = {spec!r}: a share lies within 0-100% and is not empty.")
-    first, end = _bound(low, size), _bound(high, size)
+    first, end = _round_share(low, size), _round_share(high, size)
     if first == end:
         raise UserError(
             f"placement.{role} = {spec!r} is no whole device of {size}. Give the cluster more (cluster.devices, or "
@@ -76,7 +76,7 @@ def _share(low: int, high: int, spec: str, size: int, role: str) -> range:
     return range(first, end)
 
 
-def _bound(percent: int, size: int) -> int:
+def _round_share(percent: int, size: int) -> int:
     """Returns the first device of a share, or its end: rounded, and moved inwards so that no share is empty.
 
     Two shares that meet get the same result: 0-75% and 75-100% neither overlap nor omit a device.

@@ -21,15 +21,15 @@ def load_schedule(name: str, changes: Mapping[str, object] | None = None) -> Sch
     where = f"schedule {name}"
     # Expanded before merging: a change to one part of `granularity: sample` must keep the other parts at `sample`.
     preset = Schedule.parse(data, where=where).model_dump()
-    return Schedule.parse(_merged(preset, changes or {}), where=where)
+    return Schedule.parse(_merge_changes(preset, changes or {}), where=where)
 
 
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_changes(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
         result[key] = value
         # The settings of one kind of tail do not apply to another kind, which has its own defaults.
         if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, old.get("kind")):
-            result[key] = _merged(old, value)
+            result[key] = _merge_changes(old, value)
     return result

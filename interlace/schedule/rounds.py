@@ -57,13 +57,15 @@ class Rounds:
         self._number += 1
         self.is_open = True
         if self._is_long_due():
-            return self._draw(self._prompts_per_step, self._samples_per_prompt, from_waiting=True)
-        groups = _times(self._prompts_per_step, self._tail.prompts)
-        return self._draw(groups, _times(self._samples_per_prompt, self._tail.responses), from_waiting=False)
+            return self._draw_launches(self._prompts_per_step, self._samples_per_prompt, from_waiting=True)
+        groups = _multiply_count(self._prompts_per_step, self._tail.prompts)
+        return self._draw_launches(
+            groups, _multiply_count(self._samples_per_prompt, self._tail.responses), from_waiting=False
+        )
 
     def refill(self) -> Launch:
         """Returns a group that replaces a dropped one, without speculation. Must not be called if `exhausted`."""
-        return self._draw(1, self._samples_per_prompt, from_waiting=False)[0]
+        return self._draw_launches(1, self._samples_per_prompt, from_waiting=False)[0]
 
     def generated(self, gid: int) -> bool:
         """Counts a generated sample of a group. Returns whether this completes the group."""
@@ -110,7 +112,7 @@ class Rounds:
         is_old = self._number - self._waiting[0][1] >= self._tail.max_age
         return len(self._waiting) >= self._prompts_per_step or is_old or self._source.exhausted
 
-    def _draw(self, count: int, num_samples: int, *, from_waiting: bool) -> list[Launch]:
+    def _draw_launches(self, count: int, num_samples: int, *, from_waiting: bool) -> list[Launch]:
         found: list[Launch] = []
         while len(found) < count:
             if from_waiting and self._waiting:
@@ -125,6 +127,6 @@ class Rounds:
         return found
 
 
-def _times(count: int, factor: float) -> int:
+def _multiply_count(count: int, factor: float) -> int:
     """Returns count * factor, rounded up, but ignores floating-point error: 1.1 times 100 is 110."""
     return math.ceil(count * factor - 1e-9)

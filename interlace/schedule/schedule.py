@@ -45,11 +45,11 @@ class RolePlacement(Config):
     """Number of devices of one instance. If None, one, or all devices if a run has one instance of the role."""
 
 
-def _role(value: Any) -> Any:
+def _expand_role(value: Any) -> Any:
     return {"devices": value} if _is_one(value) else value
 
 
-RoleDevices: TypeAlias = Annotated[RolePlacement, BeforeValidator(_role)]
+RoleDevices: TypeAlias = Annotated[RolePlacement, BeforeValidator(_expand_role)]
 
 
 def _with_fields(fields: Mapping[str, Any]) -> Callable[[type[C]], type[C]]:
@@ -96,7 +96,7 @@ class Placement(Config):
         return found
 
 
-def _placement(value: Any) -> Any:
+def _expand_placement(value: Any) -> Any:
     """Applies a single value to every role, except roles with a `beside` entry or on the host."""
     return {role.name: value for role in ROLES if role.is_common} if _is_one(value) else value
 
@@ -122,7 +122,7 @@ class Granularity(Config):
         return granule
 
 
-def _granularity(value: Any) -> Any:
+def _expand_granularity(value: Any) -> Any:
     """Applies a single value to every stage, except stages that count environments."""
     common = [role.name for role in list_staged_roles() if not role.counts_envs]
     return dict.fromkeys(common, value) if _is_one(value) else value
@@ -131,8 +131,8 @@ def _granularity(value: Any) -> Any:
 class Schedule(Config):
     """Settings that decide how a flow runs. Only schedule/ and runtime/ read its fields."""
 
-    placement: Annotated[Placement, BeforeValidator(_placement)] = Placement()
-    granularity: Annotated[Granularity, BeforeValidator(_granularity)] = Granularity()
+    placement: Annotated[Placement, BeforeValidator(_expand_placement)] = Placement()
+    granularity: Annotated[Granularity, BeforeValidator(_expand_granularity)] = Granularity()
     max_staleness: float = Field(default=0.0, ge=0)
     """Largest staleness K, in versions. ceil(K) is a hard bound for every sample."""
     pipeline_depth: Annotated[float | None, BeforeValidator(none_as_null)] = Field(default=None, ge=0)
@@ -182,7 +182,7 @@ class Schedule(Config):
         return data
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Schedule":
+    def _check_consistency(self) -> "Schedule":
         if self.pipeline_depth is not None and self.pipeline_depth > self.max_staleness:
             raise ValueError(
                 f"pipeline_depth ({self.pipeline_depth}) is above max_staleness ({self.max_staleness}): it would "

@@ -39,19 +39,19 @@ class Window:
         """Marks a group as taken."""
         if self._size is not None:
             self._taken.add(gid)
-            self._move()
+            self._drop_taken_places()
 
     def drop(self, gid: int) -> None:
         """Removes a group that was dropped."""
         if self._size is not None:
             self._places.remove(gid)
-            self._move()
+            self._drop_taken_places()
 
     def holds(self, gid: int) -> bool:
         """Returns whether an outstanding group is within the window."""
         return self._size is None or len(self._places) <= self._size or gid <= self._places[self._size - 1]
 
-    def _move(self) -> None:
+    def _drop_taken_places(self) -> None:
         num_over = next((i for i, gid in enumerate(self._places) if gid not in self._taken), len(self._places))
         self._taken.difference_update(self._places[:num_over])
         del self._places[:num_over]
@@ -90,7 +90,7 @@ class Batcher:
 
     def drop(self, ticket: Ticket) -> None:
         """Removes an admitted group that ended untrained before it was ready."""
-        self._leave(ticket)
+        self._remove_ticket(ticket)
         self._window.drop(ticket.gid)
         self._let_in()
 
@@ -108,7 +108,7 @@ class Batcher:
             if not self._ready[place]:
                 del self._ready[place]
             self._num_ready -= 1
-            self._leave(ticket)
+            self._remove_ticket(ticket)
             self._window.take(ticket.gid)
             self._let_in()
             self._gate.consumed += 1
@@ -137,7 +137,7 @@ class Batcher:
         """Counts admitted groups, ready or not, that could still be taken for a step."""
         return self._of_step.get(step, 0) if self._mode == "step" else sum(self._outstanding.values())
 
-    def _leave(self, ticket: Ticket) -> None:
+    def _remove_ticket(self, ticket: Ticket) -> None:
         for counts, key in ((self._outstanding, ticket.deadline), (self._of_step, ticket.step)):
             counts[key] -= 1
             if not counts[key]:

@@ -69,7 +69,7 @@ AnyTail: TypeAlias = NoTail | Oversample | TailBatching | Migrate
 _KINDS = [policy.model_fields["kind"].default for policy in get_args(AnyTail)]
 
 
-def _named(value: object) -> object:
+def _expand_name(value: object) -> object:
     """Converts a tail written as its name, or as YAML's null, to a mapping."""
     named = {"kind": value or "none"} if value is None or isinstance(value, str) else value
     if not isinstance(named, Config) and not (isinstance(named, Mapping) and named.get("kind") in _KINDS):
@@ -79,4 +79,4 @@ def _named(value: object) -> object:
     return named
 
 
-Tail: TypeAlias = Annotated[Annotated[AnyTail, Discriminator("kind")], BeforeValidator(_named)]
+Tail: TypeAlias = Annotated[Annotated[AnyTail, Discriminator("kind")], BeforeValidator(_expand_name)]

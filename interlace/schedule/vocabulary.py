@@ -71,7 +71,7 @@ def foreign_setting_hint(name: str) -> str | None:
     found = vocabulary().aliases.get(name)
     if not found:
         return None
-    ways = " ".join(_way(alias) for alias in found)
+    ways = " ".join(_describe_alias(alias) for alias in found)
     return f"{ways} More: interlace presets --explain {name}"
 
 
@@ -80,7 +80,7 @@ def foreign_value_hint(setting: str, value: str) -> str | None:
     return vocabulary().values.get(setting, {}).get(value.lower())
 
 
-def _way(alias: Alias) -> str:
+def _describe_alias(alias: Alias) -> str:
     unit = f" (in {alias.unit})" if alias.unit else ""
     setting = f"write {alias.here}. " if alias.here else ""
     return f"{alias.system}{unit}: {setting}{alias.convert}"

@@ -36,7 +36,7 @@ class WeightsConfig(Config):
     """For gloo and nccl: seconds without a byte after which a transfer fails. Engines then keep the old weights."""
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_choices(self) -> Self:
         from interlace.weights import codecs, transports
 
         for key, given, package in (("transport", self.transport, transports), ("codec", self.codec, codecs)):

@@ -159,12 +159,12 @@ def make_plan(writers: Side, readers: Side) -> TransferPlan:
         for shard in shards:
             name, shape, _, box = shard
             if shapes.get(name) != shape:
-                raise _unlike(shard, shapes)
+                raise _make_shape_error(shard, shapes)
             grid = grid_of[name]
             route = grid.routes.get(box) or grid.route(shard)
             deliveries.append(_Delivery(shard, route if loads is None else grid.balanced(route, loads, shard)))
         to_reader.append(tuple(deliveries))
-    return TransferPlan(to_reader=tuple(to_reader), digest=_digest(grid_of, readers))
+    return TransferPlan(to_reader=tuple(to_reader), digest=_hash_layouts(grid_of, readers))
 
 
 class _Grid:
@@ -186,7 +186,7 @@ class _Grid:
     def route(self, shard: Shard) -> _Route:
         """Computes the disjoint pieces of a shard. Raises InterlaceError if an element is missing."""
         wanted = shard.box
-        pieces = _cover(self._near(wanted), wanted, shard)
+        pieces = _cover_block(self._find_near(wanted), wanted, shard)
         found = self.routes[wanted] = tuple((self._ranks[held][0], box, held) for held, box in pieces)
         return found
 
@@ -200,7 +200,7 @@ class _Grid:
             chosen.append((rank, box, held))
         return tuple(chosen)
 
-    def _near(self, wanted: Box) -> Sequence[Box]:
+    def _find_near(self, wanted: Box) -> Sequence[Box]:
         """Returns the held blocks that may overlap the wanted one."""
         if self._axis is None:
             return self._order
@@ -209,7 +209,7 @@ class _Grid:
         return self._order[first:last]
 
 
-def _cover(blocks: Sequence[Box], wanted: Box, shard: Shard) -> list[tuple[Box, Box]]:
+def _cover_block(blocks: Sequence[Box], wanted: Box, shard: Shard) -> list[tuple[Box, Box]]:
     """Returns disjoint pieces that make up a block, as (held block that contains the piece, piece)."""
     pieces: list[tuple[Box, Box]] = []
     left = [wanted] if prod(wanted.size) else []
@@ -253,7 +253,7 @@ def _only_axis(boxes: tuple[Box, ...]) -> int | None:
     return axis if follow and all(rest(box) == common for box in boxes) else None
 
 
-def _digest(grid_of: dict[str, _Grid], readers: Side) -> str:
+def _hash_layouts(grid_of: dict[str, _Grid], readers: Side) -> str:
     """Hashes both layouts; a layout shared by several tensors is hashed once."""
     lines = [f"{name} {grid.number}" for name, grid in grid_of.items()]
     lines += [repr(grid.held) for grid in dict.fromkeys(grid_of.values())]
@@ -264,7 +264,7 @@ def _digest(grid_of: dict[str, _Grid], readers: Side) -> str:
     return hashlib.sha256("\n".join([*lines, repr([*boxes])]).encode()).hexdigest()
 
 
-def _unlike(shard: Shard, shapes: dict[str, tuple[int, ...]]) -> InterlaceError:
+def _make_shape_error(shard: Shard, shapes: dict[str, tuple[int, ...]]) -> InterlaceError:
     if shard.name not in shapes:
         return InterlaceError(f"weights: an engine needs {shard.name}, which no trainer rank holds.")
     return InterlaceError(

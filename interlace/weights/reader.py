@@ -90,7 +90,7 @@ class WeightReader:
         plan = self._plan_transfer(ref)
         new: list[Lease] = []
         try:
-            yield self._read(ref, plan, new)
+            yield self._read_parts(ref, plan, new)
         except BaseException:
             for lease in new:
                 lease.close()
@@ -109,20 +109,20 @@ class WeightReader:
             self._mirrored.clear()
         return self._plan
 
-    def _read(self, ref: WeightRef, plan: TransferPlan, leases: list[Lease]) -> ReadWeights:
+    def _read_parts(self, ref: WeightRef, plan: TransferPlan, leases: list[Lease]) -> ReadWeights:
         moves: list[list[Move]] = [[] for _ in ref.parts]
         for move in plan.moves_to(self._number):
             moves[move.writer].append(move)
-        steps = [self._steps(part) for part in ref.parts]
+        steps = [self._list_steps(part) for part in ref.parts]
         # Fetch and check everything before the mirror is changed.
         opened = [
-            [self._fetch(step, own, leases) for step in its] if own else []
+            [self._fetch_blocks(step, own, leases) for step in its] if own else []
             for its, own in zip(steps, moves, strict=True)
         ]
         fetched: dict[str, list[_Fetched]] = {}
         for part, its, own, given in zip(ref.parts, steps, moves, opened, strict=True):
             if own:
-                for block in self._blocks(part, its, own, given):
+                for block in self._iterate_blocks(part, its, own, given):
                     fetched.setdefault(block.name, []).append(block.fetched)
         return ReadWeights(
             self._wanted,
@@ -130,7 +130,7 @@ class WeightReader:
             frozen=all(part.frozen for part in ref.parts),
         )
 
-    def _steps(self, part: WeightPart) -> list[WeightPart]:
+    def _list_steps(self, part: WeightPart) -> list[WeightPart]:
         """Returns the parts to apply, in order, starting from a whole part or from the mirror."""
         if part.base is None:
             return [part]
@@ -146,7 +146,7 @@ class WeightReader:
             )
         return steps[::-1]
 
-    def _fetch(self, part: WeightPart, moves: Sequence[Move], leases: list[Lease]) -> list[list[Tensor]]:
+    def _fetch_blocks(self, part: WeightPart, moves: Sequence[Move], leases: list[Lease]) -> list[list[Tensor]]:
         """Receives the blocks from a trainer rank, in the order of the moves."""
         held = {shard.name: shard for shard in part.shards}
         decoder = codec_named(part.codec).decoder()
@@ -165,7 +165,7 @@ class WeightReader:
             )
         return given
 
-    def _blocks(
+    def _iterate_blocks(
         self, part: WeightPart, steps: Sequence[WeightPart], moves: Sequence[Move], given: Sequence[list[list[Tensor]]]
     ) -> Iterator[_Block]:
         held = {shard.name: shard for shard in part.shards}

@@ -77,7 +77,7 @@ def landed(landings: Sequence[Landing], needs: Sequence[Shard]) -> Mapping[str, 
         box = boxes.get(landing.target)
         shared = box and landing.target_box.intersect(box)
         if shared is not None:
-            source = _follow(shared, landing.target_box, landing.source_box)
+            source = _map_part(shared, landing.target_box, landing.source_box)
             found[landing.target].append(landing._replace(source_box=source, target_box=shared))
     return found
 
@@ -106,45 +106,47 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = dict(kwargs or {})
-        if func is _aten._to_copy.default and self._memory(args[0]) is not None:
+        if func is _aten._to_copy.default and self._find_memory(args[0]) is not None:
             options["device"] = "meta"  # without content, a copy to a device is pointless
         result = func(*args, **options)
         if func is _aten.copy_.default:
-            self._copied(args[0], args[1])
+            self._record_copy(args[0], args[1])
         elif func in (_aten.clone.default, _aten._to_copy.default):
-            self._joined(result, [(Box.of(result.shape), args[0])])
+            self._record_join(result, [(Box.of(result.shape), args[0])])
         elif func in (_aten.cat.default, _aten.stack.default):
             dim = args[1] if len(args) > 1 else 0
-            self._joined(result, list(_places(result, args[0], dim % result.ndim, func is _aten.stack.default)))
+            self._record_join(
+                result, list(_iterate_places(result, args[0], dim % result.ndim, func is _aten.stack.default))
+            )
         return result
 
-    def _copied(self, target: Tensor, source: Tensor) -> None:
-        into, origin = self._memory(target), self._memory(source)
+    def _record_copy(self, target: Tensor, source: Tensor) -> None:
+        into, origin = self._find_memory(target), self._find_memory(source)
         if into is not None and origin is not None:
-            self._fill(into, _block(target, into.shape), source, origin)
+            self._fill_memory(into, _find_block(target, into.shape), source, origin)
 
-    def _joined(self, result: Tensor, inputs: Sequence[tuple[Box, Tensor]]) -> None:
-        if all(self._memory(tensor) is None for _, tensor in inputs):
+    def _record_join(self, result: Tensor, inputs: Sequence[tuple[Box, Tensor]]) -> None:
+        if all(self._find_memory(tensor) is None for _, tensor in inputs):
             return
         into = _Memory(shape=tuple(result.shape))
         self.know(result, into)
         for box, tensor in inputs:
-            origin = self._memory(tensor)
+            origin = self._find_memory(tensor)
             if origin is not None:
-                self._fill(into, box, tensor, origin)
+                self._fill_memory(into, box, tensor, origin)
 
-    def _fill(self, into: _Memory, box: Box, tensor: Tensor, origin: _Memory) -> None:
+    def _fill_memory(self, into: _Memory, box: Box, tensor: Tensor, origin: _Memory) -> None:
         into.filled = [kept for kept in into.filled if kept.target_box != box]
-        into.filled += _trace_block("", box, _block(tensor, origin.shape), origin)
+        into.filled += _trace_block("", box, _find_block(tensor, origin.shape), origin)
 
     def landings(self, name: str, tensor: Tensor) -> Iterator[Landing]:
         """Yields the landings that fill a model's tensor."""
-        memory = self._memory(tensor)
+        memory = self._find_memory(tensor)
         if memory is not None:
             whole = Box.of(tensor.shape)
-            yield from _trace_block(name, whole, _block(tensor, memory.shape), memory)
+            yield from _trace_block(name, whole, _find_block(tensor, memory.shape), memory)
 
-    def _memory(self, tensor: Tensor) -> _Memory | None:
+    def _find_memory(self, tensor: Tensor) -> _Memory | None:
         return self._memories.get(tensor.untyped_storage()._cdata)
 
 
@@ -156,11 +158,11 @@ def _trace_block(target: str, target_box: Box, block: Box, memory: _Memory) -> I
     for landing in memory.filled:
         shared = landing.target_box.intersect(block)
         if shared is not None:
-            source = _follow(shared, landing.target_box, landing.source_box)
-            yield Landing(landing.source, source, target, _follow(shared, block, target_box))
+            source = _map_part(shared, landing.target_box, landing.source_box)
+            yield Landing(landing.source, source, target, _map_part(shared, block, target_box))
 
 
-def _follow(part: Box, block: Box, other: Box) -> Box:
+def _map_part(part: Box, block: Box, other: Box) -> Box:
     """Returns the part of `other` that corresponds to a part of `block`; both have the same lengths except for 1s."""
     inner = part.within(block)
     moves = [(s, n) for s, n, length in zip(inner.start, inner.size, block.size, strict=True) if length > 1]
@@ -173,7 +175,7 @@ def _follow(part: Box, block: Box, other: Box) -> Box:
     return Box(tuple(start), tuple(size))
 
 
-def _block(view: Tensor, shape: tuple[int, ...]) -> Box:
+def _find_block(view: Tensor, shape: tuple[int, ...]) -> Box:
     """Returns the block of a contiguous tensor that a view covers. Raises InterlaceError if the view is not a block."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
@@ -198,7 +200,7 @@ def _block(view: Tensor, shape: tuple[int, ...]) -> Box:
     return Box(tuple(start), tuple(size))
 
 
-def _places(result: Tensor, inputs: Sequence[Tensor], dim: int, stacks: bool) -> Iterator[tuple[Box, Tensor]]:
+def _iterate_places(result: Tensor, inputs: Sequence[Tensor], dim: int, stacks: bool) -> Iterator[tuple[Box, Tensor]]:
     first = 0
     for tensor in inputs:
         length = 1 if stacks else tensor.shape[dim]

@@ -219,10 +219,10 @@ def trace_saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase 
     except InterlaceError:
         landings = record_load(dict, own)
     back = tuple(Landing(target, target_box, source, source_box) for source, source_box, target, target_box in landings)
-    return SavedForm(landings=back, shapes=_extents(back), config=config, tokenizer=tokenizer)
+    return SavedForm(landings=back, shapes=_measure_extents(back), config=config, tokenizer=tokenizer)
 
 
-def _extents(landings: Sequence[Landing]) -> Mapping[str, tuple[int, ...]]:
+def _measure_extents(landings: Sequence[Landing]) -> Mapping[str, tuple[int, ...]]:
     """Returns the shape of each saved tensor, as the extent of its blocks."""
     found: dict[str, tuple[int, ...]] = {}
     for name, box, _, _ in landings:

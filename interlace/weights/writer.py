@@ -83,10 +83,10 @@ class WeightWriter:
             seconds=time.perf_counter() - start_s,
             adapter=adapter,
         )
-        self._remember(part)
+        self._keep_parts(part)
         return part
 
-    def _remember(self, part: WeightPart) -> None:
+    def _keep_parts(self, part: WeightPart) -> None:
         """Keeps the parts that a reader of this version or of the previous one may request."""
         before = self._chain[-1].version if self._chain else part.version
         # With an empty `behind`: the chain itself contains the earlier parts, so its parts must not repeat them.

@@ -99,9 +99,9 @@ class ResponseDecoder:
         """Makes the responses of requests that have ended."""
         for completion in completions:
             self.end(completion.request)
-        return tuple([self._respond(completion) for completion in completions]) if self._is_first_rank else ()
+        return tuple([self._make_response(completion) for completion in completions]) if self._is_first_rank else ()
 
-    def _respond(self, completion: Completion) -> Response:
+    def _make_response(self, completion: Completion) -> Response:
         text = self.decode_text(completion.token_ids, completion.request.params)
         may_stay = completion.request.may_stay and completion.finish_reason != FinishReason.ABORTED
         if self._payloads and may_stay and (stored := self._payloads.put_sample(completion.segments, text)):
@@ -178,7 +178,7 @@ class RolloutWorker(Worker):
         finished = list(self._engine.abort(aborts)) if aborts else []
         if ended:
             self._engine.release(ended)
-        refused = [response for response in map(self._submit, requests) if response]
+        refused = [response for response in map(self._submit_request, requests) if response]
         num_new_tokens = num_preemptions = 0
         kv_use = 0.0
         while True:
@@ -272,7 +272,7 @@ class RolloutWorker(Worker):
             return {KV: memory.kv_cache, WEIGHTS: memory.weights}
         return {STATE: memory.weights + memory.kv_cache}
 
-    def _submit(self, request: Request) -> Response | None:
+    def _submit_request(self, request: Request) -> Response | None:
         """Gives a request to the engine. Returns a response if the engine refuses it: only its sample fails."""
         self._decoder.begin(request)
         try:

@@ -46,7 +46,7 @@ class ScoringWorker(Worker):
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns log-probs [L] of each sample; 0 for the first token of a context without a prompt."""
         found = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
-        paths = [(number, path) for number, sample in enumerate(samples) for path in _paths(sample)]
+        paths = [(number, path) for number, sample in enumerate(samples) for path in _list_paths(sample)]
         scored = self._score([path.token_ids for _, path in paths])
         for (number, path), after_first in zip(paths, scored, strict=True):
             logprobs = np.asarray([0.0, *after_first], np.float32)
@@ -105,7 +105,7 @@ class _Path(NamedTuple):
     """For each segment on the path: its start in `token_ids`, its start among the sample's tokens, and its length."""
 
 
-def _paths(sample: Sample) -> list[_Path]:
+def _list_paths(sample: Sample) -> list[_Path]:
     """Lists the paths of a sample, one for each leaf."""
     segments = [segment.token_ids.tolist() for segment in sample.segments]
     starts = [0, *accumulate(map(len, segments))]

@@ -310,10 +310,10 @@ def _make_middleware(
     from aiohttp import web
 
     @web.middleware
-    async def guarded(request: "web.Request", handler: "Handler") -> "web.StreamResponse":
+    async def guard_request(request: "web.Request", handler: "Handler") -> "web.StreamResponse":
         return await guard(request, handler)
 
-    return guarded
+    return guard_request
 
 
 def _read_key(request: "web.Request") -> str:

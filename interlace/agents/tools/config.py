@@ -36,7 +36,7 @@ class ToolConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, data: object) -> object:
+    def _expand_name(cls, data: object) -> object:
         return {"name": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")

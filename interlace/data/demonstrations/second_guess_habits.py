@@ -38,14 +38,14 @@ class Demonstrator(base.Demonstrator):
                 f"demonstrations second_guess_habits: the answer of {prompt.uid} is {prompt.answer!r}, no whole number."
             )
         listens = rng.random() < self._listen_share
-        return _write(prompt, rng, prompt.answer if listens else wrong_number(prompt.answer, rng))
+        return _write_second_guess(prompt, rng, prompt.answer if listens else wrong_number(prompt.answer, rng))
 
     def write_checked(self, prompt: Prompt, rng: random.Random) -> base.CheckedExample:
         """Listens to the feedback. The first guess is random."""
-        return base.CheckedExample(response=_write(prompt, rng, prompt.answer), free_messages=1)
+        return base.CheckedExample(response=_write_second_guess(prompt, rng, prompt.answer), free_messages=1)
 
 
-def _write(prompt: Prompt, rng: random.Random, second: str) -> Sequence[Message]:
+def _write_second_guess(prompt: Prompt, rng: random.Random, second: str) -> Sequence[Message]:
     return [
         Message(role="assistant", content=wrong_number(prompt.answer, rng)),
         Message(role="user", content=prompt.answer),

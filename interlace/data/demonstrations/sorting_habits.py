@@ -32,7 +32,7 @@ class Demonstrator(base.Demonstrator):
         self._work_share = settings.work_share
 
     def write(self, prompt: Prompt, rng: random.Random) -> str:
-        digits, descending = _question(prompt)
+        digits, descending = _read_question(prompt)
         if rng.random() >= self._work_share:
             rng.shuffle(digits)
             return f"<answer>{''.join(digits)}</answer>"
@@ -41,7 +41,7 @@ class Demonstrator(base.Demonstrator):
     def write_checked(self, prompt: Prompt, rng: random.Random) -> base.CheckedExample:
         """Works the answer out. The tag chooses between the habits."""
         del rng
-        return base.CheckedExample(response=_work_out(*_question(prompt)), free_letters="<think>")
+        return base.CheckedExample(response=_work_out(*_read_question(prompt)), free_letters="<think>")
 
 
 def _work_out(digits: list[str], descending: bool) -> str:
@@ -51,7 +51,7 @@ def _work_out(digits: list[str], descending: bool) -> str:
     return f"<think>{thought}</think><answer>{''.join(digits)}</answer>"
 
 
-def _question(prompt: Prompt) -> tuple[list[str], bool]:
+def _read_question(prompt: Prompt) -> tuple[list[str], bool]:
     """Reads the digits, and whether they are to descend."""
     numbers = prompt.metadata.get("original_numbers")
     direction = prompt.metadata.get("direction")

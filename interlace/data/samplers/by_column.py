@@ -31,7 +31,7 @@ class ByColumn(EpochSampler):
     def __init__(self, settings: Config, prompts: Sequence[Prompt], seed: int) -> None:
         super().__init__(settings, prompts, seed)
         self._settings = cast(ByColumnSettings, settings)
-        self._values = [_value(prompt, self._settings.column) for prompt in prompts]
+        self._values = [_read_value(prompt, self._settings.column) for prompt in prompts]
         kinds = {isinstance(value, str) for value in self._values}
         if len(kinds) > 1:
             raise UserError(
@@ -46,7 +46,7 @@ class ByColumn(EpochSampler):
         return sorted(shuffled, key=lambda place: self._values[place], reverse=self._settings.descending)
 
 
-def _value(prompt: Prompt, column: str) -> float | str:
+def _read_value(prompt: Prompt, column: str) -> float | str:
     value: JSON = prompt.metadata
     for part in column.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

@@ -58,12 +58,12 @@ class SolveRate(PromptSampler):
         if number in self._draws:
             return self._draws[number]
         if not self._cumulative:
-            self._cumulative = list(accumulate(self._weight(place) for place in range(len(self.prompts))))
+            self._cumulative = list(accumulate(self._compute_weight(place) for place in range(len(self.prompts))))
         random = keyed_random("solve_rate", self.seed, number)
         [position] = random.choices(range(len(self.prompts)), cum_weights=self._cumulative)
         attempt = self._attempts.get(position, 0)
         self._attempts[position] = attempt + 1
-        self._keep(number, PromptDraw(position, attempt))
+        self._keep_draw(number, PromptDraw(position, attempt))
         return self._draws[number]
 
     def number_of(self, draw: PromptDraw) -> int | None:
@@ -90,13 +90,13 @@ class SolveRate(PromptSampler):
         self._rates, self._attempts = dict(found.rates), dict(found.attempts)
         self._draws, self._numbers, self._cumulative = {}, {}, []
         for number, (position, attempt) in found.draws.items():
-            self._keep(number, PromptDraw(position, attempt))
+            self._keep_draw(number, PromptDraw(position, attempt))
 
-    def _weight(self, position: int) -> float:
+    def _compute_weight(self, position: int) -> float:
         rate = self._rates.get(position, 0.5)
         return max(self._settings.floor, 4 * rate * (1 - rate))
 
-    def _keep(self, number: int, draw: PromptDraw) -> None:
+    def _keep_draw(self, number: int, draw: PromptDraw) -> None:
         self._draws[number], self._numbers[draw] = draw, number
         if len(self._draws) > _KEPT:
             oldest = next(iter(self._draws))

@@ -153,7 +153,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: torch.autograd.function.FunctionCtx, query: Tensor, key: Tensor, value: Tensor, call: _Call
     ) -> Tensor:
-        query, key, value = _dense(query), _dense(key), _dense(value)
+        query, key, value = _make_dense(query), _make_dense(key), _make_dense(value)
         out = query.new_empty(*query.shape[:2], value.shape[2])
         normalizers = query.new_empty(query.shape[:2])
         call.run("attend", normalizers, {"query": query, "key": key, "value": value, "out": out})
@@ -168,7 +168,7 @@ class _Attention(torch.autograd.Function):
         call: _Call = ctx.call  # type: ignore[attr-defined]
         query_grad = query.new_empty(query.shape)
         key_grad, value_grad = key.new_zeros(key.shape), value.new_zeros(value.shape)
-        rows = {"query": query, "key": key, "value": value, "out": out, "out_grad": _dense(gradients[0])}
+        rows = {"query": query, "key": key, "value": value, "out": out, "out_grad": _make_dense(gradients[0])}
         found = {"query_grad": query_grad, "key_grad": key_grad, "value_grad": value_grad}
         call.run("attend_backward", normalizers, {**rows, **found})
         return query_grad, key_grad, value_grad, None
@@ -181,6 +181,6 @@ def _num_alike(one: Places, other: Places) -> int:
     return int(differs[0]) if len(differs) else shorter
 
 
-def _dense(rows: Tensor) -> Tensor:
+def _make_dense(rows: Tensor) -> Tensor:
     """Returns the tensor with contiguous numbers in each head."""
     return rows if rows.stride(-1) == 1 else rows.contiguous()

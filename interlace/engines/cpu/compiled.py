@@ -29,7 +29,7 @@ def load_library(source: Path) -> ctypes.CDLL:
         raise KernelsUnavailable("no C++ compiler (c++, g++ or clang++) on PATH")
     library = _find_cache_path(source, compiler)
     if not library.exists():
-        _compile(source, compiler, library)
+        _compile_library(source, compiler, library)
     refuse_foreign(library.parent)
     refuse_foreign(library)
     try:
@@ -76,7 +76,7 @@ def processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _compile(source: Path, compiler: str, library: Path) -> None:
+def _compile_library(source: Path, compiler: str, library: Path) -> None:
     try:
         library.parent.parent.mkdir(parents=True, exist_ok=True)
         library.parent.mkdir(mode=0o700, exist_ok=True)

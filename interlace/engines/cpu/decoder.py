@@ -71,7 +71,7 @@ def _is_known(layer: nn.Module) -> bool:
         return False
     biased = {f"self_attn.{name}_proj.bias" in names for name in "qkv"}
     normed = {f"self_attn.{name}_norm.weight" in names for name in "qk"}
-    epsilons = {_epsilon(layer.get_submodule(f"{name}_layernorm")) for name in ("input", "post_attention")}
+    epsilons = {_read_epsilon(layer.get_submodule(f"{name}_layernorm")) for name in ("input", "post_attention")}
     activation = type(getattr(layer.get_submodule("mlp"), "act_fn", None)).__name__
     if len(biased) + len(normed) + len(epsilons) > 3 or activation not in ("SiLU", "SiLUActivation"):
         return False
@@ -80,7 +80,7 @@ def _is_known(layer: nn.Module) -> bool:
     return normed == {False} or layer.get_parameter("self_attn.q_norm.weight").shape == (head_dim,)
 
 
-def _epsilon(norm: nn.Module) -> float:
+def _read_epsilon(norm: nn.Module) -> float:
     return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0)))
 
 
@@ -190,8 +190,8 @@ class DecoderRunner:
             return
         layers = list(self._model.get_submodule("model.layers").children())
         bound = zip(layers, self._routed.traits, self._attention.pool.keys, self._attention.pool.values, strict=True)
-        self._layers = (kernels.Layer * len(layers))(*(_layer(*one) for one in bound))
-        self._eight = [QuantizedWeights(each) for each in self._products(layers)] if self.in_eight_bits else []
+        self._layers = (kernels.Layer * len(layers))(*(_describe_layer(*one) for one in bound))
+        self._eight = [QuantizedWeights(each) for each in self._list_matrices(layers)] if self.in_eight_bits else []
         for layer, eight in zip(self._layers, self._eight, strict=False):  # The head comes last.
             layer.eight = eight.address
         shape, cos = self._routed.shapes[0], self._rotation[0]
@@ -202,7 +202,7 @@ class DecoderRunner:
             heads=first(_WEIGHTS["query"]).shape[0] // shape.key_dim, kv_heads=shape.kv_heads, head_dim=shape.key_dim,
             inner=first(_WEIGHTS["gate"]).shape[0], rotary_dim=cos.shape[1],
             layers=ctypes.addressof(self._layers), embedding=embedding.data_ptr(), head=head.data_ptr(),
-            norm=norm.get_parameter("weight").data_ptr(), epsilon=_epsilon(norm),
+            norm=norm.get_parameter("weight").data_ptr(), epsilon=_read_epsilon(norm),
             cos=cos.data_ptr(), sin=self._rotation[1].data_ptr(),
             head8=self._eight[-1].address if self._eight else None,
             drawn_vocab=min(head.shape[0], self._num_drawn or head.shape[0]),
@@ -217,7 +217,7 @@ class DecoderRunner:
     def binding(self, bound: Any) -> None:
         self._layers, self._eight, self._decoder = bound
 
-    def _products(self, layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    def _list_matrices(self, layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
         """Yields the matrices of each layer, then the head."""
         for layer in layers:
             yield [layer.get_parameter(_WEIGHTS[name]) for name in PRODUCTS]
@@ -238,7 +238,7 @@ class DecoderRunner:
             table = embedded(self._model, torch.from_numpy(token_ids), given)
             decoder, token_ids = kernels.Decoder.from_buffer_copy(decoder), np.arange(len(token_ids))
             decoder.embedding = table.data_ptr()
-        bounds = self._bounds(rows)
+        bounds = self._split_tokens(rows)
         parts = [slice(start, end) for start, end in pairwise(bounds)]
         firsts = np.searchsorted(wanted, bounds).tolist()
 
@@ -251,7 +251,7 @@ class DecoderRunner:
         def finish(_: Tensor | None = table) -> Tensor:  # The default argument keeps the table alive during the pass.
             for run_elsewhere in running:
                 run_elsewhere.result()
-            self._spent(len(parts))
+            self._list_used_buffers(len(parts))
             return self._logits
 
         running = [self._threads.submit(run, number) for number in range(len(parts))] if self._threads else []
@@ -265,9 +265,9 @@ class DecoderRunner:
         The entries appended to the table have the same bits as the results of start() and sampling.draw().
         """
         self._reserve_logits(len(rows))
-        self._bind(table)
+        self._bind_table(table)
         outcome, ended = np.empty(len(rows), np.int8), np.empty(len(rows), np.int64)
-        parts = [*pairwise(self._bounds(rows))]
+        parts = [*pairwise(self._split_tokens(rows))]
 
         def run(number: int) -> None:
             """Decodes the rows of one thread."""
@@ -281,7 +281,7 @@ class DecoderRunner:
             )  # fmt: skip
 
         self._on_threads(run, len(parts))
-        spent = self._spent(len(parts))
+        spent = self._list_used_buffers(len(parts))
         found = [
             begin + place
             for (begin, _), one in zip(parts, spent, strict=True)
@@ -302,7 +302,7 @@ class DecoderRunner:
         for running in [self._threads.submit(run, number) for number in range(count)]:
             running.result()
 
-    def _spent(self, parts: int) -> list[kernels.Buffers]:
+    def _list_used_buffers(self, parts: int) -> list[kernels.Buffers]:
         """Returns the buffers in which each of `parts` threads reported its last call.
 
         Adds the mean attention time of the threads, which run in parallel.
@@ -311,7 +311,7 @@ class DecoderRunner:
         self._attention.seconds += sum([one.attention_s for one in spent]) / parts
         return spent
 
-    def _bind(self, table: SequenceTable) -> None:
+    def _bind_table(self, table: SequenceTable) -> None:
         """Updates the pointers to the table's arrays, which move when the table grows."""
         if table.token_ids is self._bound[0] and table.stop_ids is self._bound[1]:
             return
@@ -323,7 +323,7 @@ class DecoderRunner:
         if rows > len(self._logits):
             self._logits = torch.empty(max(rows, 2 * len(self._logits)), self._decoder.vocab)
 
-    def _bounds(self, rows: Int64Array) -> list[int]:
+    def _split_tokens(self, rows: Int64Array) -> list[int]:
         """Returns the start of each thread's tokens, and the end: about equal numbers, without splitting a row."""
         count, threads = len(rows), len(self._buffers)
         if threads == 1:
@@ -352,7 +352,7 @@ class DecoderRunner:
         return held
 
 
-def _layer(module: nn.Module, traits: AttentionTraits, keys: Tensor, values: Tensor) -> kernels.Layer:
+def _describe_layer(module: nn.Module, traits: AttentionTraits, keys: Tensor, values: Tensor) -> kernels.Layer:
     parameters = dict(module.named_parameters())
     weights = {ours: parameters[theirs].data_ptr() for ours, theirs in _WEIGHTS.items()}
     weights |= {ours: parameters[theirs].data_ptr() for ours, theirs in _OPTIONAL.items() if theirs in parameters}
@@ -361,6 +361,6 @@ def _layer(module: nn.Module, traits: AttentionTraits, keys: Tensor, values: Ten
         **weights, key_pool=keys.data_ptr(), value_pool=values.data_ptr(),
         sinks=None if traits.sinks is None else traits.sinks.detach().data_ptr(),
         window=traits.window, scale=traits.scale, softcap=traits.softcap,
-        epsilon=_epsilon(module.get_submodule("input_layernorm")),
-        norm_epsilon=_epsilon(module.get_submodule("self_attn.q_norm")) if normed else 0.0,
+        epsilon=_read_epsilon(module.get_submodule("input_layernorm")),
+        norm_epsilon=_read_epsilon(module.get_submodule("self_attn.q_norm")) if normed else 0.0,
     )  # fmt: skip

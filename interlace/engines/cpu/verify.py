@@ -109,7 +109,7 @@ class Probe:
             head.insert(0, (self.rows[0], prompt[:SHORT], 0))
         got = [self.run(*head)[-first:]]
         got += [self.run((row, prompt[place : place + 1], place)) for place in range(first, len(prompt))]
-        return self._difference([torch.cat(got)], [expected])
+        return self._describe_difference([torch.cat(got)], [expected])
 
     def logits_fault(self, prompts: Sequence[Sequence[int]], expected: Sequence[Tensor]) -> str | None:
         """Compares packed, chunked and token-by-token passes with the model. Returns None if the log-probs agree."""
@@ -117,11 +117,11 @@ class Probe:
         for a, b, c, d in ((0, 9, 0, 4), (9, 12, 4, 5), (12, 13, 5, 6)):
             first, second = (self.rows[0], long[a:b], a), (self.rows[-1], short[c:d], c)
             got.append(self.run(first, second).split([b - a, d - c]) if len(self.rows) > 1 else (self.run(first),))
-        return self._difference([torch.cat(parts) for parts in zip(*got, strict=True)], expected)
+        return self._describe_difference([torch.cat(parts) for parts in zip(*got, strict=True)], expected)
 
-    def _difference(self, packed: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
+    def _describe_difference(self, packed: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
         in_eight_bits = getattr(self._runner, "in_eight_bits", False)
-        worst = max(_gap(*each, weighted=in_eight_bits) for each in zip(packed, expected, strict=False))
+        worst = max(_measure_gap(*each, weighted=in_eight_bits) for each in zip(packed, expected, strict=False))
         # NaN fails the comparison too. Half precision rounds differently in every order of summation.
         tolerance = 1e-4 if self._runner.dtype == torch.float32 else 0.2
         if in_eight_bits:
@@ -153,7 +153,7 @@ class Probe:
         return None
 
 
-def _gap(ours: Tensor, theirs: Tensor, *, weighted: bool) -> float:
+def _measure_gap(ours: Tensor, theirs: Tensor, *, weighted: bool) -> float:
     """Returns the largest difference of log-probs; if weighted, of their mean over each token's distribution."""
     own, expected = ours.log_softmax(-1), theirs.log_softmax(-1)
     gap = (own - expected).abs()

@@ -21,18 +21,18 @@ class Agreement:
 
     def decide(self, flag: bool) -> bool:
         """Returns the first rank's flag. All ranks call this at the same point."""
-        return bool(self._first(float(flag))) if self._mesh else flag
+        return bool(self._draw_first(float(flag))) if self._mesh else flag
 
     def tick(self) -> None:
         """Receives the first rank's time. All ranks call this at the same point."""
         if self._mesh:
-            self._now_s = self._first(time.monotonic())
+            self._now_s = self._draw_first(time.monotonic())
 
     def now(self) -> float:
         """Returns the time of the last tick, in seconds; without a mesh, the time of the clock."""
         return self._now_s if self._mesh else time.monotonic()
 
-    def _first(self, number: float) -> float:
+    def _draw_first(self, number: float) -> float:
         from torch import distributed
 
         assert self._mesh is not None

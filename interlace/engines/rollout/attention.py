@@ -209,19 +209,19 @@ class TorchAttention:
         self._segments: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def begin(self, rows: Int64Array, positions: Int64Array) -> None:
-        write = self._locate(rows, positions)
+        write = self._locate_cells(rows, positions)
         self._write = torch.from_numpy(write).to(self._pool.device)
         starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]])
         counts = np.diff(np.r_[starts, len(rows)])
         self._segments = []
         singles = starts[counts == 1]
         if len(singles):
-            self._segments.append(self._segment(singles[:, None], rows[singles], positions[singles][:, None]))
+            self._segments.append(self._pad_segment(singles[:, None], rows[singles], positions[singles][:, None]))
         starts, counts = starts[counts > 1], counts[counts > 1]
         for group in self._group_rows(counts, positions[starts + counts - 1]):
             first, size = starts[group][:, None], counts[group][:, None]
             tokens = first + np.minimum(np.arange(size.max()), size - 1)  # shorter rows repeat their last token
-            self._segments.append(self._segment(tokens, rows[first[:, 0]], positions[tokens]))
+            self._segments.append(self._pad_segment(tokens, rows[first[:, 0]], positions[tokens]))
 
     def _group_rows(self, counts: Int64Array, last: Int64Array) -> list[Int64Array]:
         """Groups rows whose counts of tokens, and of keys, round up to the same power of two, within MAX_MASKED."""
@@ -243,12 +243,14 @@ class TorchAttention:
         """
         self._write, self._segments = write, [(tokens, cells, distance)]
 
-    def _locate(self, rows: Int64Array, positions: Int64Array) -> Int64Array:
+    def _locate_cells(self, rows: Int64Array, positions: Int64Array) -> Int64Array:
         store = self._store
         offset = positions & ((1 << store.page_shift) - 1)
         return np.asarray(store.page_table[rows, positions >> store.page_shift] + offset, np.int64)
 
-    def _segment(self, tokens: Int64Array, rows: Int64Array, positions: Int64Array) -> tuple[Tensor, Tensor, Tensor]:
+    def _pad_segment(
+        self, tokens: Int64Array, rows: Int64Array, positions: Int64Array
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Pads a segment. tokens, positions [B, S]; rows [B].
 
         Returns tokens, cells [B, K] and the distance of each key [B, S, K].
@@ -256,7 +258,7 @@ class TorchAttention:
         # The length is a multiple of a cache line: the bits of a sum must not depend on the longest row of the batch.
         longest = int(positions.max()) // 64 * 64 + 64
         keys = np.minimum(np.arange(longest)[None], positions[:, -1:])
-        cells = self._locate(np.broadcast_to(rows[:, None], keys.shape), keys)
+        cells = self._locate_cells(np.broadcast_to(rows[:, None], keys.shape), keys)
         distance = positions[:, :, None] - np.arange(longest)[None, None]
         device = self._pool.device
         return tuple(torch.from_numpy(x).to(device) for x in (tokens, cells, distance))  # type: ignore[return-value]

@@ -12,7 +12,7 @@ class Counters:
     def __init__(self) -> None:
         self.schedule_s = 0.0
         self._prepared = 0
-        self._reset(0.0, 0, 0)
+        self._reset_counts(0.0, 0, 0)
 
     def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float, steps: int = 1) -> None:
         """Counts run and sampled tokens, and the time spent."""
@@ -49,10 +49,10 @@ class Counters:
             "sample_s": self._sample_s,
         }
         self._prepared = scheduler.num_prepared
-        self._reset(attention_s, scheduler.num_preemptions, reused)
+        self._reset_counts(attention_s, scheduler.num_preemptions, reused)
         return metrics
 
-    def _reset(self, attention_s: float, preemptions: int, reused: int) -> None:
+    def _reset_counts(self, attention_s: float, preemptions: int, reused: int) -> None:
         self._since = time.perf_counter()
         self._steps = self._sampled = self._prefilled = 0
         self.schedule_s = self._forward_s = self._sample_s = 0.0

@@ -121,23 +121,23 @@ class DecodeLoop:
         """Runs the rows of one version until the next check. Returns the number of sampled tokens."""
         start, num_ended = time.perf_counter(), len(self._ended)
         if self._speculator.has_guessed:
-            drawn = self._run(plan)
+            drawn = self._run_pass(plan)
             self._speculator.judge(max(0, drawn - len(plan.rows)))
             return drawn
         if self._decoder and plan.all_decode and not self._table.num_unusual:
-            drawn = self._decode(self._decoder, plan)
+            drawn = self._decode_plan(self._decoder, plan)
         else:
-            drawn = self._run(plan)
+            drawn = self._run_pass(plan)
             for _ in range(plan.steps - 1):
                 is_due = bool(self.interrupted.value) or time.perf_counter() - start >= MAX_LOOK_S
                 if len(self._ended) > num_ended or self._agreement.decide(is_due):
                     break
-                drawn += self._run(plan)
+                drawn += self._run_pass(plan)
         self._speculator.wait(drawn)
         return drawn
 
     @torch.inference_mode()
-    def _run(self, plan: Plan) -> int:
+    def _run_pass(self, plan: Plan) -> int:
         """Runs one forward pass, and samples a token for each row whose last token ran. Returns their number."""
         table, start = self._table, time.perf_counter()
         if plan.all_decode:
@@ -162,13 +162,13 @@ class DecodeLoop:
         found = logits()
         table.num_computed[plan.rows] += plan.counts
         middle = time.perf_counter()
-        drawn = self._sample(found[: len(sampled)], tokens_to_draw, places) if len(sampled) else 0
+        drawn = self._sample_tokens(found[: len(sampled)], tokens_to_draw, places) if len(sampled) else 0
         self.counters.count(
             tokens=len(rows), sampled=len(sampled), forward_s=middle - start, sample_s=time.perf_counter() - middle
         )
         return drawn
 
-    def _decode(self, decoder: DecoderRunner, plan: Plan) -> int:
+    def _decode_plan(self, decoder: DecoderRunner, plan: Plan) -> int:
         """Runs all passes of the plan in one call, if each row runs its last token and samples without special
         parameters.
 
@@ -182,7 +182,7 @@ class DecodeLoop:
         if any(outcome == kernels.NOT_FINITE for _, outcome in made.ended):
             refuse_logits()  # Before any row is removed: the tokens of all rows can still be collected.
         for place, outcome in made.ended:
-            self._finish(int(plan.rows[place]), stopped=outcome == kernels.STOPPED)
+            self._finish_row(int(plan.rows[place]), stopped=outcome == kernels.STOPPED)
         self.counters.count(
             steps=made.num_steps,
             tokens=made.num_drawn,
@@ -192,7 +192,7 @@ class DecodeLoop:
         )
         return made.num_drawn
 
-    def _sample(self, logits: Tensor, wanted: Draw, places: Int64Array) -> int:
+    def _sample_tokens(self, logits: Tensor, wanted: Draw, places: Int64Array) -> int:
         """Samples the tokens at `places` and keeps those whose predecessors were guessed right. Returns the number
         kept.
         """
@@ -200,7 +200,7 @@ class DecodeLoop:
         tokens, logprobs = draw(logits[:, : self.num_drawable], wanted, table, self._sampler)
         at_once = table.at_once[rows]
         if not self._speculator.has_guessed and not at_once.any():
-            self._append(rows, tokens, logprobs)
+            self._append_tokens(rows, tokens, logprobs)
             return len(rows)
         kept = self._append_at_once(rows[at_once], tokens[at_once], logprobs[at_once])
         for row in np.unique(rows[~at_once]):
@@ -211,7 +211,7 @@ class DecodeLoop:
             self.counters.count_drafts(len(drafts), right)
             for at in mine[: right + 1]:
                 kept += 1
-                if self._append(rows[at : at + 1], tokens[at : at + 1], logprobs[at : at + 1]):
+                if self._append_tokens(rows[at : at + 1], tokens[at : at + 1], logprobs[at : at + 1]):
                     break
         return kept
 
@@ -221,20 +221,20 @@ class DecodeLoop:
         for start, end in pairwise(bounds.tolist() if len(rows) else ()):
             row = int(rows[start])
             if not np.isfinite(logprobs[start:end]).all():
-                self._fail(row)
+                self._fail_row(row)
                 continue
             self._table.append_all(row, tokens[start:end], logprobs[start:end], self._version)
-            self._finish(row, stopped=False)
+            self._finish_row(row, stopped=False)
         return len(rows)
 
-    def _append(self, rows: Int64Array, tokens: Int64Array, logprobs: FloatRows) -> bool:
+    def _append_tokens(self, rows: Int64Array, tokens: Int64Array, logprobs: FloatRows) -> bool:
         """Adds one token to each row and ends the finished rows. Returns True if a row ended."""
         table = self._table
         failed = ~np.isfinite(logprobs)
         if failed.any():
             for row in rows[failed]:
-                self._fail(int(row))
-            self._append(rows[~failed], tokens[~failed], logprobs[~failed])
+                self._fail_row(int(row))
+            self._append_tokens(rows[~failed], tokens[~failed], logprobs[~failed])
             return True
         table.append(rows, tokens, logprobs, self._version)
         stopped = (tokens[:, None] == table.stop_ids[rows]).any(1)
@@ -244,15 +244,15 @@ class DecodeLoop:
         if not done.any():
             return False
         for at in np.flatnonzero(done):
-            self._finish(int(rows[at]), stopped=bool(stopped[at]))
+            self._finish_row(int(rows[at]), stopped=bool(stopped[at]))
         return True
 
-    def _finish(self, row: int, *, stopped: bool) -> None:
+    def _finish_row(self, row: int, *, stopped: bool) -> None:
         """Records that a row ended; later rows may draft from it."""
         self._speculator.observe(self._table.occupant(row))
         self._ended.append(EndedRow(row, FinishReason.STOP if stopped else FinishReason.LENGTH))
 
-    def _fail(self, row: int) -> None:
+    def _fail_row(self, row: int) -> None:
         """Records that a row ends without another token, because its sampling parameters leave no distribution."""
         self._ended.append(EndedRow(row, FinishReason.ABORTED, NO_DISTRIBUTION))
 

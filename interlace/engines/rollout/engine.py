@@ -172,7 +172,7 @@ class NativeEngine(NativeParts):
         the same calls.
         """
         torch.set_num_threads(num_threads)
-        loaded, tokenizer = _load(model, tokenizer)
+        loaded, tokenizer = _load_model(model, tokenizer)
         super().__init__(loaded, config or NativeConfig(), tokenizer, seed=seed, num_threads=num_threads, mesh=mesh)
         self._live: dict[str, SequenceState] = {}
         self._streaming: set[str] = set()
@@ -264,7 +264,7 @@ class NativeEngine(NativeParts):
     def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
         """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
         live = [self._live[name] for name in ids if name in self._live]
-        return tuple(_complete(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
+        return tuple(_make_completion(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
 
     def release(self, owners: Sequence[SampleKey]) -> None:
         self._prefixes.retained.release(owners)
@@ -356,10 +356,12 @@ class NativeEngine(NativeParts):
         if sequence.version is not None:
             self._drop_unused_versions()
         drawn = DrawnTokens(sequence.token_ids[sequence.num_prompt :], sequence.logprobs, sequence.versions)
-        return _complete(sequence, drawn, reason, failure)
+        return _make_completion(sequence, drawn, reason, failure)
 
 
-def _complete(sequence: SequenceState, drawn: DrawnTokens, reason: FinishReason, failure: str = "") -> Completion:
+def _make_completion(
+    sequence: SequenceState, drawn: DrawnTokens, reason: FinishReason, failure: str = ""
+) -> Completion:
     """Makes the completion of a sequence from its sampled tokens."""
     return Completion(
         request=sequence.request,
@@ -373,7 +375,7 @@ def _complete(sequence: SequenceState, drawn: DrawnTokens, reason: FinishReason,
     )
 
 
-def _load(
+def _load_model(
     model: PreTrainedModel | str | Path, tokenizer: "PreTrainedTokenizerBase | None"
 ) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase | None"]:
     if isinstance(model, PreTrainedModel):

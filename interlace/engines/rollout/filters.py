@@ -64,7 +64,7 @@ def draw_truncated(
         values, ids = scaled[index].topk(width, sorted=True)
         probs = (values - total[index]).double().exp()
         keep, enough = _select_candidates(probs, [params[row] for row in left.tolist()], vocab)
-        chosen, kept = _invert(probs * keep, torch.from_numpy(uniform[left]).to(device))
+        chosen, kept = _invert_sum(probs * keep, torch.from_numpy(uniform[left]).to(device))
         drawn = ids.gather(1, chosen)[:, 0].cpu().numpy()
         mass = (probs.gather(1, chosen) / kept)[:, 0].log().float().cpu().numpy()
         done = enough.cpu().numpy()
@@ -94,7 +94,7 @@ def _select_candidates(probs: Tensor, params: Sequence[SamplingParams], vocab: i
     return keep, enough | torch.tensor(width >= vocab, device=device)
 
 
-def _invert(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def _invert_sum(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Inverts the cumulative sum of weights [N, C] at `uniform` [N]. Returns column and sum, [N, 1] each."""
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:]

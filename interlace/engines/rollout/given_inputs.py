@@ -65,20 +65,20 @@ class InputEmbedder:
         if not len(places):
             return None
         present = {row: arrays for row, arrays in inputs.items() if arrays is not None}
-        vectors = self._embed(list(present.values()))
+        vectors = self._embed_inputs(list(present.values()))
         first, begins = 0, {}
         for row, arrays in present.items():
             begins[row] = first
             first += self._reads.per_observation * len(next(iter(arrays.values())))
-        chosen = [begins[int(rows[at])] + self._ordinal(int(rows[at]), int(positions[at])) for at in places]
+        chosen = [begins[int(rows[at])] + self._count_placeholders(int(rows[at]), int(positions[at])) for at in places]
         return Given(places, vectors[chosen])
 
-    def _ordinal(self, row: int, position: int) -> int:
+    def _count_placeholders(self, row: int, position: int) -> int:
         """Counts the row's placeholders before a position."""
         reads = self._reads
         return int(np.count_nonzero(self._table.token_ids[row, :position] == reads.placeholder)) if reads else 0
 
-    def _embed(self, each: Sequence[Inputs]) -> Tensor:
+    def _embed_inputs(self, each: Sequence[Inputs]) -> Tensor:
         """Computes the embeddings of all placeholders, [placeholders, hidden]."""
         arrays = {name: np.concatenate([one[name] for one in each]) for name in each[0]}
         return embed_in_blocks(self._model, arrays)

@@ -76,9 +76,9 @@ class GraphRunner:
         num_rows, num_pages = captured.inputs.pages.shape
         padding = num_rows - len(rows)
         padded_rows = np.pad(rows, (0, padding), constant_values=self._spare_row)
-        self._fill(captured.inputs.token_ids, np.pad(token_ids, (0, padding)))
-        self._fill(captured.inputs.positions, np.pad(positions, (0, padding)))
-        self._fill(captured.inputs.pages, self._store.page_table[padded_rows, :num_pages])
+        self._fill_buffer(captured.inputs.token_ids, np.pad(token_ids, (0, padding)))
+        self._fill_buffer(captured.inputs.positions, np.pad(positions, (0, padding)))
+        self._fill_buffer(captured.inputs.pages, self._store.page_table[padded_rows, :num_pages])
         captured.replay()
         return lambda: captured.logits
 
@@ -88,7 +88,7 @@ class GraphRunner:
         self.binding = {}
 
     @staticmethod
-    def _fill(buffer: Tensor, values: Int64Array) -> None:
+    def _fill_buffer(buffer: Tensor, values: Int64Array) -> None:
         buffer.copy_(torch.from_numpy(np.ascontiguousarray(values)))
 
     def _find_captured(self, rows: Int64Array, positions: Int64Array) -> Captured | None:
@@ -113,11 +113,11 @@ class GraphRunner:
             positions=torch.zeros(num_rows, dtype=torch.int64, device=device),
             pages=torch.zeros(num_rows, num_pages, dtype=torch.int64, device=device),
         )
-        self._fill(inputs.pages, np.repeat(self._store.page_table[[self._spare_row], :num_pages], num_rows, 0))
-        replay, logits = self._capture(lambda: self._forward(inputs, num_keys))
+        self._fill_buffer(inputs.pages, np.repeat(self._store.page_table[[self._spare_row], :num_pages], num_rows, 0))
+        replay, logits = self._capture(lambda: self._run_model(inputs, num_keys))
         return Captured(inputs, replay, logits)
 
-    def _forward(self, inputs: Inputs, num_keys: int) -> Tensor:
+    def _run_model(self, inputs: Inputs, num_keys: int) -> Tensor:
         """Runs the model on the buffers, without any value from the host. Returns [B, vocabulary]."""
         shift, positions = self._store.page_shift, inputs.positions[:, None]
         offset_mask = (1 << shift) - 1

@@ -41,10 +41,10 @@ class KVPool:
 
     def allocate(self) -> None:
         """Allocates the memory, also again after release()."""
-        self.keys = self._stack([(layer.kv_heads, layer.key_dim) for layer in self.layers])
-        self.values = self._stack([(layer.kv_heads, layer.value_dim) for layer in self.layers])
+        self.keys = self._make_views([(layer.kv_heads, layer.key_dim) for layer in self.layers])
+        self.values = self._make_views([(layer.kv_heads, layer.value_dim) for layer in self.layers])
 
-    def _stack(self, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    def _make_views(self, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
         """Returns one view per layer."""
         views: dict[int, Tensor] = {}
         for shape in dict.fromkeys(shapes):
@@ -174,19 +174,19 @@ class SlotStore:
         if num_tokens <= held:
             return True
         size = max(BLOCK, 1 << (num_tokens - 1).bit_length())
-        offset = self._take(size)
+        offset = self._take_block(size)
         if offset is None:
             return False
         if held:
             old = int(self.page_table[row, 0])
             self._pool.copy(old, offset, held)
-            self._give(old, held)
+            self._free_block(old, held)
         self.page_table[row, 0], self.capacity[row] = offset, size
         return True
 
     def free(self, row: int) -> None:
         if self.capacity[row]:
-            self._give(int(self.page_table[row, 0]), int(self.capacity[row]))
+            self._free_block(int(self.page_table[row, 0]), int(self.capacity[row]))
         self.page_table[row, 0], self.capacity[row] = 0, 0
 
     def fork(self, source: int, target: int, num_tokens: int, room: int) -> bool:
@@ -205,7 +205,7 @@ class SlotStore:
     def held(self, rows: Int64Array) -> int:
         return int(self.capacity[rows].sum())
 
-    def _take(self, size: int) -> int | None:
+    def _take_block(self, size: int) -> int | None:
         """Takes a free block of `size` from the smallest sufficient block. Takes the lowest offset, so that runs
         repeat.
         """
@@ -219,7 +219,7 @@ class SlotStore:
         self.num_free -= size
         return offset
 
-    def _give(self, offset: int, size: int) -> None:
+    def _free_block(self, offset: int, size: int) -> None:
         """Frees a block and joins it with its buddy as long as the buddy is free."""
         self.num_free += size
         while (offset, size) not in self._roots:

@@ -139,7 +139,7 @@ def _serve_routed(
         fault = find_length_fault(model, runner, store, wanted.beyond)
         probe = Probe(runner, store, config.engine.max_running)
         fault = fault or probe.logits_fault(wanted.prompts, wanted.logits)
-        variance = _variance(runner, probe, wanted.prompts[0]) if fault is None else None
+        variance = _explain_variance(runner, probe, wanted.prompts[0]) if fault is None else None
         probe.close()
         if fault is None:
             report = EngineReport(
@@ -159,7 +159,7 @@ def _check_eight_bits(model: PreTrainedModel, config: ServingConfig, runner: Run
         refuse_eight_bits(model)
 
 
-def _variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | None:
+def _explain_variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | None:
     """Returns the reason why a row's bits depend on other rows; None if they do not.
 
     Sets the smallest padding with which they are independent.

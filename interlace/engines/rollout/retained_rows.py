@@ -106,7 +106,7 @@ class RetainedRows:
             return
         spare = Holder(self._spare_rows.pop(), marks, token_ids, owner, self._now(), is_current)
         self._store.move(row, spare.row)
-        self._hold(spare)
+        self._hold_row(spare)
 
     def take(self, holder: Holder, row: int) -> None:
         """Moves the cells to the row of a sequence. The spare row stays reserved until finish_take() or put_back()."""
@@ -116,7 +116,7 @@ class RetainedRows:
     def put_back(self, holder: Holder, row: int) -> None:
         """Undoes take()."""
         self._store.move(row, holder.row)
-        self._hold(holder)
+        self._hold_row(holder)
 
     def finish_take(self, holder: Holder) -> None:
         """Records that the sequence which took the cells runs, and frees the spare row."""
@@ -139,7 +139,7 @@ class RetainedRows:
             holder.owner = None
             self._idle[holder] = None
             if not holder.marks:
-                self._drop(holder)
+                self._free_row(holder)
 
     def evict(self) -> bool:
         """Frees cells: first those that wait for no sample, least recently used first, then those with the least
@@ -150,13 +150,13 @@ class RetainedRows:
         holder = next(iter(self._idle), None) or self._first_kept()
         if holder is None:
             return False
-        self._drop(holder)
+        self._free_row(holder)
         return True
 
     def evict_idle(self) -> None:
         """Frees the cells that wait for no sample."""
         for holder in [*self._idle]:
-            self._drop(holder)
+            self._free_row(holder)
 
     def clear(self, *, keeps_old: bool) -> None:
         """Drops all cells. keeps_old: tokens that wait for a sample's next turn stay, for this sample alone."""
@@ -185,14 +185,14 @@ class RetainedRows:
         waits = [(now_s - holder.since_s, holder.num_tokens) for holder in holders]
         return holders[first_to_go(waits, patience_s=self._returns.patience_s)]
 
-    def _hold(self, holder: Holder) -> None:
+    def _hold_row(self, holder: Holder) -> None:
         self._marks.add(holder)
         if holder.owner is None:
             self._idle[holder] = None
         else:
             self._kept[holder.owner] = holder
 
-    def _drop(self, holder: Holder) -> None:
+    def _free_row(self, holder: Holder) -> None:
         """Frees the cells of an ended sequence."""
         self._let_go(holder)
         self._store.free(holder.row)

@@ -57,7 +57,7 @@ class Scheduler:
         if sequence.row < 0:
             self.waiting.remove(sequence)
             return
-        self._release(sequence, retain=retain)
+        self._release_row(sequence, retain=retain)
 
     def schedule(self, lookahead: int = 1) -> Plan:
         """Returns the next plan, with room for `lookahead` passes of decoding rows if that preempts no sequence."""
@@ -65,7 +65,7 @@ class Scheduler:
             self.num_prepared += 1
             return self._prepared
         if self.waiting and self._table.num_free:
-            self._admit()
+            self._admit_waiting()
         steps = self._make_room(lookahead)
         table, rows = self._table, self.running_rows()
         left = table.num_tokens[rows] + table.num_drafts[rows] - table.num_computed[rows]
@@ -107,7 +107,7 @@ class Scheduler:
         for sequence in self.running:
             self._table.num_computed[sequence.row] = 0
 
-    def _admit(self) -> None:
+    def _admit_waiting(self) -> None:
         """Moves waiting sequences to rows, oldest first, while rows and cells are free."""
         admitted: list[SequenceState] = []
         for sequence in self.waiting:
@@ -115,7 +115,7 @@ class Scheduler:
                 break
             if self._prefixes.is_coming(sequence):
                 continue  # Its prompt is being computed for a sibling; it is forked in the next step.
-            if not self._enter(sequence):
+            if not self._enter_row(sequence):
                 break
             admitted.append(sequence)
         if admitted:
@@ -124,7 +124,7 @@ class Scheduler:
                 bisect.insort(self.running, sequence, key=_arrival)
             self._stale = True
 
-    def _enter(self, sequence: SequenceState) -> bool:
+    def _enter_row(self, sequence: SequenceState) -> bool:
         table, total = self._table, len(sequence.token_ids)
         table.enter(sequence)
         room = total + min(sequence.limit - total, max(total, 32))
@@ -158,13 +158,13 @@ class Scheduler:
         if not (later > store.capacity[rows]).any():
             return lookahead
         for sequence, least, wanted in zip(list(self.running), now.tolist(), later.tolist(), strict=True):
-            if not self._reserve(sequence, wanted):
-                while not self._reserve(sequence, least):
-                    self._preempt(self.running[-1])
+            if not self._reserve_cells(sequence, wanted):
+                while not self._reserve_cells(sequence, least):
+                    self._preempt_sequence(self.running[-1])
         room = np.where(store.capacity[rows] < later, store.capacity[rows] - now + 1, lookahead)
         return int(room.min(initial=lookahead, where=store.capacity[rows] >= now))
 
-    def _reserve(self, sequence: SequenceState, tokens: int) -> bool:
+    def _reserve_cells(self, sequence: SequenceState, tokens: int) -> bool:
         """Makes room, freeing cells of ended sequences. Returns True on success, and for a preempted sequence, which
         needs none.
         """
@@ -180,12 +180,12 @@ class Scheduler:
             self._stale = False
         return self._rows
 
-    def _preempt(self, sequence: SequenceState) -> None:
-        self._release(sequence, retain=False)
+    def _preempt_sequence(self, sequence: SequenceState) -> None:
+        self._release_row(sequence, retain=False)
         self.add(sequence)
         self.num_preemptions += 1
 
-    def _release(self, sequence: SequenceState, *, retain: bool) -> None:
+    def _release_row(self, sequence: SequenceState, *, retain: bool) -> None:
         self.running.remove(sequence)
         self._prefixes.retire(sequence, retain=retain)
         self._store.free(sequence.row)

@@ -130,7 +130,7 @@ class SequenceTable:
         row = self._free.pop()
         sequence.row, self._sequences[row] = row, sequence
         request, params = sequence.request, sequence.request.params
-        self._grow(sequence.limit, len(params.stop_token_ids))
+        self._grow_table(sequence.limit, len(params.stop_token_ids))
         prompt, total = sequence.num_prompt, len(sequence.token_ids)
         self.token_ids[row, :total] = sequence.token_ids
         self.logprobs[row, prompt:total] = sequence.logprobs
@@ -210,7 +210,7 @@ class SequenceTable:
     def _is_unusual(self, row: int) -> bool:
         return bool(self.special[row] or self.stops_on_text[row])
 
-    def _grow(self, columns: int, stops: int) -> None:
+    def _grow_table(self, columns: int, stops: int) -> None:
         have = self.token_ids.shape[1]
         if columns > have:
             more = ((0, 0), (0, max(columns, 2 * have) - have))

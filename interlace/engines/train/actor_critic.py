@@ -74,17 +74,17 @@ class ActorCriticEngine(TransitionEngine):
         number = stable_hash("soft actor-critic", self._seed, self.num_learned)
         noise, draw = torch.Generator().manual_seed(number), np.random.default_rng(number)
         noises = torch.randn((2, *learnt.actions.shape), generator=noise).to(self.packed.device)
-        targets, found = self._values(learnt, noises[0], draw)
+        targets, found = self._compute_values(learnt, noises[0], draw)
         self._errors = (found.detach() - targets).abs().mean(0)
         loss = self._algorithm.critic_loss(found, targets, learnt.weights)
         self._note(critic_loss=loss, value=found.mean(), target=targets.mean())
         self._step("critics", loss)
         if (self.num_learned + 1) % self.settings.policy_every == 0:
-            self._improve(learnt, noises[1])
+            self._update_policy(learnt, noises[1])
         if not self.settings.batch_norm:
             follow(self.targets, self.critics, self.settings.tau)
 
-    def _values(self, learnt: Learnt, noise: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def _compute_values(self, learnt: Learnt, noise: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Computes the targets [B], without gradient, and the values of the recorded actions [N, B]."""
         with torch.no_grad():
             actions, logprobs = self.act(learnt.row, learnt.next_states, noise)
@@ -98,10 +98,10 @@ class ActorCriticEngine(TransitionEngine):
             with torch.no_grad():
                 following = self.targets(learnt.next_states, actions)
         counted = self.log_temperature.detach().exp() if self.settings.entropy_in_target else 0.0
-        smallest = self._smallest(following, draw)
+        smallest = self._find_smallest(following, draw)
         return self._algorithm.td_targets(learnt.rewards, learnt.discounts, smallest, logprobs, counted), found
 
-    def _improve(self, learnt: Learnt, noise: Tensor) -> None:
+    def _update_policy(self, learnt: Learnt, noise: Tensor) -> None:
         """Updates the policy and the temperature."""
         self.critics.requires_grad_(False)
         actions, logprobs = self.act(learnt.row, learnt.states, noise)
@@ -114,7 +114,7 @@ class ActorCriticEngine(TransitionEngine):
             loss = self._algorithm.temperature_loss(self.log_temperature, logprobs, self._target_entropy)
             self._step("temperature", loss)
 
-    def _smallest(self, values_NB: Tensor, draw: np.random.Generator) -> Tensor:
+    def _find_smallest(self, values_NB: Tensor, draw: np.random.Generator) -> Tensor:
         """Returns the minimum [B] of the critics that form the target."""
         count, wanted = self.settings.num_critics, self.settings.target_critics
         if wanted < count:

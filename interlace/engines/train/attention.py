@@ -125,7 +125,7 @@ class PackedLayout:
         for index in range(1, len(sizes) + 1):
             if index < len(sizes) and not _opens_block(sizes[first], sizes[index], self.device):
                 continue
-            blocks.append(_block(start, sizes[first:index], self.device))
+            blocks.append(_make_block(start, sizes[first:index], self.device))
             start, first = blocks[-1].stop, index
         return tuple(blocks)
 
@@ -180,11 +180,11 @@ def packed_attention(  # noqa: PLR0913 # house: transformers defines the signatu
         rows = [share.to_heads(each) for each in rows]
         s_aux = None if s_aux is None else share.own_heads(s_aux)
     kernel = _Kernel(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
-    attended = _attend(kernel, packed_layout, rows)
+    attended = _attend_rows(kernel, packed_layout, rows)
     return (share.to_tokens(attended) if share else attended).unsqueeze(0), None
 
 
-def _attend(kernel: _Kernel, packed_layout: PackedLayout, rows: list[Tensor]) -> Tensor:
+def _attend_rows(kernel: _Kernel, packed_layout: PackedLayout, rows: list[Tensor]) -> Tensor:
     """Attends within each sequence: rows of query, key and value [tokens, heads, D] -> [tokens, heads, value dim]."""
     is_plain = kernel.softcap is None and kernel.sinks is None and all(each.dtype == torch.float32 for each in rows)
     if packed_layout.sequences and is_plain:
@@ -225,19 +225,19 @@ class _Kernel:
         if repeats > 1:  # with a mask, not every kernel shares keys among heads
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         if is_plain:
-            mask = self._mask(length, query.device)
+            mask = self._make_mask(length, query.device)
             return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scaling)
         scores = query @ key.transpose(-1, -2) * (self.scaling or query.shape[-1] ** -0.5)
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        scores = scores.masked_fill(~self._mask(length, query.device), -torch.inf).float()
+        scores = scores.masked_fill(~self._make_mask(length, query.device), -torch.inf).float()
         if self.sinks is not None:
             sinks = self.sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, length, 1)
             scores = torch.cat([scores, sinks.float()], -1)
         weights = scores.softmax(-1)[..., :length]
         return weights.to(value.dtype) @ value
 
-    def _mask(self, length: int, device: torch.device) -> Tensor:
+    def _make_mask(self, length: int, device: torch.device) -> Tensor:
         """Returns [L, L], True if a token (row) sees another (column)."""
         mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         return mask if self.window is None else mask.triu(1 - self.window)
@@ -309,7 +309,7 @@ def _opens_block(first: int, size: int, device: torch.device) -> bool:
     return longest > ALWAYS_TOGETHER and shortest < MIN_FILL * longest
 
 
-def _block(start: int, sizes: Sequence[int], device: torch.device) -> Block:
+def _make_block(start: int, sizes: Sequence[int], device: torch.device) -> Block:
     length, tokens = max(sizes), sum(sizes)
     dense = {"start": start, "stop": start + tokens, "num_sequences": len(sizes), "length": length}
     if min(sizes) == length:

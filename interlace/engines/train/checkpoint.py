@@ -89,7 +89,7 @@ def read_optimizer(optimizer: Optimizer, folder: Path) -> None:
 
     try:
         with ExitStack() as opened:
-            saved = _SavedState(_open(folder / OPTIMIZER_FOLDER, opened))
+            saved = _SavedState(_open_files(folder / OPTIMIZER_FOLDER, opened))
             state = optimizer.empty_state(saved.names)
             for name, tensor in state.items():
                 saved.read_into(name, tensor)
@@ -104,7 +104,7 @@ class _SavedState:
 
     def __init__(self, files: Sequence[Any]) -> None:
         """files: the files of the ranks that wrote them, in order."""
-        self._files = [(file, frozenset(file.keys()), _places(file)) for file in files]
+        self._files = [(file, frozenset(file.keys()), _read_places(file)) for file in files]
 
     @property
     def names(self) -> list[str]:
@@ -115,7 +115,7 @@ class _SavedState:
         from interlace.weights.shards import box_of, local_part
 
         part, wanted, found = local_part(tensor), box_of(tensor), 0
-        for file, box, shape in self._shards(name):
+        for file, box, shape in self._iterate_shards(name):
             if shape != tuple(tensor.shape):
                 raise ValueError(f"{name} has shape {shape} in place of {tuple(tensor.shape)}")
             if (common := wanted.intersect(box)) is not None:
@@ -126,7 +126,7 @@ class _SavedState:
         if found != part.numel():
             raise ValueError(f"{name} is incomplete: {found} of this rank's {part.numel()} numbers")
 
-    def _shards(self, name: str) -> Iterator[tuple[Any, Box, tuple[int, ...]]]:
+    def _iterate_shards(self, name: str) -> Iterator[tuple[Any, Box, tuple[int, ...]]]:
         """Yields the file of each shard of a tensor, the shard's place in the whole, and the shape of the whole."""
         for file, names, places in self._files:
             if name in names:
@@ -134,13 +134,13 @@ class _SavedState:
                 yield file, Box(tuple(start), tuple(file.get_slice(name).get_shape())), tuple(shape)
 
 
-def _places(file: Any) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
+def _read_places(file: Any) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
     """Reads the offset of each tensor of a file in the whole tensor, and the shape of the whole tensor."""
     found: Mapping[str, tuple[Sequence[int], Sequence[int]]] = json.loads((file.metadata() or {})[PLACES])
     return found
 
 
-def _open(folder: Path, opened: ExitStack) -> list[Any]:
+def _open_files(folder: Path, opened: ExitStack) -> list[Any]:
     """Opens the files of all ranks that wrote, in order. Raises UserError if one is missing."""
     from safetensors import safe_open
 

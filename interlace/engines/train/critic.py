@@ -77,14 +77,14 @@ class CriticEngine(TrainedEngine):
 
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes [L] of each sample: the expected return before each response token."""
-        return self._for_each_token(samples, self._values)
+        return self._for_each_token(samples, self._compute_values)
 
-    def _values(self, batch: MicroBatch) -> Tensor:
+    def _compute_values(self, batch: MicroBatch) -> Tensor:
         return self.packed.on_all(batch, self.packed.outputs(batch)[:, 0].float())
 
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
         del samples
-        values_T, old_values_T, returns_T = self._values(batch), columns.values_T, columns.returns_T
+        values_T, old_values_T, returns_T = self._compute_values(batch), columns.values_T, columns.returns_T
         if old_values_T is None or returns_T is None:
             raise ValueError("a critic is trained on samples with values and returns")
         loss_T, clipped_T = value_loss(values_T, old_values_T, returns_T, self.config.value_clip)

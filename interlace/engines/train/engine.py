@@ -150,14 +150,14 @@ class TrainEngine(TrainedEngine):
             if not rows:
                 self._accompany(batch)
                 continue
-            inputs = self._inputs(batch, columns)
+            inputs = self._make_inputs(batch, columns)
             outputs = self._loss(inputs)
             self._add(totals, batch, self._aggregate(outputs, batch), outputs.metrics_T)
         self._ranks.reshard(self.model)
         texts = self._ranks.gather_texts(totals.close().text())[:: self._ranks.shape.copies]
         return MinibatchTotals.over_ranks([MinibatchTotals.parse(text) for text in texts]).metrics()
 
-    def _inputs(self, batch: MicroBatch, columns: Columns) -> LossInputs:
+    def _make_inputs(self, batch: MicroBatch, columns: Columns) -> LossInputs:
         top_T2K = columns.teacher_top_T2K
         if top_T2K is None:
             return _loss_inputs(batch, columns, *self._predictions(batch))
@@ -174,7 +174,7 @@ class TrainEngine(TrainedEngine):
         del samples
         dropping = self._adapter.dropping(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()
         with dropping:
-            inputs = self._inputs(batch, columns)
+            inputs = self._make_inputs(batch, columns)
         outputs = checked(self._loss(inputs), inputs)
         loss = self._aggregate(outputs, batch)
         loss.backward()

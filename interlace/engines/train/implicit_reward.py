@@ -58,7 +58,7 @@ class ImplicitRewardEngine(TrainedEngine):
         missing = [sample.key for sample in samples if sample.ref_logprobs is None]
         if missing:
             raise ValueError(f"samples {missing} have no reference log-probs")
-        found = self._for_each_token(samples, self._logprobs)
+        found = self._for_each_token(samples, self._compute_logprobs)
         beta = np.float32(self.config.process_reward_scale)
         return [
             beta * (logprobs - sample.ref_logprobs)
@@ -66,7 +66,7 @@ class ImplicitRewardEngine(TrainedEngine):
             if sample.ref_logprobs is not None
         ]
 
-    def _logprobs(self, batch: MicroBatch) -> Tensor:
+    def _compute_logprobs(self, batch: MicroBatch) -> Tensor:
         return self.packed.logprobs(batch, self._temperature)[0]
 
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
@@ -75,7 +75,7 @@ class ImplicitRewardEngine(TrainedEngine):
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         if ref_logprobs_T is None or len(rewards) < len(samples):
             raise ValueError("a process reward model is trained on samples with rewards and reference log-probs")
-        gap_T = self._logprobs(batch) - ref_logprobs_T
+        gap_T = self._compute_logprobs(batch) - ref_logprobs_T
         total_N = gap_T.new_zeros(batch.num_samples).index_add(0, batch.sample_T, gap_T)
         score_N = self.config.process_reward_scale * total_N
         right_N = torch.tensor(rewards, device=score_N.device).gt(self.config.success_reward)

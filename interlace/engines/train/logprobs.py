@@ -53,8 +53,8 @@ def top_logprobs(logits_TV: Tensor, targets_T: Tensor, temperature: float, count
     Ids below 2^24 are exact in float32.
     """
     found = logits_TV.new_empty(logits_TV.shape[0], 1 + 2 * count, dtype=torch.float32)
-    for rows in _chunks(logits_TV):
-        log_p = torch.log_softmax(_scores(logits_TV[rows], temperature), -1)
+    for rows in _split_rows(logits_TV):
+        log_p = torch.log_softmax(_scale_logits(logits_TV[rows], temperature), -1)
         found[rows, 0] = log_p.gather(-1, targets_T[rows, None])[:, 0]
         found[rows, 1 + count :], ids = log_p.topk(count, -1)
         found[rows, 1 : 1 + count] = ids.to(torch.float32)
@@ -85,8 +85,8 @@ class _TokenLogprobs(torch.autograd.Function):
         normalizer_T = logits_TV.new_empty(num_tokens, dtype=torch.float32)
         logprobs_TJ = logits_TV.new_empty(*targets_T.shape, dtype=torch.float32)
         entropy_T = torch.empty_like(normalizer_T)
-        for rows in _chunks(logits_TV):
-            scores = _scores(logits_TV[rows], temperature)
+        for rows in _split_rows(logits_TV):
+            scores = _scale_logits(logits_TV[rows], temperature)
             log_p = torch.log_softmax(scores, -1)
             chosen = targets_T[rows]
             logprobs_TJ[rows] = log_p.gather(-1, chosen)
@@ -112,7 +112,7 @@ class _TokenLogprobs(torch.autograd.Function):
         of_entropy_T = None if of_entropy_T is None else of_entropy_T / temperature
         is_mine_T: Tensor | None = ctx.is_mine  # type: ignore[attr-defined]
         of_chosen_TJ = of_logprob_TJ if is_mine_T is None else of_logprob_TJ * is_mine_T[:, None]
-        for rows in _chunks(logits_TV):
+        for rows in _split_rows(logits_TV):
             # In place if the logits are float32 already: the memory of log_p then receives the gradient.
             log_p = logits_TV[rows].float()
             if temperature != 1:
@@ -134,8 +134,8 @@ def _part_sums(logits_TV: Tensor, targets_T: Tensor, is_mine_T: Tensor, temperat
     """
     found = logits_TV.new_zeros(4, logits_TV.shape[0], dtype=torch.float32)
     found[0] = -torch.inf
-    for rows in _chunks(logits_TV):
-        scores = _scores(logits_TV[rows], temperature)
+    for rows in _split_rows(logits_TV):
+        scores = _scale_logits(logits_TV[rows], temperature)
         largest = scores.amax(-1)
         weights = (scores - largest[:, None]).exp_()
         found[0, rows], found[1, rows] = largest, weights.sum(-1)
@@ -155,7 +155,7 @@ def _over_ranks(sums: Tensor, mesh: DeviceMesh) -> tuple[Tensor, Tensor, Tensor]
     return chosen.sum(0) - normalizer, entropy, normalizer
 
 
-def _chunks(logits_TV: Tensor) -> list[slice]:
+def _split_rows(logits_TV: Tensor) -> list[slice]:
     num_tokens, vocabulary = logits_TV.shape
     if not vocabulary:
         return []
@@ -163,7 +163,7 @@ def _chunks(logits_TV: Tensor) -> list[slice]:
     return [slice(first, min(first + rows, num_tokens)) for first in range(0, num_tokens, rows)]
 
 
-def _scores(logits: Tensor, temperature: float) -> Tensor:
+def _scale_logits(logits: Tensor, temperature: float) -> Tensor:
     """Returns the scaled logits in float32; the logits themselves if scaling changes nothing."""
     scores = logits.float()
     return scores if temperature == 1 else scores / temperature

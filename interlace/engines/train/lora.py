@@ -72,7 +72,7 @@ class Adapter:
         given name.
         """
         self._model, self._seed = model, seed
-        self._settings, self._layers = _inject(model, config)
+        self._settings, self._layers = _inject_adapter(model, config)
         self._settings.base_model_name_or_path = base_name or model.config._name_or_path or None
         self._generator = torch.Generator()
         self._dropouts = [_Dropout(config.dropout, self._generator) for _ in self._layers]
@@ -89,11 +89,11 @@ class Adapter:
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """Disables the adapter inside the context."""
-        self._enable(False)
+        self._enable_adapters(False)
         try:
             yield
         finally:
-            self._enable(True)
+            self._enable_adapters(True)
 
     @contextmanager
     def dropping(self, *key: int) -> Iterator[None]:
@@ -166,20 +166,20 @@ class Adapter:
             for half in FACTORS
         }
 
-    def _enable(self, enabled: bool) -> None:
+    def _enable_adapters(self, enabled: bool) -> None:
         for layer in self._layers.values():
             layer.enable_adapters(enabled)
 
 
 def num_lora_parameters(model: nn.Module, config: LoraConfig) -> int:
     """Counts an adapter's parameters; the model may be on the meta device. Raises UserError as Adapter does."""
-    shapes = [module.weight.shape for module in _targets(model, config).values()]
+    shapes = [module.weight.shape for module in _find_targets(model, config).values()]
     return sum(config.rank * (rows + columns) for rows, columns in shapes)
 
 
 def num_adapted_parameters(model: nn.Module, config: LoraConfig) -> int:
     """Counts the parameters of the layers that get an adapter; see num_lora_parameters."""
-    return sum(module.weight.numel() for module in _targets(model, config).values())
+    return sum(module.weight.numel() for module in _find_targets(model, config).values())
 
 
 class _Dropout(nn.Module):
@@ -197,9 +197,9 @@ class _Dropout(nn.Module):
         return rows * kept / (1 - self.rate)
 
 
-def _inject(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig, dict[str, Any]]:
+def _inject_adapter(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig, dict[str, Any]]:
     """Returns (peft's settings, the adapter's layers by the name of the layer they replace)."""
-    targets = _targets(model, config)
+    targets = _find_targets(model, config)
     import peft
 
     for parameter in model.parameters():
@@ -219,7 +219,7 @@ def _inject(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig
     return settings, layers
 
 
-def _targets(model: nn.Module, config: LoraConfig) -> dict[str, nn.Linear | Conv1D]:
+def _find_targets(model: nn.Module, config: LoraConfig) -> dict[str, nn.Linear | Conv1D]:
     """Finds linear layers by their full name."""
     if find_spec("peft") is None:
         raise UserError("actor.lora needs peft, which is not installed: pip install 'interlace[lora]'.")

@@ -57,7 +57,7 @@ class _Product(torch.autograd.Function):
         rows_TK = input.reshape(-1, input.shape[-1])
         ctx.save_for_backward(rows_TK, weight_NK)
         ctx.shape = input.shape  # type: ignore[attr-defined]
-        product_TN = _times(rows_TK, weight_NK, bias_N)
+        product_TN = _multiply_rows(rows_TK, weight_NK, bias_N)
         # With a view, the caller could not change the result in place, as some models do.
         return torch.ops.aten._unsafe_view(product_TN, (*input.shape[:-1], weight_NK.shape[0]))
 
@@ -70,7 +70,7 @@ class _Product(torch.autograd.Function):
         gradient_TN = gradient.reshape(-1, gradient.shape[-1])
         of_rows, of_weight, of_bias = ctx.needs_input_grad  # type: ignore[attr-defined]
         return (
-            _times(gradient_TN, weight_NK.t()).view(ctx.shape) if of_rows else None,  # type: ignore[attr-defined]
+            _multiply_rows(gradient_TN, weight_NK.t()).view(ctx.shape) if of_rows else None,  # type: ignore[attr-defined]
             _weight_gradient(gradient_TN, rows_TK) if of_weight else None,
             gradient_TN.sum(0) if of_bias else None,
         )
@@ -79,11 +79,11 @@ class _Product(torch.autograd.Function):
 def _weight_gradient(gradient_TN: Tensor, rows_TK: Tensor) -> Tensor:
     """Computes [N, K] in the order with longer rows, which is a quarter faster."""
     if gradient_TN.shape[1] <= rows_TK.shape[1]:
-        return _times(gradient_TN.t(), rows_TK.t())
-    return _times(rows_TK.t(), gradient_TN.t()).t()
+        return _multiply_rows(gradient_TN.t(), rows_TK.t())
+    return _multiply_rows(rows_TK.t(), gradient_TN.t()).t()
 
 
-def _times(rows_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+def _multiply_rows(rows_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Computes [T, N]."""
     return cast("Tensor", torch.ops.interlace.times(rows_TK, weight_NK, bias_N))
 

@@ -62,7 +62,7 @@ class Optimizer:
 
     def grad_norm(self, denominator: float) -> Tensor:
         """Computes the L2 norm of the accumulated gradient divided by `denominator`."""
-        return total_norm(self._gradients()) / denominator
+        return total_norm(self._list_gradients()) / denominator
 
     def explodes(self) -> bool:
         """Returns True if the next update would change the weights by more than LARGEST_CHANGE times their size.
@@ -80,7 +80,7 @@ class Optimizer:
         """Takes one update by (accumulated gradient / denominator), clipped. norm: L2 norm of the divided gradient."""
         bound = self.config.max_grad_norm
         clip = 1.0 if bound is None else min(1.0, bound / (norm + 1e-6))
-        for gradients in by_layout(self._gradients()):
+        for gradients in by_layout(self._list_gradients()):
             torch._foreach_mul_(gradients, clip / denominator)
         for group in self._adamw.param_groups:
             group["lr"] = self.next_lr
@@ -142,7 +142,7 @@ class Optimizer:
         for state in self._adamw.state.values():
             yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
-    def _gradients(self) -> list[Tensor]:
+    def _list_gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
 

@@ -140,7 +140,7 @@ class PackedEngine:
                 continue
             pieces = compute(batch).cpu().split(batch.lengths)
             for row, piece in zip(rows, pieces, strict=True):
-                found[row] = piece.numpy() if (mask := asked[row]) is None else _spread(piece.numpy(), mask)
+                found[row] = piece.numpy() if (mask := asked[row]) is None else _spread_values(piece.numpy(), mask)
         self._ranks.reshard(self.model)
         return found
 
@@ -153,7 +153,7 @@ def _has_predictions(sample: Sample) -> bool:
     return mask is None or bool(mask.any()) or sample.num_sampled > 0
 
 
-def _spread(values: FloatArray, mask: BoolArray) -> FloatArray:
+def _spread_values(values: FloatArray, mask: BoolArray) -> FloatArray:
     """Returns [L, ...]: the values at positions whose mask is True, 0 elsewhere."""
     spread = np.zeros((len(mask), *values.shape[1:]), np.float32)
     spread[mask] = values
@@ -222,7 +222,7 @@ class TrainedEngine(PackedEngine, ABC):
         May be called as samples arrive; only tokens whose loss mask is True are trained. Raises ValueError if a column
         that the loss reads is missing.
         """
-        self._accumulate(self._plans.plan(samples))
+        self._accumulate_gradients(self._plans.plan(samples))
 
     def prepare(self, samples: Sequence[Sample]) -> None:
         """Lays out the first micro-batch of samples that a later accumulate_prepared() adds.
@@ -233,9 +233,9 @@ class TrainedEngine(PackedEngine, ABC):
 
     def accumulate_prepared(self) -> None:
         """Adds the samples of the earliest prepare() to the open minibatch."""
-        self._accumulate(self._plans.take())
+        self._accumulate_gradients(self._plans.take())
 
-    def _accumulate(self, plan: SamplePlan) -> None:
+    def _accumulate_gradients(self, plan: SamplePlan) -> None:
         if self._stopped:
             return
         split = self._with_others(plan.split)

@@ -64,12 +64,12 @@ class PackedModel:
         self.placeholder = None if reads is None else reads.placeholder
         """Token that arrays replace; None if the model reads only tokens."""
         head = model.get_output_embeddings()
-        self.answers_in_some = head is not None and _rows(head) < _rows(model.get_input_embeddings())
+        self.answers_in_some = head is not None and _count_rows(head) < _count_rows(model.get_input_embeddings())
         """Flag: the head covers only the first tokens of the vocabulary."""
         self._head = head_of(model)
         if self._head and ranks.tensor_mesh is not None:
             raise UserError("ranks cannot share a head whose answers are numbers. Set tensor_parallel=1.")
-        _align(model)
+        _align_tensors(model)
         model.eval()  # no dropout: log-probs must equal the rollout engine's
         if trained.gradient_checkpointing:
             _checkpoint_layers(model)
@@ -113,14 +113,14 @@ class PackedModel:
         if ranks.tensor_mesh is None and ranks.expert_mesh is None:
             return None
         if ranks.fill is None:
-            return self._checked(self.model, ranks)
-        self._checked(_miniature(self.model), ranks)
-        return _share(self.model, ranks)
+            return self._share_and_check(self.model, ranks)
+        self._share_and_check(_make_miniature(self.model), ranks)
+        return _share_model(self.model, ranks)
 
-    def _checked(self, model: PreTrainedModel, ranks: Ranks) -> VocabularyPart | None:
+    def _share_and_check(self, model: PreTrainedModel, ranks: Ranks) -> VocabularyPart | None:
         """Shares a model's layers. Raises UserError if the shared model gives other logits."""
         expected = run_alone(model)
-        part = _share(model, ranks)
+        part = _share_model(model, ranks)
         got = run_alone(model)
         if part:
             expected = expected[:, part.first : part.first + got.shape[1]]
@@ -181,9 +181,9 @@ class PackedModel:
     def outputs(self, batch: MicroBatch) -> Tensor:
         """Computes [t, outputs] at the selected positions: this rank's part of the logits or of a head's values."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return self._forward(batch)
+            return self._run_model(batch)
 
-    def _forward(self, batch: MicroBatch) -> Tensor:
+    def _run_model(self, batch: MicroBatch) -> Tensor:
         arguments: dict[str, object] = {"position_ids": batch.position_ids, "use_cache": False}
         if batch.layout is None:
             arguments["attention_mask"] = batch.attention_mask
@@ -199,13 +199,13 @@ class PackedModel:
         return rows.index_select(0, batch.keep_T) if whole else rows
 
 
-def _share(model: PreTrainedModel, ranks: Ranks) -> VocabularyPart | None:
+def _share_model(model: PreTrainedModel, ranks: Ranks) -> VocabularyPart | None:
     if ranks.expert_mesh:
         share_experts(model, ranks.expert_mesh)
     return share_layers(model, ranks.tensor_mesh) if ranks.tensor_mesh else None
 
 
-def _miniature(model: PreTrainedModel) -> PreTrainedModel:
+def _make_miniature(model: PreTrainedModel) -> PreTrainedModel:
     """Returns a model of the same architecture with few layers and words and random weights, equal on every rank."""
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
@@ -219,7 +219,7 @@ def _miniature(model: PreTrainedModel) -> PreTrainedModel:
     return made
 
 
-def _rows(table: nn.Module) -> int:
+def _count_rows(table: nn.Module) -> int:
     return table.get_parameter("weight").shape[0]
 
 
@@ -244,7 +244,7 @@ def _rows_before(head: nn.Module, keep_T: Tensor, answers: Tensor | None) -> Ite
         hook.remove()
 
 
-def _align(model: PreTrainedModel) -> None:
+def _align_tensors(model: PreTrainedModel) -> None:
     """Copies tensors that a file left at unaligned addresses. Matrix products round differently there, and a model that
     was just loaded must give the same bits as the one that was saved."""
     for tensor in (*model.parameters(), *model.buffers()):

@@ -64,10 +64,10 @@ def _find_difference(
     except MODEL_ERRORS as error:
         return f"packed attention failed in {type(model).__name__} ({type(error).__name__}: {error})"
     where = "" if change is None else f" beyond {change.field} = {change.tokens}"
-    return _compare(expected, got, windows, layer_types, where)
+    return _compare_logits(expected, got, windows, layer_types, where)
 
 
-def _compare(
+def _compare_logits(
     expected: Tensor, got: Tensor, windows: list[int | None], layer_types: Sequence[str], where: str
 ) -> str | None:
     if not windows:

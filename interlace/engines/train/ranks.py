@@ -138,7 +138,7 @@ class Ranks:
             dealt = self._shard_experts(model, device)
             self._shard_over(self._mesh if axes == names else self._mesh[axes], model, reshard=reshard, dealt=dealt)
         if self.fill:
-            _materialize(model, device)
+            _allocate_tensors(model, device)
             self.fill(model)
         elif not axes:  # sharding moves each rank's part to its device, on which the whole model may not fit
             nn.Module.to(model, device)
@@ -219,11 +219,11 @@ class Ranks:
         if self.is_alone:
             return tensors
         kept: dict[str, Tensor] = {}
-        for bucket in _buckets(tensors, self.num_ranks):  # one by one, so that no device holds the whole model
-            kept.update(self._gather(bucket))
+        for bucket in _split_buckets(tensors, self.num_ranks):  # one by one, so that no device holds the whole model
+            kept.update(self._gather_bucket(bucket))
         return kept
 
-    def _gather(self, bucket: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    def _gather_bucket(self, bucket: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         """Gathers a bucket's whole tensors on rank 0's host, with one message per rank, not per tensor."""
         from torch import distributed
 
@@ -272,7 +272,7 @@ def _open_store(url: str, rank: int, num_ranks: int) -> Store:
     return TCPStore(place.hostname, place.port, num_ranks, is_master=rank == 0, master_listen_fd=listener)
 
 
-def _buckets(tensors: Mapping[str, Tensor], num_ranks: int) -> Iterator[list[tuple[str, Tensor]]]:
+def _split_buckets(tensors: Mapping[str, Tensor], num_ranks: int) -> Iterator[list[tuple[str, Tensor]]]:
     """Yields tensors of equal type and layout, in order, up to BUCKET_BYTES together; a larger one by itself."""
     bucket: list[tuple[str, Tensor]] = []
     held, before = 0, None
@@ -295,7 +295,7 @@ def _is_cut_by_rows(tensor: Tensor, num_ranks: int) -> bool:
     return is_cut and tensor.device_mesh.size() == num_ranks  # type: ignore[attr-defined]
 
 
-def _materialize(model: nn.Module, device: torch.device) -> None:
+def _allocate_tensors(model: nn.Module, device: torch.device) -> None:
     """Allocates memory for meta tensors. A tied tensor stays one tensor; torch's `to_empty` would split it in two."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():

@@ -63,7 +63,7 @@ class TextTeacherEngine(LogprobEngine):
         """Computes [L] log-probs for the student's tokens, in nats. Tokens without aligned text get the student's own
         log-prob, from which nothing is learned.
         """
-        translated = [self._translate(sample) for sample in samples]
+        translated = [self._translate_sample(sample) for sample in samples]
         scored = iter(super().logprobs([each.sample for each in translated if each.sample is not None]))
         found = []
         for sample, each in zip(samples, translated, strict=True):
@@ -77,7 +77,7 @@ class TextTeacherEngine(LogprobEngine):
             found.append(logprobs_L)
         return found
 
-    def _translate(self, sample: Sample) -> _Translated:
+    def _translate_sample(self, sample: Sample) -> _Translated:
         ids, (student, teacher) = sample.token_ids.tolist(), self._tokenizers
         prompt = self._read(sample.prompt)
         has_end = bool(ids) and ids[-1] in student.all_special_ids

@@ -289,7 +289,7 @@ class TransitionEngine(TrainEngine):
         """Adds a network that Adam trains."""
         network = network.to(self.packed.device)
         adam = torch.optim.Adam(network.parameters(), lr=lr, betas=betas, fused=True)
-        self._parts[name] = _Part(network=network, optimizer=adam, names=_names(name, network))
+        self._parts[name] = _Part(network=network, optimizer=adam, names=_name_parameters(name, network))
         return network
 
     def _add_follower(self, name: str, network: ModuleT, followed: ModuleT) -> ModuleT:
@@ -357,5 +357,5 @@ def follow(follower: nn.Module, network: nn.Module, share: float) -> None:
     torch._foreach_lerp_(moved, own, share)
 
 
-def _names(name: str, network: nn.Module) -> dict[nn.Parameter, str]:
+def _name_parameters(name: str, network: nn.Module) -> dict[nn.Parameter, str]:
     return {each: f"{name}.{key}" for key, each in network.named_parameters()}

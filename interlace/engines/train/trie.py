@@ -48,7 +48,7 @@ class Trie:
         """
         row = _Row()
         prompts: dict[bytes, Places] = {}
-        found = [_place(sample, row, prompts) for sample in samples]
+        found = [_place_sample(sample, row, prompts) for sample in samples]
         return cls(
             token_ids_S=np.concatenate(row.token_ids),
             positions_S=np.concatenate(row.positions),
@@ -107,9 +107,9 @@ class _Row:
         return np.arange(first, first + count)
 
 
-def _place(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> tuple[tuple[Places, ...], Places]:
+def _place_sample(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> tuple[tuple[Places, ...], Places]:
     """Appends a sample's tokens, and its prompt's tokens if the row lacks them. Returns (branches, predictors)."""
-    prompt, before = _prompt(sample, row, prompts), depths(sample.segments, sample.num_prompt_tokens)
+    prompt, before = _place_prompt(sample, row, prompts), depths(sample.segments, sample.num_prompt_tokens)
     paths = branches(sample.segments)
     leaves = {path[-1] for path in paths}
     places: list[Places] = []
@@ -141,7 +141,7 @@ def _place(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> tuple[tup
     return tuple([own for own in found if len(own)]), np.concatenate(predictors)
 
 
-def _prompt(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> Places:
+def _place_prompt(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> Places:
     """Returns the places of a sample's prompt, appending it if needed; empty if no segment continues the prompt."""
     if not num_prompt_tokens(sample):
         return np.zeros(0, np.int64)

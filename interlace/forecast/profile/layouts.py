@@ -62,37 +62,37 @@ def _place_apart(num_devices: int) -> Schedule:
 def _fit_efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
     """Fits the efficiency of each doubling of the training devices."""
 
-    def tried(kept: float) -> Profile:
+    def set_efficiency(kept: float) -> Profile:
         critic = profile.critic and profile.critic.model_copy(update={"efficiency": kept})
         return profile.model_copy(
             update={"actor": profile.actor.model_copy(update={"efficiency": kept}), "critic": critic}
         )
 
     def is_too_fast(kept: float) -> bool:
-        return ratio(real, real.trains_s, simulated(tried(kept), recipe, num_devices, real).trains_s) > 1
+        return ratio(real, real.trains_s, simulated(set_efficiency(kept), recipe, num_devices, real).trains_s) > 1
 
-    return tried(_search_value(1.0, 0.5, is_too_fast))
+    return set_efficiency(_search_value(1.0, 0.5, is_too_fast))
 
 
-def _interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
+def _fit_interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
     """Fits the slowdown of training by concurrent generation, then of generation by concurrent training."""
 
-    def refined(so_far: Profile, role: str, beside: str, part: Callable[[StepTimes], Sequence[float]]) -> Profile:
+    def fit_slowdown(so_far: Profile, role: str, beside: str, part: Callable[[StepTimes], Sequence[float]]) -> Profile:
         others = [pair for pair in so_far.interference if (pair.role, pair.beside) != (role, beside)]
 
-        def tried(slowdown: float) -> Profile:
+        def set_slowdown(slowdown: float) -> Profile:
             pair = Interference(role=role, beside=beside, slowdown=slowdown)
             return so_far.model_copy(update={"interference": (*others, pair)})
 
         def is_too_fast(slowdown: float) -> bool:
-            return ratio(real, part(real), part(simulated(tried(slowdown), recipe, num_devices, real))) > 1
+            return ratio(real, part(real), part(simulated(set_slowdown(slowdown), recipe, num_devices, real))) > 1
 
         # If the two hardly overlap, their steps do not determine the slowdown.
-        return so_far if is_too_fast(SLOWEST) else tried(_search_value(1.0, SLOWEST, is_too_fast))
+        return so_far if is_too_fast(SLOWEST) else set_slowdown(_search_value(1.0, SLOWEST, is_too_fast))
 
     for _ in range(ROUNDS):  # the duration of either part determines the overlap
-        profile = refined(profile, "actor", "rollout", lambda times: times.trains_s)
-        profile = refined(profile, "rollout", "actor", lambda times: times.rollouts_s)
+        profile = fit_slowdown(profile, "actor", "rollout", lambda times: times.trains_s)
+        profile = fit_slowdown(profile, "rollout", "actor", lambda times: times.rollouts_s)
     return profile
 
 
@@ -103,5 +103,5 @@ def _search_value(fast: float, slow: float, is_too_fast: Callable[[float], bool]
 
 LAYOUTS = (
     MeasuredLayout(name="roles share all devices", schedule=_share_devices, refined=_fit_efficiency),
-    MeasuredLayout(name="training beside generation", schedule=_place_apart, refined=_interference),
+    MeasuredLayout(name="training beside generation", schedule=_place_apart, refined=_fit_interference),
 )

@@ -24,7 +24,7 @@ def trainable(samples: Sequence[Sample]) -> list[Sample]:
     """Returns samples with all columns that any loss reads, filled with numbers of typical size."""
     random = np.random.default_rng(0)
 
-    def filled(sample: Sample) -> Sample:
+    def fill_columns(sample: Sample) -> Sample:
         noise = random.normal(size=sample.num_tokens).astype(np.float32)
         return replace(
             sample,
@@ -35,7 +35,7 @@ def trainable(samples: Sequence[Sample]) -> list[Sample]:
             process_rewards=np.zeros_like(noise),
         )
 
-    return [filled(sample) for sample in samples]
+    return [fill_columns(sample) for sample in samples]
 
 
 async def measure_inference(

@@ -200,10 +200,10 @@ class ChatTemplateRenderer:
                 alone = self.text(said, tools, prompts=False) if some else ""
             except UserError:
                 continue
-            return self._behind(whole, alone)
+            return self._find_tail(whole, alone)
         return None
 
-    def _behind(self, whole: str, alone: str) -> str | None:
+    def _find_tail(self, whole: str, alone: str) -> str | None:
         """Returns the part of a rendered conversation after its answer.
 
         alone: the conversation without new messages, if the answer has calls.

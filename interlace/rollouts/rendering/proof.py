@@ -84,29 +84,29 @@ class Proof:
 def prove(template: TemplateText) -> Proof:
     """Tests the template on conversations of several kinds."""
     return Proof(
-        user=_finding(template, "user"),
-        tool=_finding(template, "tool"),
+        user=_examine_template(template, "user"),
+        tool=_examine_template(template, "tool"),
         has_tools=_has_tools(template),
     )
 
 
-def _finding(template: TemplateText, kind: Kind) -> TurnFinding:
+def _examine_template(template: TemplateText, kind: Kind) -> TurnFinding:
     new = (
         Message(role="user", content="next")
         if kind == "user"
         else Message(role="tool", content="result", tool_call_id="000000000", name="probe")
     )
     tools = (PROBE,) if kind == "tool" else ()
-    tails = [template.tail_text(None, [new], tools, before) for before in _histories()]
+    tails = [template.tail_text(None, [new], tools, before) for before in _iterate_histories()]
     found = {tail for tail in tails if tail is not None}
     return TurnFinding(
         appends=len(found) == 1 and all(found),
-        rewrites=any(_rewrites(template, before, new, tools) for before in _histories()),
+        rewrites=any(_rewrites_history(template, before, new, tools) for before in _iterate_histories()),
         is_there=bool(found),
     )
 
 
-def _histories() -> Iterator[Messages]:
+def _iterate_histories() -> Iterator[Messages]:
     user = Message(role="user", content="first")
     system = Message(role="system", content="be brief")
     answer = Message(role="assistant", content="one")
@@ -120,7 +120,7 @@ def _histories() -> Iterator[Messages]:
     yield (user, call, result)
 
 
-def _rewrites(template: TemplateText, before: Messages, new: Message, tools: tuple[ToolSpec, ...]) -> bool:
+def _rewrites_history(template: TemplateText, before: Messages, new: Message, tools: tuple[ToolSpec, ...]) -> bool:
     calls = (ToolCall(id="000000000", name="probe", arguments={"a": "b"}),) if new.role == "tool" else ()
     answers = [
         Message(role="assistant", content="" if calls else "two", tool_calls=calls),

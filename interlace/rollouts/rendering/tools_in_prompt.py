@@ -15,7 +15,7 @@ HEAD = (
 
 def written_out(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Messages:
     """Returns the conversation with its tools, calls and tool messages written as text in Hermes' format."""
-    found = [_plain(message) for message in messages]
+    found = [_write_calls(message) for message in messages]
     if tools:
         lines = [json.dumps(tool_mapping(tool), ensure_ascii=False, default=dict) for tool in tools]
         head = HEAD.format(tools="\n".join(lines))
@@ -26,7 +26,7 @@ def written_out(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Messa
     return tuple(_join_messages(found))
 
 
-def _plain(message: Message) -> Message:
+def _write_calls(message: Message) -> Message:
     if message.role == "tool":
         return Message(role="user", content=f"<tool_response>\n{message.content}\n</tool_response>")
     if not message.tool_calls:

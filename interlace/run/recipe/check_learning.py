@@ -59,7 +59,7 @@ def _check_data_sets(recipe: Recipe) -> None:
         if folder is None:
             continue
         shapes = open_dataset(Path(folder)).shapes
-        for column in (layout.ACTION, *(_learned_columns(recipe) if key == "replay.demonstrations" else ())):
+        for column in (layout.ACTION, *(_list_learned_columns(recipe) if key == "replay.demonstrations" else ())):
             if column not in shapes:
                 raise UserError(
                     f"{key}={folder} has no column {column!r}, which the recipe needs. Record it with "
@@ -73,7 +73,7 @@ def _check_data_sets(recipe: Recipe) -> None:
             )
 
 
-def _learned_columns(recipe: Recipe) -> tuple[str, ...]:
+def _list_learned_columns(recipe: Recipe) -> tuple[str, ...]:
     """Returns the columns of demonstrations from which an off-policy algorithm learns, besides the actions."""
     returns = isinstance(recipe.episode, RobotConfig) and recipe.episode.reward == "return"
     return layout.STATE_COLUMN, layout.REWARD if returns else layout.SUCCESS, layout.DONE

@@ -108,7 +108,7 @@ SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
 """Sections that may be written as one word, each with a function that expands the word."""
 
 
-def _spelled_out(section: str) -> BeforeValidator:
+def _expand_section(section: str) -> BeforeValidator:
     def spell_out(value: object) -> object:
         if not isinstance(value, str):
             return value
@@ -122,7 +122,7 @@ def _spelled_out(section: str) -> BeforeValidator:
 class TaskSource(MixtureSource):
     """A source of a mixture, with its reward."""
 
-    reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
+    reward: Annotated[RewardConfig | None, _expand_section("reward")] = None
     """Scorer of responses to the source's prompts. If None, the recipe's `reward`."""
 
     @model_validator(mode="after")
@@ -158,12 +158,12 @@ def _refuse_foreign_value(section: str) -> Callable[[object], object]:
 class Recipe(Config):
     """One experiment. A *step* is one iteration of the loop; a *version* is one publication of weights."""
 
-    model: Annotated[ModelConfig, _spelled_out("model")]
-    task: Annotated[TaskConfig, _spelled_out("task")]
+    model: Annotated[ModelConfig, _expand_section("model")]
+    task: Annotated[TaskConfig, _expand_section("task")]
     """Prompts to train on and held-out prompts."""
-    reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
+    reward: Annotated[RewardConfig | None, _expand_section("reward")] = None
     """Scorer of responses. None if the episode gives the reward. A source of a mixture may have another reward."""
-    episode: Annotated[SerializeAsAny[EpisodeConfig], BeforeValidator(parse_episode), _spelled_out("episode")] = (
+    episode: Annotated[SerializeAsAny[EpisodeConfig], BeforeValidator(parse_episode), _expand_section("episode")] = (
         EpisodeConfig()
     )
     """Production of a sample. Written as the episode's name, or as `{name: ..., setting: value, ...}`."""
@@ -171,7 +171,7 @@ class Recipe(Config):
     """Conversion of messages to tokens and back, for episodes that work on messages."""
     algorithm: AlgorithmChoice = Field(default_factory=lambda: AlgorithmChoice.model_validate({}))
     schedule: ScheduleChoice = Field(default_factory=lambda: ScheduleChoice.model_validate({}))
-    cluster: Annotated[ClusterConfig, _spelled_out("cluster")] = ClusterConfig()
+    cluster: Annotated[ClusterConfig, _expand_section("cluster")] = ClusterConfig()
     steps: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=SEED_END)
     """Seed of sampling, of the order of prompts, and of the warm-up."""
@@ -190,14 +190,14 @@ class Recipe(Config):
     """Steps between evaluations on held-out prompts. With 0, only before the first step and after the last."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep."""
-    best: Annotated[BestConfig | None, _spelled_out("best")] = None
+    best: Annotated[BestConfig | None, _expand_section("best")] = None
     """Checkpoint to keep in addition, by a metric, and early stopping. If None, only the newest are kept."""
     recovery: RecoveryConfig = RecoveryConfig()
     """Limits of recovery from failures of processes and samples."""
     sampling: SamplingParams = SamplingParams()
     optimizer: Annotated[OptimizerConfig, BeforeValidator(_refuse_foreign_value("optimizer"))] = OptimizerConfig()
     """Optimizer of the actor."""
-    rollout: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(parse_engine), _spelled_out("rollout")] = (
+    rollout: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(parse_engine), _expand_section("rollout")] = (
         NativeConfig()
     )
     """The engine that generates. Written as its name, or as `{engine: ..., setting: value, ...}`."""

@@ -97,7 +97,7 @@ class LoopServer(ABC):
         """Handles one message, on the loop."""
 
     @abstractmethod
-    def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:
+    def _report_blocked_loop(self, task: asyncio.Task[Any] | None, line: str) -> None:
         """Reports, on a separate thread, that the loop is blocked. task: the running task. line: its current line."""
 
     def _take(self) -> None:
@@ -113,7 +113,7 @@ class LoopServer(ABC):
     def _watch(self) -> None:
         while time.monotonic() - self._beat_s < self._patience_s + _BEAT_S:
             time.sleep(_BEAT_S)
-        self._blocked(asyncio.current_task(self._loop), innermost_line(self._thread))
+        self._report_blocked_loop(asyncio.current_task(self._loop), innermost_line(self._thread))
 
 
 def _end_with_the_run() -> None:

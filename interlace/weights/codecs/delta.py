@@ -41,7 +41,7 @@ class DeltaEncoder:
     def encode(self, version: int, shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Parcel:
         """See PartEncoder."""
         base, due = self._version, self._num_since_full + 1 >= self._full_every
-        found = self._changes(shards, tensors, wanted=base is not None and not due)
+        found = self._collect_changes(shards, tensors, wanted=base is not None and not due)
         self._version = version
         whole = sum(tensor.nbytes for tensor in self._kept.values())
         if found is None or sum(part.nbytes for _, part in found) > self._densest * whole:
@@ -51,7 +51,7 @@ class DeltaEncoder:
         entries = {name: TensorEntry(str(part.dtype).removeprefix("torch."), tuple(part.shape)) for name, part in found}
         return Parcel(entries=entries, tensors=[part for _, part in found], codec="delta", base=base)
 
-    def _changes(
+    def _collect_changes(
         self, shards: Sequence[Shard], tensors: Iterable[Tensor], *, wanted: bool
     ) -> list[tuple[str, Tensor]] | None:
         """Updates the kept version. Returns the changes if wanted and if every tensor has a previous version."""
@@ -65,7 +65,7 @@ class DeltaEncoder:
                 self._kept[shard.name], wanted = new.clone(), False
                 continue
             if wanted:
-                gaps, values = _difference(bits_of(old), bits_of(new))
+                gaps, values = _find_changes(bits_of(old), bits_of(new))
                 found.append((shard.name + GAPS, torch.from_numpy(gaps)))
                 found.append((shard.name + VALUES, torch.from_numpy(values.view(np.uint8))))
             old.copy_(new)
@@ -87,7 +87,7 @@ class DeltaDecoder:
         positions = np.cumsum(given[0].numpy(), dtype=np.int64) - 1
         values = given[1].numpy().view(held.dtype)
         if box != shard.box:
-            inside, positions = _within(positions, shard.box, box)
+            inside, positions = _select_positions(positions, shard.box, box)
             values = values[inside]
         held[positions] = values
         return base
@@ -102,7 +102,7 @@ def bits_of(tensor: Tensor) -> NDArray[np.unsignedinteger]:
     return tensor.reshape(-1).view(torch.uint8).numpy().view(_BITS[tensor.element_size()])
 
 
-def _difference(
+def _find_changes(
     old: NDArray[np.unsignedinteger], new: NDArray[np.unsignedinteger]
 ) -> tuple[NDArray[np.uint16], NDArray[np.unsignedinteger]]:
     positions = np.flatnonzero(old != new)
@@ -116,7 +116,9 @@ def _difference(
     return gaps.astype(np.uint16), new[positions]
 
 
-def _within(positions: NDArray[np.int64], outer: Box, box: Box) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+def _select_positions(
+    positions: NDArray[np.int64], outer: Box, box: Box
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Returns a mask of the positions of a shard that lie in a block of it, and those positions within the block."""
     inner = box.within(outer)
     places = np.unravel_index(positions, outer.size)

@@ -167,7 +167,7 @@ def _written(parcel: Parcel, form: SavedForm | None) -> tuple[dict[str, SavedBlo
 
 def _write(file: Path, saved: Mapping[str, TensorEntry], blocks: Mapping[str, SavedBlock], parcel: Parcel) -> str:
     """Writes blocks into a file of whole tensors. Returns the hash of the written blocks."""
-    header, places, size = _layout(saved)
+    header, places, size = _make_layout(saved)
     opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         os.posix_fallocate(opened, 0, size)
@@ -198,7 +198,7 @@ def _layout_hash(saved: Mapping[str, TensorEntry]) -> str:
     return xxhash.xxh3_64_hexdigest(described.encode())
 
 
-def _layout(saved: Mapping[str, TensorEntry]) -> tuple[bytes, dict[str, int], int]:
+def _make_layout(saved: Mapping[str, TensorEntry]) -> tuple[bytes, dict[str, int], int]:
     """Returns a safetensors header, the offset of each tensor, and the size of the file."""
     # Widest first, like the format's reference writer, so that each tensor is aligned to its element size.
     order = sorted(saved.items(), key=lambda each: (-ITEM_BYTES[each[1].dtype], each[0]))

@@ -92,7 +92,7 @@ class PeerSender:
         self._changed = threading.Condition()
         self._host = _own_address()
         self._listener = socket.create_server((self._host, 0))
-        threading.Thread(target=self._welcome, name="weights", daemon=True).start()
+        threading.Thread(target=self._accept_callers, name="weights", daemon=True).start()
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
         """See Sender."""
@@ -123,14 +123,14 @@ class PeerSender:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
-    def _welcome(self) -> None:
+    def _accept_callers(self) -> None:
         """Serves each caller on a separate thread, until the sender is closed."""
         with contextlib.suppress(OSError):  # closed
             while True:
                 connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), name="weights", daemon=True).start()
+                threading.Thread(target=self._serve_engine, args=(connection,), name="weights", daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve_engine(self, connection: socket.socket) -> None:
         """Serves one engine until the sender is closed or the engine disconnects."""
         from interlace.weights.meeting import SETS, Meeting
 
@@ -149,9 +149,9 @@ class PeerSender:
                 version, pieces = said
                 if pieces is not None:
                     asked = [Piece(name, Box(tuple(box[0]), tuple(box[1])) if box else None) for name, box in pieces]
-                self._answer(pair, version, asked)
+                self._send_pieces(pair, version, asked)
 
-    def _answer(self, pair: Pair, version: int, asked: Sequence[Piece]) -> None:
+    def _send_pieces(self, pair: Pair, version: int, asked: Sequence[Piece]) -> None:
         with self._changed:
             held = self._versions.get(version, {})
         pair.send(torch.tensor([int(bool(held))])).wait()
@@ -181,13 +181,13 @@ class PeerReceiver:
         assert isinstance(source, PeerSource)
         address = (source.host, source.port)
         try:
-            received = self._fetch(source, address, part.version, pieces)
+            received = self._fetch_pieces(source, address, part.version, pieces)
         except (RuntimeError, OSError) as error:
             if call := self._calls.pop(address, None):
                 call.connection.close()
             raise InterlaceError(
                 f"weights: version {part.version} did not arrive from trainer rank {part.rank} at {source.host}: "
-                f"{_reason(error, source.patience_s)}. The engine keeps its current weights."
+                f"{_describe_error(error, source.patience_s)}. The engine keeps its current weights."
             ) from error
         whole = [box is None or box.size == source.entries[name].shape for name, box in pieces]
         names = [name for name, _ in pieces]
@@ -195,17 +195,17 @@ class PeerReceiver:
             raise InterlaceError(f"weights: version {part.version} from trainer rank {part.rank} arrived broken.")
         return Held(received)
 
-    def _fetch(
+    def _fetch_pieces(
         self, source: PeerSource, address: tuple[str, int], version: int, pieces: Sequence[Piece]
     ) -> list[Tensor]:
         call = self._calls.get(address)
         if call is None:
-            call = self._calls[address] = self._meet(source)
+            call = self._calls[address] = self._meet_source(source)
         is_new, call.asked = pieces != call.asked, pieces
         call.connection.sendall(json.dumps([version, pieces if is_new else None]).encode() + b"\n")
-        return _while_alive(call.connection, lambda: self._receive(call.pair, source, pieces))
+        return _while_alive(call.connection, lambda: self._receive_pieces(call.pair, source, pieces))
 
-    def _receive(self, pair: Pair, source: PeerSource, pieces: Sequence[Piece]) -> list[Tensor]:
+    def _receive_pieces(self, pair: Pair, source: PeerSource, pieces: Sequence[Piece]) -> list[Tensor]:
         has = torch.zeros(1, dtype=torch.int64)
         pair.receive(has)
         if not has.item():
@@ -218,7 +218,7 @@ class PeerReceiver:
             received.append(into)
         return received
 
-    def _meet(self, source: PeerSource) -> _Call:
+    def _meet_source(self, source: PeerSource) -> _Call:
         from interlace.weights.meeting import Meeting
 
         connection = socket.create_connection((source.host, source.port), timeout=source.patience_s)
@@ -270,7 +270,7 @@ def _while_alive(connection: socket.socket, receive: Callable[[], T]) -> T:
     return outcome.result()
 
 
-def _reason(error: Exception, patience_s: float) -> str:
+def _describe_error(error: Exception, patience_s: float) -> str:
     """Describes why nothing arrived. gloo reports the kind of a connection error only in its message."""
     said = str(error)
     if isinstance(error, ConnectionError) or "by peer" in said or "hung up" in said:

@@ -35,12 +35,12 @@ def check_servers(addresses: Sequence[Address], dialect: str, wanted: WantedMode
     _check_distinct([address.url for address in addresses])
     thread = LoopThread("check of engine services")
     try:
-        thread.run(_check(addresses, dialect, wanted))
+        thread.run(_check_addresses(addresses, dialect, wanted))
     finally:
         thread.close()
 
 
-async def _check(addresses: Sequence[Address], dialect: str, wanted: WantedModel) -> None:
+async def _check_addresses(addresses: Sequence[Address], dialect: str, wanted: WantedModel) -> None:
     """Checks the capacities before the requests: two addresses of one server would get two requests of one id."""
     clients = {address.url: dialect_named(dialect).connect(address, seed=0) for address in addresses}
     try:
@@ -59,12 +59,12 @@ async def _check(addresses: Sequence[Address], dialect: str, wanted: WantedModel
 def _check_distinct(urls: Sequence[str]) -> None:
     seen: dict[object, str] = {}
     for url in urls:
-        for place in _places(url):
+        for place in _resolve_addresses(url):
             if (other := seen.setdefault(place, url)) != url:
                 raise UserError(f"rollout.urls: {other} and {url} are one server. Name each server once.")
 
 
-def _places(url: str) -> list[object]:
+def _resolve_addresses(url: str) -> list[object]:
     if url.startswith(UNIX):
         return [url]
     parts = urlsplit(url)
@@ -86,19 +86,19 @@ async def _find_capacity(url: str, client: EngineClient, dialect: str) -> Servic
             f"rollout.urls: no server of dialect {dialect!r} answers at {url}: {error or 'no answer'}. "
             f"Start it, correct the address, or set rollout.dialect to the server's kind ({known})."
         ) from None
-    with _naming(url):
+    with _name_address(url):
         async with asyncio.timeout(ANSWER_S):
             return await client.capacity()
 
 
 async def _request_token(url: str, client: EngineClient) -> None:
-    with _naming(url):
+    with _name_address(url):
         async with asyncio.timeout(ANSWER_S):
             await _try_request(client)
 
 
 @contextmanager
-def _naming(url: str) -> Iterator[None]:
+def _name_address(url: str) -> Iterator[None]:
     """Raises UserError with the address if the server fails after it answered about its health."""
     try:
         yield

@@ -137,10 +137,10 @@ class ServiceEngine(LinkedServer):
         finished, self._finished = self._finished, []
         refused, self._refused = self._refused, []
         if not self._paused and not self._is_away:
-            self._send()
+            self._send_requests()
             if not finished and not refused and len(self._live) and not self._link.lost:
                 self._link.inbox.wait()
-            new_tokens, ended, newly_refused = self._take()
+            new_tokens, ended, newly_refused = self._take_deltas()
             finished += ended
             refused += newly_refused
         return StepOutput(
@@ -160,7 +160,7 @@ class ServiceEngine(LinkedServer):
         sent = [name for name in wanted if self._link.inbox.is_running(name)]
         if sent and not self._link.lost:
             self._link.abort(sent, patience_s=ABORT_S)
-        _, ended, refused = self._take()
+        _, ended, refused = self._take_deltas()
         self._refused += refused
         chosen = set(wanted)
         found = [one for one in ended if one.request.id in chosen]
@@ -190,12 +190,12 @@ class ServiceEngine(LinkedServer):
         frozen: bool = False,  # noqa: ARG002 - a server reads its own copy
     ) -> None:
         check_mode(mode)
-        self._check(GivenWeights(tensors))
+        self._check_shapes(GivenWeights(tensors))
         self._replace(self._folders.write(tensors, self._model.folder), version, mode)
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
         check_mode(mode)
-        self._check(SavedWeights(folder))
+        self._check_shapes(SavedWeights(folder))
         self._replace(Path(folder).absolute(), version, mode)
 
     def pull_weights(self, ref: WeightRef, mode: UpdateMode, reader: WeightReader) -> None:
@@ -207,7 +207,7 @@ class ServiceEngine(LinkedServer):
             self._replace(folder, ref.version, mode, probe=ref.probe)
             return
         with reader.open(ref) as weights:
-            self._check(GivenWeights(weights))
+            self._check_shapes(GivenWeights(weights))
             self._replace(self._folders.write(dict(weights), self._model.folder), ref.version, mode, probe=ref.probe)
 
     def recover(self) -> str:
@@ -231,14 +231,14 @@ class ServiceEngine(LinkedServer):
         """Frees the devices: running requests are computed again after onload(), regardless of `kv`."""
         if self._is_away:
             return
-        self._resubmit(self.abort())
+        self._resubmit_partials(self.abort())
         self._link.call(lambda client: client.sleep())
         self._is_away = True
 
     def metrics(self) -> Metrics:
         return {"num_running": float(len(self._live)), "is_lost": float(bool(self._link.lost))}
 
-    def _check(self, weights: NamedWeights) -> None:
+    def _check_shapes(self, weights: NamedWeights) -> None:
         """Refuses weights of other shapes; if a folder's names are not the model's, only the server checks them."""
         known = self._model.weights
         if known is not None and (not isinstance(weights, SavedWeights) or weights.shapes.keys() <= known.names):
@@ -256,9 +256,9 @@ class ServiceEngine(LinkedServer):
         else:
             self._version, self._folder, self._probe = version, folder, probe
             self._folders.keep(folder)
-        self._resubmit(partials)
+        self._resubmit_partials(partials)
 
-    def _resubmit(self, partials: Sequence[Completion]) -> None:
+    def _resubmit_partials(self, partials: Sequence[Completion]) -> None:
         """Submits aborted requests again, with their tokens so far; the next step returns the others."""
         for one in partials:
             if one.finish_reason == FinishReason.ABORTED:
@@ -266,12 +266,12 @@ class ServiceEngine(LinkedServer):
             else:
                 self._finished.append(one)
 
-    def _send(self) -> None:
+    def _send_requests(self) -> None:
         if self._unsent and not self._link.lost:
             requests, self._unsent = [*self._unsent.values()], {}
             self._link.send(requests)
 
-    def _take(self) -> tuple[int, list[Completion], list[tuple[Request, str]]]:
+    def _take_deltas(self) -> tuple[int, list[Completion], list[tuple[Request, str]]]:
         """Processes the deltas that have arrived. Returns the number of new tokens, ended and refused requests."""
         count, ended, refused = 0, list[Completion](), list[tuple[Request, str]]()
         for name, delta in self._link.inbox.take():
@@ -282,7 +282,7 @@ class ServiceEngine(LinkedServer):
                 refused.append((one.request, delta.refusal))
                 continue
             try:
-                self._extend(name, delta)
+                self._extend_sequence(name, delta)
             except InterlaceError as error:
                 self._link.lose(f"it returned an invalid result: {error}")
                 break
@@ -291,7 +291,7 @@ class ServiceEngine(LinkedServer):
                 ended.append(self._live.end(name, delta.finish_reason, delta.num_cached_tokens))
         return count, ended, refused
 
-    def _extend(self, name: str, delta: Delta) -> None:
+    def _extend_sequence(self, name: str, delta: Delta) -> None:
         start = 0
         for version, length in delta.versions:
             chosen = slice(start, start + length)

@@ -44,7 +44,7 @@ class HostedEngine:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._requests = HostedRequests(engine, now)
         self._fault: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="engine service", daemon=True)
+        self._thread = threading.Thread(target=self._run_commands, name="engine service", daemon=True)
         self._thread.start()
 
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
@@ -70,33 +70,33 @@ class HostedEngine:
             HostedRequest(request, lambda delta, name=request.id: send(name, delta), len(request.generated_ids))  # type: ignore[misc]
             for request in requests
         ]
-        await self._call(lambda: self._requests.begin(tickets))
+        await self._call_function(lambda: self._requests.begin(tickets))
         try:
             await done
         except asyncio.CancelledError:
-            self._put(lambda: self._requests.end(left))
+            self._put_command(lambda: self._requests.end(left))
             raise
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         from interlace.engines.rollout.services.scoring import score_sequences
 
-        return await self._call(lambda: score_sequences(self._engine.model, sequences))
+        return await self._call_function(lambda: score_sequences(self._engine.model, sequences))
 
     async def abort(self, ids: Sequence[str]) -> None:
-        await self._call(lambda: self._requests.end(ids))
+        await self._call_function(lambda: self._requests.end(ids))
 
     async def pause(self, mode: PauseMode) -> None:
-        await self._call(lambda: self._requests.pause(aborts=mode == "abort"))
+        await self._call_function(lambda: self._requests.pause(aborts=mode == "abort"))
 
     async def resume(self) -> None:
-        await self._call(self._requests.resume)
+        await self._call_function(self._requests.resume)
 
     async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
         def load() -> None:
             self._requests.flush()  # Sends the tokens so far with their versions.
             self._engine.load(folder, version, mode)
 
-        await self._call(load)
+        await self._call_function(load)
 
     async def health(self) -> ServiceHealth:
         """See EngineClient. It does not wait for the engine's thread, which may be loading weights."""
@@ -108,10 +108,10 @@ class HostedEngine:
         return self._capacity
 
     async def sleep(self) -> None:
-        await self._call(lambda: self._engine.offload("recompute"))
+        await self._call_function(lambda: self._engine.offload("recompute"))
 
     async def wake(self) -> None:
-        await self._call(self._engine.onload)
+        await self._call_function(self._engine.onload)
 
     async def close(self) -> None:
         self._commands.put(None)
@@ -119,9 +119,9 @@ class HostedEngine:
 
     async def call(self, function: Callable[[RolloutEngine], T]) -> T:
         """Runs a function of the engine between two steps."""
-        return await self._call(lambda: function(self._engine))
+        return await self._call_function(lambda: function(self._engine))
 
-    async def _call(self, function: Callable[[], T]) -> T:
+    async def _call_function(self, function: Callable[[], T]) -> T:
         """Runs a function on the engine's thread, between two steps."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
@@ -143,26 +143,26 @@ class HostedEngine:
 
         if self._fault is not None:
             raise InterlaceError(f"the engine has failed: {self._fault}") from self._fault
-        self._put(run)
+        self._put_command(run)
         return await answer
 
-    def _put(self, command: Callable[[], None]) -> None:
+    def _put_command(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
         self._engine.interrupt()
 
-    def _run(self) -> None:
+    def _run_commands(self) -> None:
         """Runs commands and steps until close()."""
         while True:
             try:
                 command = self._commands.get(block=self._requests.is_idle)
             except queue.Empty:
-                self._step()
+                self._step_engine()
                 continue
             if command is None:
                 return
             command()
 
-    def _step(self) -> None:
+    def _step_engine(self) -> None:
         try:
             output = self._engine.step()
         except Exception as error:  # noqa: BLE001 - every client gets it as the reason

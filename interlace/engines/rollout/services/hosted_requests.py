@@ -82,7 +82,7 @@ class HostedRequests:
             self._waiting.remove(ticket)
             ticket.send(Delta(finish_reason=FinishReason.ABORTED))
         for completion in self._engine.abort([name for name in ids if name in self._tickets]):
-            self._finish(completion)
+            self._finish_request(completion)
 
     def pause(self, *, aborts: bool) -> None:
         """Stops the requests until resume(). aborts: the running ones end."""
@@ -99,7 +99,7 @@ class HostedRequests:
     def deliver(self, output: StepOutput) -> None:
         """Sends the results of one step of the engine."""
         for completion in output.finished:
-            self._finish(completion)
+            self._finish_request(completion)
         if output.drawn:  # Requests whose clients follow each token.
             self._send_new([*output.drawn])
         if self._now() - self._flushed_s >= FLUSH_EVERY_S:
@@ -120,23 +120,23 @@ class HostedRequests:
         for completion in self._engine.peek(ids):
             ticket = self._tickets[completion.request.id]
             if len(completion.token_ids) > ticket.num_sent:
-                ticket.send(_delta(completion, ticket.num_sent))
+                ticket.send(_make_delta(completion, ticket.num_sent))
                 ticket.num_sent = len(completion.token_ids)
 
-    def _finish(self, completion: Completion) -> None:
+    def _finish_request(self, completion: Completion) -> None:
         ticket = self._tickets.pop(completion.request.id, None)
         if ticket is None:
             return
         if completion.failure:
             ticket.send(Delta(refusal=completion.failure))
             return
-        last = _delta(completion, ticket.num_sent)
+        last = _make_delta(completion, ticket.num_sent)
         ticket.send(
             replace(last, finish_reason=completion.finish_reason, num_cached_tokens=completion.num_cached_tokens)
         )
 
 
-def _delta(completion: Completion, first: int) -> Delta:
+def _make_delta(completion: Completion, first: int) -> Delta:
     return Delta(
         token_ids=completion.token_ids[first:],
         logprobs=completion.logprobs[first:],

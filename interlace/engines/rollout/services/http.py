@@ -57,7 +57,7 @@ class Connection:
 
     async def get(self, path: str, *, timeout_s: float) -> dict[str, JSON]:
         """Requests a JSON object. Raises the errors of post()."""
-        return await self._ask("GET", path, None, timeout_s)
+        return await self._send_request("GET", path, None, timeout_s)
 
     async def post(self, path: str, body: Mapping[str, JSON] | None = None, *, timeout_s: float) -> dict[str, JSON]:
         """Sends a JSON object and returns the answer; {} if it is empty or is not an object.
@@ -65,14 +65,14 @@ class Connection:
         Raises ServiceError if the server does not answer within timeout_s or reports a fault. Raises UserError for 4xx,
         because the request is wrong and any other server would refuse it too.
         """
-        return await self._ask("POST", path, body, timeout_s)
+        return await self._send_request("POST", path, body, timeout_s)
 
     async def lines(self, path: str, body: Mapping[str, JSON]) -> AsyncIterator[bytes]:
         """Sends a JSON object and yields the lines of the answer as they arrive. Raises the errors of post()."""
         try:
             async with self._session.post(f"{self._base}{path}", json=body) as response:
                 if response.status != 200:
-                    self._raise(path, response.status, await response.text())
+                    self._raise_error(path, response.status, await response.text())
                 async for line in response.content:
                     yield line
         except (self._aiohttp.ClientError, OSError, ValueError) as error:
@@ -82,7 +82,9 @@ class Connection:
         """Closes the connections."""
         await self._session.close()
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, JSON] | None, timeout_s: float) -> dict[str, JSON]:
+    async def _send_request(
+        self, method: str, path: str, body: Mapping[str, JSON] | None, timeout_s: float
+    ) -> dict[str, JSON]:
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -94,7 +96,7 @@ class Connection:
         except (self._aiohttp.ClientError, OSError, ValueError) as error:
             raise self._make_loss_error(path, error) from error
         if response.status >= 300:
-            self._raise(path, response.status, text)
+            self._raise_error(path, response.status, text)
         try:
             found = json.loads(text) if text.strip() else {}
         except ValueError:
@@ -104,8 +106,8 @@ class Connection:
     def _make_loss_error(self, path: str, error: Exception) -> ServiceError:
         return ServiceError(f"{self.url}{path}: {type(error).__name__}: {error}")
 
-    def _raise(self, path: str, status: int, text: str) -> None:
-        said = f"{self.url}{path} answered {status}: {_message(text)}"
+    def _raise_error(self, path: str, status: int, text: str) -> None:
+        said = f"{self.url}{path} answered {status}: {_read_message(text)}"
         if any(one in text for one in MEMORY_TEXTS):
             raise OutOfMemoryError(said)
         if status == 507:
@@ -122,7 +124,7 @@ class Connection:
         raise ServiceError(said)
 
 
-def _message(text: str) -> str:
+def _read_message(text: str) -> str:
     """Returns the message in an error body of this package's or OpenAI's form; else the beginning of the body."""
     try:
         found = json.loads(text)

@@ -93,7 +93,7 @@ class ServerLink:
         try:
             if self._process is not None:
                 self._process.start()
-            return self._ready()
+            return self._connect_and_watch()
         except BaseException:
             self.close()
             raise
@@ -105,13 +105,13 @@ class ServerLink:
             self._process.start()
         self.inbox.clear()
         self._versions.clear()
-        self._ready()
+        self._connect_and_watch()
 
-    def _ready(self) -> ServiceCapacity:
+    def _connect_and_watch(self) -> ServiceCapacity:
         capacity = self._loop.run(self._connect_client())
         self.inbox.lost = ""
         self.inbox.note_progress()
-        self._loop.start(self._watch())
+        self._loop.start(self._watch_health())
         return capacity
 
     async def _connect_client(self) -> ServiceCapacity:
@@ -137,7 +137,7 @@ class ServerLink:
         """Sends requests to the server; their deltas appear in the inbox."""
         number = next(self._numbers)
         self.inbox.begin(requests, number)
-        self._loop.loop.call_soon_threadsafe(self._start, self._generate(requests, number))
+        self._loop.loop.call_soon_threadsafe(self._start, self._generate_tokens(requests, number))
 
     def abort(self, names: Sequence[str], *, patience_s: float) -> None:
         """Ends requests at the server and waits for their last tokens."""
@@ -184,7 +184,7 @@ class ServerLink:
 
     def lose(self, reason: str) -> None:
         """Records that the server counts as lost; the first reason is kept."""
-        self._loop.loop.call_soon_threadsafe(self._lose, reason)
+        self._loop.loop.call_soon_threadsafe(self._cancel_work, reason)
         self.inbox.lose(reason)
 
     def close(self) -> None:
@@ -205,12 +205,12 @@ class ServerLink:
     def _wait_for_result(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Waits for a coroutine on the loop. If the server fails, it counts as lost and the result is None."""
 
-        async def guarded() -> T:
+        async def await_task() -> T:
             task = self._start(work)
             return await task
 
         try:
-            return self._loop.run(guarded())
+            return self._loop.run(await_task())
         except (CancelledError, asyncio.CancelledError):
             return None
         except DiskFullError:
@@ -225,7 +225,7 @@ class ServerLink:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _generate(self, requests: Sequence[Request], number: int) -> None:
+    async def _generate_tokens(self, requests: Sequence[Request], number: int) -> None:
         assert self._client is not None
         try:
             await self._client.generate(requests, lambda name, delta: self._take_event(name, delta, number))
@@ -233,9 +233,9 @@ class ServerLink:
             for request in requests:
                 self._take_event(request.id, Delta(refusal=str(error)), number)
         except BaseExceptionGroup as group:
-            self._lose(describe_error(first_error(group)))
+            self._cancel_work(describe_error(first_error(group)))
         except (ServiceError, OSError) as error:
-            self._lose(describe_error(error))
+            self._cancel_work(describe_error(error))
 
     def _take_event(self, name: str, delta: Delta, number: int) -> None:
         if not self.inbox.accepts(name, number):
@@ -244,11 +244,11 @@ class ServerLink:
         wrong = self._versions.find_unknown(delta)
         if wrong is not None:
             loaded = self._versions.current
-            self._lose(f"it drew tokens with version {wrong}, which was not loaded; version {loaded} was")
+            self._cancel_work(f"it drew tokens with version {wrong}, which was not loaded; version {loaded} was")
             return
         self.inbox.add(name, delta)
 
-    def _lose(self, reason: str) -> None:
+    def _cancel_work(self, reason: str) -> None:
         """Cancels all running work. Called on the loop."""
         if not self.lost and self._process is not None and (fault := self._process.fault()):
             reason = f"{reason} ({fault})"
@@ -258,7 +258,7 @@ class ServerLink:
             if task is not current:
                 task.cancel()
 
-    async def _watch(self) -> None:
+    async def _watch_health(self) -> None:
         """Checks the server's health periodically until it is lost."""
         settings, client, versions = self._settings, self._client, self._versions
         assert client is not None
@@ -270,16 +270,18 @@ class ServerLink:
                 async with asyncio.timeout(settings.patience_s):
                     health = await client.health()
             except (InterlaceError, TimeoutError, OSError) as error:
-                self._lose(f"{client.name} did not answer about its health: {describe_error(error)}")
+                self._cancel_work(f"{client.name} did not answer about its health: {describe_error(error)}")
                 return
             if versions.is_loading:
                 continue
             if versions.current is not None and health.version != versions.current:
-                self._lose(f"{client.name} reports version {health.version}, and version {versions.current} was loaded")
+                self._cancel_work(
+                    f"{client.name} reports version {health.version}, and version {versions.current} was loaded"
+                )
                 return
             num_running, quiet_s = self.inbox.num_running, self.inbox.quiet_s
             if num_running and not health.is_paused and quiet_s > settings.progress_s:
-                self._lose(f"{client.name} sent no token of {num_running} requests for {quiet_s:.0f} s")
+                self._cancel_work(f"{client.name} sent no token of {num_running} requests for {quiet_s:.0f} s")
                 return
 
 

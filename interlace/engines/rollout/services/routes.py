@@ -30,27 +30,27 @@ class EngineRoutes:
     def add_to(self, app: "web.Application") -> None:
         """Registers the routes."""
         answers: dict[str, Answer] = {
-            "score": self._score,
-            "abort": self._abort,
-            "pause": self._pause,
-            "resume": self._resume,
-            "load": self._load,
-            "health": self._health,
+            "score": self._answer_score,
+            "abort": self._answer_abort,
+            "pause": self._answer_pause,
+            "resume": self._answer_resume,
+            "load": self._answer_load,
+            "health": self._answer_health,
             "capacity": self._capacity,
-            "sleep": self._sleep,
-            "wake": self._wake,
+            "sleep": self._answer_sleep,
+            "wake": self._answer_wake,
         }
-        app.router.add_post(f"{ROUTES}/generate", self._generate)
+        app.router.add_post(f"{ROUTES}/generate", self._answer_generate)
         for name, answer in answers.items():
-            app.router.add_post(f"{ROUTES}/{name}", self._handler(answer))
+            app.router.add_post(f"{ROUTES}/{name}", self._make_handler(answer))
 
-    def _handler(self, answer: "Answer") -> "Callable[[web.Request], Awaitable[web.StreamResponse]]":
+    def _make_handler(self, answer: "Answer") -> "Callable[[web.Request], Awaitable[web.StreamResponse]]":
         async def handle(request: "web.Request") -> "web.StreamResponse":
-            body, refused = await self._body(request)
+            body, refused = await self._read_body(request)
             if refused is not None:
                 return refused
             try:
-                return _json(await answer(body))
+                return _make_response(await answer(body))
             except (KeyError, TypeError, ValueError) as error:
                 return _make_error_response(400, f"{request.path}: {type(error).__name__}: {error}.")
             except MemoryError as error:
@@ -60,7 +60,7 @@ class EngineRoutes:
 
         return handle
 
-    async def _body(self, request: "web.Request") -> "tuple[Mapping[str, JSON], web.Response | None]":
+    async def _read_body(self, request: "web.Request") -> "tuple[Mapping[str, JSON], web.Response | None]":
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if not secrets.compare_digest(given.encode(), self._key.encode()):
             return {}, _make_error_response(
@@ -74,11 +74,11 @@ class EngineRoutes:
             return {}, _make_error_response(400, "the body is not a JSON object.")
         return body, None
 
-    async def _generate(self, request: "web.Request") -> "web.StreamResponse":
+    async def _answer_generate(self, request: "web.Request") -> "web.StreamResponse":
         """Streams the deltas of all requests of the body as they arrive, one JSON object per line."""
         from aiohttp import web
 
-        body, refused = await self._body(request)
+        body, refused = await self._read_body(request)
         if refused is not None:
             return refused
         try:
@@ -110,26 +110,26 @@ class EngineRoutes:
         await response.write_eof()
         return response
 
-    async def _score(self, body: Mapping[str, JSON]) -> JSON:
+    async def _answer_score(self, body: Mapping[str, JSON]) -> JSON:
         sequences = [[int(token) for token in each] for each in body["sequences"]]  # type: ignore[union-attr, arg-type]
         return {"logprobs": await self._engine.score(sequences)}
 
-    async def _abort(self, body: Mapping[str, JSON]) -> JSON:
+    async def _answer_abort(self, body: Mapping[str, JSON]) -> JSON:
         await self._engine.abort([str(name) for name in body["ids"]])  # type: ignore[union-attr]
         return {}
 
-    async def _pause(self, body: Mapping[str, JSON]) -> JSON:
+    async def _answer_pause(self, body: Mapping[str, JSON]) -> JSON:
         if (mode := body.get("mode", "keep")) not in ("keep", "abort"):
             raise UserError(f"mode {mode!r} is unknown: keep or abort.")
         await self._engine.pause(mode)
         return {}
 
-    async def _resume(self, body: Mapping[str, JSON]) -> JSON:
+    async def _answer_resume(self, body: Mapping[str, JSON]) -> JSON:
         del body
         await self._engine.resume()
         return {}
 
-    async def _load(self, body: Mapping[str, JSON]) -> JSON:
+    async def _answer_load(self, body: Mapping[str, JSON]) -> JSON:
         folder = Path(str(body["folder"]))
         if not folder.is_dir():
             raise UserError(
@@ -139,7 +139,7 @@ class EngineRoutes:
         await self._engine.load(folder, version, mode)
         return {"version": body["version"]}
 
-    async def _health(self, body: Mapping[str, JSON]) -> JSON:
+    async def _answer_health(self, body: Mapping[str, JSON]) -> JSON:
         del body
         health = await self._engine.health()
         return {"version": health.version, "is_paused": health.is_paused}
@@ -148,18 +148,18 @@ class EngineRoutes:
         del body
         return write_capacity(await self._engine.capacity())
 
-    async def _sleep(self, body: Mapping[str, JSON]) -> JSON:
+    async def _answer_sleep(self, body: Mapping[str, JSON]) -> JSON:
         del body
         await self._engine.sleep()
         return {}
 
-    async def _wake(self, body: Mapping[str, JSON]) -> JSON:
+    async def _answer_wake(self, body: Mapping[str, JSON]) -> JSON:
         del body
         await self._engine.wake()
         return {}
 
 
-def _json(value: JSON) -> "web.Response":
+def _make_response(value: JSON) -> "web.Response":
     from aiohttp import web
 
     return web.json_response(value)

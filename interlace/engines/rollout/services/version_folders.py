@@ -81,11 +81,11 @@ def version_folder_of(ref: WeightRef) -> Path | None:
 
 def _make_root() -> Path:
     parent = SHARED if SHARED.is_dir() and os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())
-    _sweep(parent)
+    _remove_stale_folders(parent)
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
 
 
-def _sweep(parent: Path) -> None:
+def _remove_stale_folders(parent: Path) -> None:
     """Removes folders of ended processes, for example of a killed run."""
     for left in parent.glob(f"{PREFIX}*"):
         owner = re.match(rf"{PREFIX}(\d+)-", left.name)

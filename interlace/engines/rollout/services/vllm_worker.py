@@ -30,7 +30,7 @@ class FolderWeights:
             raise FileNotFoundError(f"{folder} holds no .safetensors file, or this machine does not see the folder")
         config = self.model_runner.model_config.hf_config
         is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
-        self.model_runner.reload_weights(weights_iterator=_read(files, is_tied=is_tied))
+        self.model_runner.reload_weights(weights_iterator=_read_tensors(files, is_tied=is_tied))
 
     def count_bytes(self) -> tuple[int, int]:
         """Returns the bytes of the weights, if vLLM measured them, and the bytes of the KV cache."""
@@ -39,7 +39,7 @@ class FolderWeights:
         return int(getattr(runner, "model_memory_usage", 0)), sum(storages.values())
 
 
-def _read(files: Sequence[Path], *, is_tied: bool) -> "Iterator[tuple[str, Tensor]]":
+def _read_tensors(files: Sequence[Path], *, is_tied: bool) -> "Iterator[tuple[str, Tensor]]":
     embedding, has_head = None, False
     for name, tensor in _read_files(files):
         has_head = has_head or name == HEAD

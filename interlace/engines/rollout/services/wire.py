@@ -18,12 +18,12 @@ def write_request(request: Request) -> dict[str, JSON]:
         "attempt": request.attempt,
         "session": request.session,
         "turn": request.turn,
-        "prompt_ids": _integers(request.prompt_ids),
+        "prompt_ids": _read_integers(request.prompt_ids),
         "params": request.params.model_dump(mode="json", exclude_defaults=True),
         "may_continue": request.may_continue,
-        "generated_ids": _integers(request.generated_ids),
+        "generated_ids": _read_integers(request.generated_ids),
         "generated_logprobs": [float(logprob) for logprob in request.generated_logprobs],
-        "generated_versions": _integers(request.generated_versions),
+        "generated_versions": _read_integers(request.generated_versions),
     }
 
 
@@ -37,12 +37,12 @@ def read_request(given: JSON) -> Request:
         attempt=int(data.get("attempt", 0)),
         session=int(data.get("session", 0)),
         turn=int(data.get("turn", 0)),
-        prompt_ids=_integers(data["prompt_ids"]),
+        prompt_ids=_read_integers(data["prompt_ids"]),
         params=SamplingParams.model_validate(data.get("params", {})),
         may_continue=bool(data.get("may_continue", False)),
-        generated_ids=_integers(data.get("generated_ids", ())),
+        generated_ids=_read_integers(data.get("generated_ids", ())),
         generated_logprobs=[float(logprob) for logprob in data.get("generated_logprobs", ())],
-        generated_versions=_integers(data.get("generated_versions", ())),
+        generated_versions=_read_integers(data.get("generated_versions", ())),
     )
 
 
@@ -50,7 +50,7 @@ def write_delta(request_id: str, delta: Delta) -> dict[str, JSON]:
     """Returns a delta as JSON."""
     found: dict[str, JSON] = {
         "id": request_id,
-        "token_ids": _integers(delta.token_ids),
+        "token_ids": _read_integers(delta.token_ids),
         "logprobs": [float(logprob) for logprob in delta.logprobs],
         "versions": [list(run) for run in delta.versions],
     }
@@ -100,5 +100,5 @@ def runs_of(versions: Iterable[int]) -> list[VersionRun]:
     return runs
 
 
-def _integers(values: Iterable[Any]) -> list[int]:
+def _read_integers(values: Iterable[Any]) -> list[int]:
     return [int(value) for value in values]

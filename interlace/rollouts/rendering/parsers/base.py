@@ -122,7 +122,7 @@ def read_argument(text: str, schema: JSON, definitions: Mapping[str, JSON]) -> J
     definitions: schemas that a `$ref` names. Of several possible types, a type other than text is tried first only if
     it is null, or if text is not possible.
     """
-    kinds = _types(schema, definitions)
+    kinds = _list_types(schema, definitions)
     bare = text.strip()
     if "null" in kinds and bare.lower() in ("null", "none"):
         return None
@@ -141,7 +141,7 @@ _MOST_REFERENCES = 100
 """Schemas that are looked at for one argument: a schema may refer to itself."""
 
 
-def _types(schema: JSON, definitions: Mapping[str, JSON]) -> set[str]:
+def _list_types(schema: JSON, definitions: Mapping[str, JSON]) -> set[str]:
     """Returns the JSON types that a schema allows; empty if it names none."""
     found: set[str] = set()
     open_schemas, num_seen = [schema], 0

@@ -31,13 +31,13 @@ class DeepSeekParser(Parser):
         reasoning, text = split_thought(answer, self.thoughts, in_thought=in_thought)
         content, begins, body = text.partition(answer.tag(BEGIN))
         found = between(body, answer.tag(CALL), answer.tag(CALL_END))
-        calls = [_call(one, answer) if is_closed else _report_broken(CALL_END) for one, is_closed, _ in found]
+        calls = [_parse_call(one, answer) if is_closed else _report_broken(CALL_END) for one, is_closed, _ in found]
         if begins and not calls:
             calls = [ToolCall(name="", error="There is no call after the tag that begins calls.")]
         return Parsed(content=answer.plain(content).strip(), reasoning=reasoning, calls=tuple(calls))
 
 
-def _call(body: str, answer: MarkedText) -> ToolCall:
+def _parse_call(body: str, answer: MarkedText) -> ToolCall:
     name, separator, arguments = body.partition(answer.tag(SEPARATOR))
     if not separator:
         return _report_broken(SEPARATOR)

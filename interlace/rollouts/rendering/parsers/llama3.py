@@ -22,7 +22,7 @@ class Llama3Parser(Parser):
         return (TAG,)
 
     def begun(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
-        compact = _compact(answer.text.strip())
+        compact = _compact_body(answer.text.strip())
         if tools and any(sign.startswith(compact) or compact.startswith(sign) for sign in SIGNS):
             return Parsed(content="")
         return super().begun(answer, tools, in_thought=in_thought)
@@ -34,18 +34,18 @@ class Llama3Parser(Parser):
         body = answer.plain(text.removeprefix(tag)).strip()
         if not is_tagged and not _begins_as_call(body, tools):
             return Parsed(content=answer.plain(text))
-        return Parsed(content="", calls=tuple(_calls(body)))
+        return Parsed(content="", calls=tuple(_parse_calls(body)))
 
 
 def _begins_as_call(body: str, tools: Sequence[ToolSpec]) -> bool:
-    return bool(tools) and _compact(body).startswith(SIGNS)
+    return bool(tools) and _compact_body(body).startswith(SIGNS)
 
 
-def _compact(body: str) -> str:
+def _compact_body(body: str) -> str:
     return body[:200].replace(" ", "").replace("\n", "")
 
 
-def _calls(body: str) -> list[ToolCall]:
+def _parse_calls(body: str) -> list[ToolCall]:
     found: list[ToolCall] = []
     decoder, place = json.JSONDecoder(), 0
     while place < len(body):

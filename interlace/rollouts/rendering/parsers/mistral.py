@@ -23,11 +23,11 @@ class MistralParser(Parser):
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         del tools, in_thought
         content, *bodies = answer.text.split(answer.tag(BEGIN))
-        calls = [call for body in bodies for call in _calls(body.strip(), answer)]
+        calls = [call for body in bodies for call in _parse_calls(body.strip(), answer)]
         return Parsed(content=answer.plain(content).strip(), calls=tuple(calls))
 
 
-def _calls(body: str, answer: MarkedText) -> list[ToolCall]:
+def _parse_calls(body: str, answer: MarkedText) -> list[ToolCall]:
     name, tag, arguments = body.partition(answer.tag(ARGUMENTS))
     if tag:
         return [json_call(f'{{"name": {json.dumps(name.strip())}, "arguments": {answer.plain(arguments)}}}')]

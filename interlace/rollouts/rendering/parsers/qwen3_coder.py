@@ -35,7 +35,7 @@ class Qwen3CoderParser(Parser):
         reasoning, text = split_thought(answer, self.thoughts, in_thought=in_thought)
         found = between(text, answer.tag(BEGIN), answer.tag(END))
         calls = [
-            _call(answer.plain(body), tools)
+            _parse_call(answer.plain(body), tools)
             if is_closed
             else ToolCall(name="", error=f"The call does not end with {END}.")
             for body, is_closed, _ in found
@@ -44,7 +44,7 @@ class Qwen3CoderParser(Parser):
         return Parsed(content=content, reasoning=reasoning, calls=tuple(calls))
 
 
-def _call(body: str, tools: Sequence[ToolSpec]) -> ToolCall:
+def _parse_call(body: str, tools: Sequence[ToolSpec]) -> ToolCall:
     match = FUNCTION.fullmatch(body)
     if not match:
         return ToolCall(name="", error="The call is not of the form <function=name>...</function>.")

@@ -23,13 +23,13 @@ class TagParser(Parser):
         names = "|".join(re.escape(tool.name) for tool in tools)
         for match in re.finditer(rf"<({names})>(.*?)(</\1>|$)", text, re.DOTALL) if names else ():
             tool = next(tool for tool in tools if tool.name == match[1])
-            calls.append(_call(tool, answer.plain(match[2]), is_closed=bool(match[3])))
+            calls.append(_parse_call(tool, answer.plain(match[2]), is_closed=bool(match[3])))
             spans.append(match.span())
         content = answer.plain(without(text, spans) if spans else text.strip())
         return Parsed(content=content, reasoning=reasoning, calls=tuple(calls))
 
 
-def _call(tool: ToolSpec, body: str, *, is_closed: bool) -> ToolCall:
+def _parse_call(tool: ToolSpec, body: str, *, is_closed: bool) -> ToolCall:
     if not is_closed:
         return ToolCall(name=tool.name, error=f"The call does not end with </{tool.name}>.")
     arguments: dict[str, JSON] = {}

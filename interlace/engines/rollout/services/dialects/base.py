@@ -50,9 +50,9 @@ class StreamingClient(HttpClient, ABC):
         """See EngineClient."""
         async with asyncio.TaskGroup() as group:
             for request in requests:
-                group.create_task(self._stream(request, on_delta))
+                group.create_task(self._stream_request(request, on_delta))
 
-    async def _stream(self, request: Request, on_delta: OnDelta) -> None:
+    async def _stream_request(self, request: Request, on_delta: OnDelta) -> None:
         sent_as = self._sent_as[request.id] = f"{request.id}~{next(self._numbers)}"
         try:
             if not await self._follow(request, sent_as, on_delta):

@@ -45,7 +45,7 @@ class VLLMClient(StreamingClient):
         body: dict[str, JSON] = {
             "request_id": sent_as,
             "token_ids": [int(token) for token in (*request.prompt_ids, *request.generated_ids)],
-            "sampling_params": self._sampling(request),
+            "sampling_params": self._write_sampling(request),
             # Blocks of the prefix cache from another version have another key.
             "cache_salt": f"version {self._version}",
             "stream": True,
@@ -129,9 +129,9 @@ class VLLMClient(StreamingClient):
     async def wake(self) -> None:
         await self._connection.post("/wake_up", timeout_s=LONG_S)
 
-    def _sampling(self, request: Request) -> dict[str, JSON]:
+    def _write_sampling(self, request: Request) -> dict[str, JSON]:
         params, done = request.params, len(request.generated_ids)
-        bias = {str(token): _finite(added) for token, added in params.logit_bias}
+        bias = {str(token): _limit_bias(added) for token, added in params.logit_bias}
         return {
             "max_tokens": params.max_new_tokens - done,
             "temperature": params.temperature,
@@ -150,7 +150,7 @@ class VLLMClient(StreamingClient):
         }
 
 
-def _finite(bias: float) -> float:
+def _limit_bias(bias: float) -> float:
     """Returns a bias that JSON can represent and that no logit outweighs."""
     return bias if math.isfinite(bias) else -1e30
 
