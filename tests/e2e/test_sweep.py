@@ -192,10 +192,9 @@ def test_a_stop_ends_parallel_runs_at_a_step_and_a_resumption_finishes_them(tmp_
 
 
 def test_a_failed_process_is_reported_with_its_reason(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.py"
-    broken.write_text("import os\ndef score(response):\n    os._exit(7)\n")
+    (tmp_path / "ends_itself.py").write_text("import os\ndef score(response):\n    os._exit(7)\n")
     code, _, err = sweep(
-        "quickstart", *settings(tmp_path), "warmup=null", "reward={name: broken:score, workers: 0}", "seed=0,1",
+        "quickstart", *settings(tmp_path), "warmup=null", "reward={name: ends_itself:score, workers: 0}", "seed=0,1",
         "--parallel", "2",
     )  # fmt: skip
     assert code == 1 and "run seed-0 failed: the process ended with 7" in err and "run seed-1 failed" in err

@@ -9,6 +9,7 @@ import ast
 import importlib
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with the files that the documents show."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)  # of another test
     rows = "".join(f'{{"prompt": "{number} + 1", "answer": "{number + 1}"}}\n' for number in range(64))
     for name in ("questions.jsonl", "hard.jsonl", "rows.jsonl"):
         (tmp_path / name).write_text(rows, encoding="utf-8")
