@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,17 +96,7 @@ def train_in_parallel(
     waiting, free, children = list(runs.items()), list(shares), list[_Child]()
     try:
         while children or (waiting and not stop.requested):
-            while waiting and free and not stop.requested:
-                path, recipe = waiting.pop(0)
-                try:
-                    children.append(_start(path, recipe, free[0]))
-                except (OSError, InterlaceError) as error:
-                    yield path.name, RunEnd(is_finished=False, error=str(error))
-                    continue
-                free.pop(0)
-                progress.say(
-                    f"run {path.name} starts {f'on {children[-1].share}' if children[-1].share else ''}".rstrip()
-                )
+            yield from _start_waiting(waiting, free, children, progress, stop)
             if stop.requested:
                 _request_stop(children)
             for child in [each for each in children if _has_ended(each)]:
@@ -117,6 +107,25 @@ def train_in_parallel(
         for child in children:  # after a second request, or an error of the sweep
             child.process.kill()
             child.process.wait()
+
+
+def _start_waiting(
+    waiting: list[tuple[Path, Recipe]],
+    free: list[Share],
+    children: list[_Child],
+    progress: ProgressView,
+    stop: StopSignal,
+) -> Iterator[tuple[str, RunEnd]]:
+    """Starts waiting runs on free shares. Yields the runs whose folder or process cannot be made."""
+    while waiting and free and not stop.requested:
+        path, recipe = waiting.pop(0)
+        try:
+            children.append(_start(path, recipe, free[0]))
+        except (OSError, InterlaceError) as error:
+            yield path.name, RunEnd(is_finished=False, error=str(error))
+            continue
+        share = free.pop(0)
+        progress.say(f"run {path.name} starts {f'on {share}' if share else ''}".rstrip())
 
 
 def _start(path: Path, recipe: Recipe, share: Share) -> _Child:

@@ -113,7 +113,7 @@ def test_an_async_function_that_blocks_or_will_not_be_cancelled_fails_its_sample
     with scorer(f"{FUNCTIONS}:moody_judge", workers=8, timeout_s=1.5) as made:
         failures = [result.failure or "" for result in scored(made, rows)]
         assert scored(made, samples("again"))[0].failure is None
-    assert [bool(failure) for failure in failures] == [False, True, False, True, False, True, True, False]
+    assert [bool(failure) for failure in failures] == [False, True, False, True, False, True, True, False], failures
     assert failures[1].startswith("timed out after 1.5 s: it blocked its event loop, at ")
     assert "reward_functions.py" in failures[1] and "in moody_judge" in failures[1]
     assert failures[3] == failures[6] == "timed out after 1.5 s"
