@@ -186,7 +186,7 @@ def test_a_stop_ends_parallel_runs_at_a_step_and_a_resumption_finishes_them(tmp_
         waiter.start()
         result = sweep_.run(progress, stop, parallel=2)
         waiter.join()
-    assert result.num_left == 2 and not result.failed
+    assert result.num_left == 2 and not result.failed, result.failed
     steps = {path.name: Checkpoints(path / "checkpoints", keep=1).steps() for path in folder.glob("seed-*")}
     assert any(steps.values()) and not any(400 in found for found in steps.values())
 
