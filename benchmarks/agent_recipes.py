@@ -8,9 +8,11 @@ Each run takes some minutes on two idle cores, mostly for the warm-up, which is 
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from _page import write_table
@@ -20,12 +22,21 @@ METRICS = {"sft": "eval/row_accuracy", "dpo": "eval/accuracy", "reward-model": "
 """Metrics of recipes that train on given rows; for others it is the accuracy at temperature 1."""
 
 
-def run(recipe: str, seed: int, runs: Path, changes: list[str]) -> None:
-    """Trains one recipe from one seed, which also initialises the model."""
+def run(
+    recipe: str,
+    seed: int,
+    runs: Path,
+    changes: list[str],
+    *,
+    name: str | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Trains one recipe from one seed, which also initialises the model. variables: added to the environment."""
     settings = [f"seed={seed}", f"model.seed={seed}", *changes]
-    command = ["train", recipe, "--name", f"{recipe}-{seed}", "--overwrite", *settings]
+    command = ["train", recipe, "--name", name or f"{recipe}-{seed}", "--overwrite", *settings]
     runs.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, "-c", "from interlace.cli.main import app; app()", *command], check=True, cwd=runs)
+    environment = os.environ | (variables or {})
+    subprocess.run([sys.executable, "-m", "interlace", *command], check=True, cwd=runs, env=environment)
 
 
 def curve(recipe: str, seed: int, runs: Path) -> dict[int, float]:

@@ -9,19 +9,19 @@ A run whose folder is complete is read, not repeated, so the command continues a
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import agent_recipes
 import torch
 from _page import write_table
 
 NAME = "benchmarks/recipe_seeds.py"
 INSTRUCTION_SETS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "machine": {}}
-MEASURES = {"sft": "eval/loss", "dpo": "eval/pair_accuracy", "reward-model": "eval/pair_accuracy"}
+MEASURES = {"sft": "eval/loss", "dpo": "eval/accuracy", "reward-model": "eval/accuracy"}
 RECIPES = ("quickstart", "second_guess", "calculator", "react", "program", "sft", "dpo", "reward-model", "distill")
 
 
@@ -38,13 +38,12 @@ def train(recipe: str, seed: int, instruction_set: str, runs: Path) -> None:
     name = run_name(recipe, seed, instruction_set)
     if read_outcome(recipe, seed, instruction_set, runs):
         return
-    runs.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | INSTRUCTION_SETS[instruction_set]
-    command = [sys.executable, "-m", "interlace", "train", recipe, "--name", name, "--overwrite", "--quiet"]
-    settings = [f"seed={seed}", f"model.seed={seed}", f"model.cache_dir={runs / 'cache' / instruction_set}"]
-    result = subprocess.run([*command, *settings], cwd=runs, env=environment, check=False)
-    if result.returncode:
-        print(f"{name} ended with exit status {result.returncode}", file=sys.stderr)
+    settings = ["--quiet", f"model.cache_dir={runs / 'cache' / instruction_set}"]
+    variables = {"OMP_NUM_THREADS": "1"} | INSTRUCTION_SETS[instruction_set]
+    try:
+        agent_recipes.run(recipe, seed, runs, settings, name=name, variables=variables)
+    except subprocess.CalledProcessError as error:  # the other runs do not depend on it
+        print(f"{name} ended with exit status {error.returncode}", file=sys.stderr)
 
 
 def run_name(recipe: str, seed: int, instruction_set: str) -> str:

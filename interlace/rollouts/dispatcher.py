@@ -1,4 +1,4 @@
-"""Dispatch of jobs to rollout engines: which engine runs each job, and where jobs go that an engine gives up."""
+"""Dispatch of jobs to rollout engines by one policy, also of jobs that an engine gives up."""
 
 from collections.abc import Callable, Sequence
 

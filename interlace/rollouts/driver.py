@@ -107,7 +107,7 @@ class EngineDriver:
     def follow(self, schedule: Schedule) -> None:
         """Takes the treatment of updates and the limit of sequences from another schedule."""
         self.weights.follow(schedule)
-        if schedule.concurrency != self._concurrency:  # else an adaptive limit keeps what it has learned
+        if schedule.concurrency != self._concurrency:  # an adaptive limit learns, so it stays if the setting stays
             self._concurrency = schedule.concurrency
             self.calls.limit = create_limit(schedule.concurrency)
         self._wake()

@@ -113,7 +113,7 @@ class RunProcess(ABC):
         """Trains from the start or a checkpoint to the end."""
         recipe, folder, start = self._recipe, self._folder, self._job.start
         cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
-        cluster.on_note = self._progress.say
+        cluster.notes.follow(self._progress.say)
         info = RunInfo(
             name=recipe.logging.name or folder.name,
             project=recipe.logging.project,

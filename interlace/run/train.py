@@ -153,7 +153,7 @@ class _PolicySession(RunProcess):
         self._progress.say(await join_weights(groups, recipe))
         hosted = await host(cluster, recipe, groups, stream, resumed=self._job.start.state)
         pool = hosted.run.rollout.pool
-        hosted.run.redraws.on_note = self._progress.say
+        hosted.run.redraws.notes.follow(self._progress.say)
         pool.membership.notes.follow(self._progress.say)
         if pool.membership.may_change:
             kind, launch = engine_kind_of(recipe.rollout), partial(launch_joiner, cluster, sources)

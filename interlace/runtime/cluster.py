@@ -16,6 +16,7 @@ from interlace.core.errors import (
     WorkerHungError,
 )
 from interlace.core.recovery import RestartBudget
+from interlace.observe.notes import Notes
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import WorkerGroup
@@ -96,8 +97,8 @@ class Cluster(ABC):
         self.tasks = RunTasks()
         self.loop_limit_s: Callable[[], float] = lambda: hang_after_s
         """Returns how long the event loop may be blocked. Called on another thread."""
-        self.on_note: Callable[[str], None] = lambda _: None
-        """Receiver of notes about processes, which are shown to users."""
+        self.notes = Notes()
+        """Notes about processes, which are shown to users."""
         self.processes = WorkerProcesses()
         """Processes of the workers that have a separate process, except workers that may die."""
 
@@ -182,11 +183,11 @@ class Cluster(ABC):
         """Ends the ranks of a group of which one died, and starts others in their place."""
         if exhausted := budget.spend(self.clock.now()):
             raise RestartBudgetError(f"{exhausted}. {reason}")
-        self.on_note(f"{reason} Its group starts again.")
+        self.notes.add(f"{reason} Its group starts again.")
         with self.waits.operation(who=spec.name, what="end after a death"):
             await self.processes.close(spec.name)
         ranks = await self._start_ranks(spec, "start after a death")
-        self.on_note(f"{spec.name} runs again")
+        self.notes.add(f"{spec.name} runs again")
         return ranks
 
     async def _find_death(self, spec: WorkerSpec, within_s: float) -> WorkerDiedError | None:

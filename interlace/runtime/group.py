@@ -48,7 +48,7 @@ class WorkerGroup(Generic[W_co]):
         """
         use = use or DeviceUse()
         self.name, self.devices = name, use.devices
-        self.device_indices = tuple(device.index for device in use.devices)
+        self.device_indices = use.indices
         """Indices of its devices within the cluster."""
         of_ranks = [self.device_indices[number :: len(ranks)][: use.used] for number in range(len(ranks))]
         self.rank_set = RankSet(name, ranks, services, device_indices=of_ranks, copies=copies)

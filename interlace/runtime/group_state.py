@@ -46,6 +46,11 @@ class DeviceUse:
     preemptible: bool = False
     """True if the group releases its devices early when a group of a later stage waits for them."""
 
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Indices of the devices within the cluster."""
+        return tuple(device.index for device in self.devices)
+
 
 class GroupState:
     """The state of a group's workers, loaded onto the devices and unloaded in parts, as the device lock requires."""
@@ -53,7 +58,7 @@ class GroupState:
     def __init__(self, name: str, worker_class: type[Worker], use: DeviceUse, ranks: RankSet) -> None:
         """name: of the group."""
         self.name, self.stage, self.preemptible = name, use.stage, use.preemptible
-        self.device_indices = tuple(device.index for device in use.devices)
+        self.device_indices = use.indices
         """Indices of the group's devices within the cluster."""
         self.working_bytes = use.working_bytes
         self.part_bytes: Mapping[str, int] = {STATE: 0}

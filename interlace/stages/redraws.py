@@ -9,6 +9,7 @@ from interlace.core.causes import Cause, SampleFailure
 from interlace.core.errors import InterlaceError
 from interlace.core.recovery import Breaker, RecoveryConfig
 from interlace.core.types import Metrics, Sample, SampleKey
+from interlace.observe.notes import Notes
 from interlace.rollouts.stream import ADMITTED
 from interlace.runtime.cluster import Cluster
 from interlace.stages.admission import Admission
@@ -42,8 +43,8 @@ class Redraws:
         """Samples whose next attempt waits for the end of the pause."""
         self._probing: asyncio.Task[None] | None = None
         self._counts: Counter[Cause] = Counter()
-        self.on_note: Callable[[str], None] = lambda _: None
-        """Receiver of notes about pauses, for people."""
+        self.notes = Notes()
+        """Notes about pauses, which are shown to users."""
 
     def take(self, key: SampleKey, failure: SampleFailure) -> bool:
         """Takes a failed sample. Returns whether it is drawn again; otherwise it ends as failed."""
@@ -76,7 +77,7 @@ class Redraws:
         if self._probing:
             self._probing.cancel()
             self._probing = None
-        self.on_note("an attempt succeeded: prompts are admitted again")
+        self.notes.add("an attempt succeeded: prompts are admitted again")
         while self._release():
             pass
         self._admission.set_paused(False)
@@ -90,7 +91,7 @@ class Redraws:
 
     def _pause(self, cause: Cause) -> None:
         self._admission.set_paused(True)
-        self.on_note(
+        self.notes.add(
             f"{self._config.failures_in_a_row} attempts in a row failed (cause: {cause}): no prompt is admitted until "
             "an attempt succeeds"
         )

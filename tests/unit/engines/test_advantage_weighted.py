@@ -122,17 +122,22 @@ def test_an_update_of_awr_is_the_paper_s() -> None:
     check_policy(made, weights, batch)
 
 
-def test_the_value_of_iql_is_the_expectile_of_the_data() -> None:
-    """With rewards 0 and 1 in one state, an expectile of 0.9 satisfies 0.9 (1 - v) = 0.1 v."""
-    made = engine("iql", expectile=0.9, tau=1.0, critic_lr=1e-2)
+def good_and_bad_actions() -> TransitionBatch:
+    """Transitions of one state: half of the actions are 0.5 with reward 1, the others -0.5 with reward 0."""
     good = np.array([1, 0, 1, 0, 1, 0], np.float32)
-    batch = TransitionBatch(
+    return TransitionBatch(
         states=np.ones((6, 5), np.float32),
         actions=np.repeat(good[:, None] - 0.5, 4, 1).astype(np.float32),
         rewards=good,
         next_states=np.ones((6, 5), np.float32),
         discounts=np.zeros(6, np.float32),
     )
+
+
+def test_the_value_of_iql_is_the_expectile_of_the_data() -> None:
+    """With rewards 0 and 1 in one state, an expectile of 0.9 satisfies 0.9 (1 - v) = 0.1 v."""
+    made = engine("iql", expectile=0.9, tau=1.0, critic_lr=1e-2)
+    batch = good_and_bad_actions()
     for _ in range(400):
         made.learn(context(made), batch)
     assert float(made.value(torch.ones(1, 5)).detach()) == pytest.approx(0.9, abs=0.03)
@@ -142,14 +147,7 @@ def test_the_value_of_iql_is_the_expectile_of_the_data() -> None:
 def test_a_policy_prefers_the_better_action(name: str) -> None:
     made = engine(name, critic_lr=1e-2, **({"inverse_temperature": 10.0} if name == "iql" else {"temperature": 0.1}))
     made.optimizer.config = OPTIMIZER.model_copy(update={"lr": 3e-3})
-    good = np.array([1, 0, 1, 0, 1, 0], np.float32)
-    batch = TransitionBatch(
-        states=np.ones((6, 5), np.float32),
-        actions=np.repeat(good[:, None] - 0.5, 4, 1).astype(np.float32),
-        rewards=good,
-        next_states=np.ones((6, 5), np.float32),
-        discounts=np.zeros(6, np.float32),
-    )
+    batch = good_and_bad_actions()
     for _ in range(150):
         made.learn(context(made), batch)
     with torch.no_grad():
