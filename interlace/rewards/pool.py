@@ -155,10 +155,14 @@ class ScoringPool(Children):
     def _keep_limits(self) -> None:
         now_s = time.monotonic()
         for child in [*self._children]:
-            late = [job for job in self._jobs[child].values() if job.deadline_s <= now_s]
+            jobs = self._jobs[child].values()
+            late = [job for job in jobs if job.deadline_s <= now_s]
             if not late:
                 continue
-            self._blame_suspects(child, late, lambda _job: timed_out(self._config))
+            # The process keeps the limit of each call itself. If it did not, its event loop is blocked, and any call
+            # that runs there may block it: the late one is only the one that began first.
+            suspects = [job for job in jobs if job.started] or late
+            self._blame_suspects(child, suspects, lambda _job: timed_out(self._config))
             self._replace(child)
 
     def _died(self, child: Child) -> None:

@@ -133,6 +133,11 @@ async def moody_judge(prompt: str, response: str, answer: str, metadata: Mapping
     """Misbehaves as the response requests."""
     if response == "block":
         time.sleep(600)
+    if response == "block later":
+        await asyncio.sleep(0.2)
+        await asyncio.gather(moody_judge(prompt, "block", answer, metadata))
+    if response == "slow":
+        await asyncio.sleep(0.4)
     if response == "block deeper":
         await asyncio.gather(moody_judge(prompt, "block", answer, metadata))
     while response == "swallow":

@@ -120,6 +120,18 @@ def test_an_async_function_that_blocks_or_will_not_be_cancelled_fails_its_sample
     assert failures[5] == "KeyboardInterrupt: "
 
 
+def test_the_call_whose_limit_ends_first_is_not_blamed_for_a_loop_that_another_call_blocks() -> None:
+    async def score_apart(made: Scorer) -> list[RewardResult]:
+        first = asyncio.create_task(made.score(samples("slow")))
+        await asyncio.sleep(0.1)
+        return [*await made.score(samples("block later")), *await first]
+
+    with scorer(f"{FUNCTIONS}:moody_judge", workers=8, timeout_s=1.0) as made:
+        assert scored(made, samples("a"))[0].failure is None  # the process runs
+        blocking, slow = asyncio.run(score_apart(made))
+    assert blocking.failure == "timed out after 1 s" and slow.failure is None
+
+
 def test_an_async_function_that_ends_its_process_fails_its_sample_alone() -> None:
     with scorer(f"{FUNCTIONS}:moody_judge", workers=4, timeout_s=5) as made:
         failures = [result.failure for result in scored(made, samples("a", "exit", "b", "c"))]
