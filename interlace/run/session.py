@@ -124,7 +124,9 @@ class RunProcess(ABC):
         )
         trace = StepTrace(cluster, folder.traces, self._progress, recipe.logging.trace_steps)
         done_steps = None
-        self._checkpoints.keep_start(start.done_steps if start.checkpoint else None)
+        kept = self._checkpoints, self._job.memory
+        for each in kept:
+            each.keep_start(start.done_steps if start.checkpoint else None)
         try:
             with (
                 open_loggers(info, recipe.logging.loggers, say=self._progress.say) as logger,
@@ -134,7 +136,8 @@ class RunProcess(ABC):
         finally:
             await trace.close()
             await cluster.shutdown()
-            self._checkpoints.keep_start(None)
+            for each in kept:
+                each.keep_start(None)
         boundary = self._boundary
         return TrainReport(
             done_steps=self.done_steps if done_steps is None else done_steps,
