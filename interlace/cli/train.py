@@ -39,9 +39,6 @@ def train(
     devices: Annotated[
         str | None, typer.Option(help="With --dry-run: GPUs that need not be here, as 1x24GB or 8xH100-80GB.")
     ] = None,
-    restarts: Annotated[
-        int, typer.Option(min=0, help="Starts of the command, with --resume, after a signal killed its process.")
-    ] = 0,
 ) -> None:
     """Train a model. Everything is written to runs/NAME: settings, metrics, timeline, samples, checkpoints."""
     if resume and overwrite:
@@ -55,9 +52,6 @@ def train(
         from interlace.cli.dry_run import dry_run
 
         return dry_run(recipe, changes, devices, console)
-    if restarts:
-        flags = [flag for flag, is_on in (("--resume", resume), ("--quiet", quiet)) if is_on]
-        return _train_supervised(recipe, changes, _Target(name, overwrite), flags, restarts, console)
     with ExitStack() as held:
         planner = None
         if resume:
@@ -74,29 +68,6 @@ class _Target(NamedTuple):
 
     name: str | None
     overwrite: bool
-
-
-def _train_supervised(
-    spec: str, overrides: list[str], target: _Target, flags: list[str], restarts: int, console: Console
-) -> None:
-    """Trains in a process of its own, which is started again after a signal killed it. flags: of the command."""
-    from interlace.cli.supervise import run_supervised
-    from interlace.observe.run_folder import RunFolder, default_name, latest_name
-
-    stem = Path(spec).stem
-    name = target.name or (latest_name(ROOT, stem) if "--resume" in flags else default_name(ROOT, stem))
-    config = RunFolder.named(ROOT, name).config
-    replaced = config.stat().st_mtime_ns if target.overwrite and config.is_file() else None
-    if target.overwrite:
-        flags = [*flags, "--overwrite"]
-    status = run_supervised(
-        ["train", spec, *overrides, "--name", name, *flags],
-        restarts=restarts,
-        # A run that is to be replaced is not continued.
-        is_resumable=lambda: config.is_file() and config.stat().st_mtime_ns != replaced,
-        say=lambda text: say(console, text),
-    )
-    raise typer.Exit(status)
 
 
 def _open_fresh_run(
