@@ -63,6 +63,8 @@ class PolicyAlgorithm(Algorithm):
     def rewards(self, group: SampleGroup) -> FloatArray:
         """Returns [G] rewards minus the KL penalty summed over each sample's trained tokens."""
         coefficient = self.settings.kl_reward_coefficient
+        if coefficient == 0:
+            return rewards_of(group)
         penalties = [trained_only(kl_penalty(sample, coefficient), sample).sum() for sample in group.samples]
         return rewards_of(group) - np.array(penalties, np.float32)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -75,18 +76,18 @@ class EngineCalls:
             admitted.append(self._jobs.start_first())
         return admitted
 
-    async def serve(self, admitted: list[Job]) -> tuple[Progress, Span]:
-        """Submits the admitted jobs and decodes until one finishes or the call is interrupted.
+    async def serve(self, jobs: Sequence[Job]) -> tuple[Progress, Span]:
+        """Submits jobs that admit() returned, and decodes until one finishes or the call is interrupted.
 
         Returns the progress and the span of the call.
         """
         aborts, self._aborts = tuple(self._aborts), []
         ended, self._ended = tuple(self._ended), []
-        for job in admitted:
+        for job in jobs:
             begun = job.request
             self._meter.submit(begun.id, begun.num_prompt_tokens, begun.num_tokens, job.num_history)
             self._meter.begin_turn(TurnStart(*begun.owner, begun.turn, job.asked_s))
-        requests = tuple([job.request for job in admitted])
+        requests = tuple([job.request for job in jobs])
         return await self._group.inline(RolloutGroup.serve, requests, aborts, ended)
 
     def record(self, progress: Progress, span: Span) -> None:

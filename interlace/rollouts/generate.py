@@ -104,9 +104,9 @@ class GenerateStage:
             self._write(key, {"segments": segments, "finish_reason": ended, "text": text})
 
     def _write(self, key: SampleKey, columns: Columns) -> None:
+        self._pool.finish(key)
         if self._channel.put(key, columns):
             self._on_generated(key)
-        self._pool.finish(key)
 
     async def _run(self, sample: Sample, num_losses: int = 0) -> None:
         ask = FromPool(self._cluster, self._pool)

@@ -318,9 +318,10 @@ class EnginePool:
         self._lengths.forget(request_id)
         self._dispatcher.tool_waits.end_turn(request_id, None)
 
-    def _take_response(self, job: Job, response: Response, driver: EngineDriver) -> None:
+    def _take_response(self, job: Job, response: Response) -> None:
         """Delivers a response of an engine, or suspends its request if the budget is used up."""
         done = response.completion
+        driver = self._dispatcher.end_job(done.request.id)
         is_of_sample = job.max_new_tokens is not None and not response.refusal
         if self._budget and is_of_sample and job.max_new_tokens is not None and self._budget.charge(job, done):
             self._budget.suspend(self._make_job(done.resumed, job.deliver, job.max_new_tokens, job.on_draft))

@@ -88,9 +88,9 @@ class RetainedRows:
         """Holders that wait for the next turn of their sample."""
         self._returns = ReturnTimes()
 
-    def find_kept(self, owner: SampleKey) -> Holder | None:
+    def find_kept(self, key: SampleKey) -> Holder | None:
         """Returns the row that waits for the next turn of a sample, or None."""
-        return self._kept.get(owner)
+        return self._kept.get(key)
 
     def retain(
         self, row: int, token_ids: Int64Array, marks: list[int], owner: SampleKey | None, *, is_current: bool

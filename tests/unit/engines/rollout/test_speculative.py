@@ -113,16 +113,16 @@ def test_guesses_that_never_come_true_are_left_off_for_a_while() -> None:
     sequence = SequenceState(request=request, arrival=0, limit=64, token_ids=prompt)
     table.enter(sequence)
     table.num_computed[0] = len(prompt) - 1
-    speculator = Speculator(table, most=3, below=2)
+    speculator, rows = Speculator(table, most=3, below=2), np.asarray([0])
     for _ in range(TRIAL):
-        assert speculator.guess([sequence]) == 1 and table.token_ids[0, 8:11].tolist() == [3, 1, 2]
+        assert speculator.guess(rows) == 1 and table.token_ids[0, 8:11].tolist() == [3, 1, 2]
         speculator.judge(accepted=0)
-    assert speculator.guess([sequence]) is None and not table.num_drafts.any()
+    assert speculator.guess(rows) is None and not table.num_drafts.any()
     speculator.wait(REST - 1)
-    assert speculator.guess([sequence]) is None
+    assert speculator.guess(rows) is None
     speculator.wait(1)
     for _ in range(3 * TRIAL):
-        assert speculator.guess([sequence]) == 1
+        assert speculator.guess(rows) == 1
         speculator.judge(accepted=1)
 
 
