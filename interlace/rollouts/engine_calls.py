@@ -113,13 +113,13 @@ class EngineCalls:
         self._meter.take_out(call.spans[0], partials)
         jobs = []
         for response in partials:
-            job, done = self._end_job(response), response.completion
+            job = self._end_job(response)
             if job is None:
                 continue
-            if done.finish_reason != FinishReason.ABORTED:  # it finished before the abort reached the server
+            if response.finish_reason != FinishReason.ABORTED:  # it finished before the abort reached the server
                 self._host.on_response(job, response)
                 continue
-            jobs.append(replace(job, request=done.resumed))
+            jobs.append(replace(job, request=response.resumed))
         self._host.on_partials(jobs, onto)
         self.counts[reason] += len(jobs)
 
@@ -135,10 +135,9 @@ class EngineCalls:
 
     def _end_job(self, response: Response) -> Job | None:
         """Ends the job of a response. Returns None if it was cancelled before the response arrived."""
-        done = response.completion
-        job = self._jobs.end_running(done.request.id)
+        job = self._jobs.end_running(response.request.id)
         if job is None:
-            self._meter.drop(len(done.token_ids))
+            self._meter.drop(len(response.token_ids))
         return job
 
     def _measure_use(self, progress: Progress) -> EngineUse:

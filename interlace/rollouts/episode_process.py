@@ -21,7 +21,6 @@ from interlace.core.errors import EnginesBusyError, EpisodeLostError, UserError
 from interlace.core.progress import Draft
 from interlace.core.runs import Runs
 from interlace.core.types import (
-    Completion,
     FinishReason,
     FloatArray,
     Inputs,
@@ -233,15 +232,15 @@ class _Running:
             self._listeners.pop(request.turn, None)
         if found.refusal:
             raise EnginesBusyError(found.refusal) if found.is_busy else UserError(found.refusal)
-        done = Completion(
+        return Response(
             request=request,
             token_ids=found.token_ids.tolist(),
             logprobs=found.logprobs.tolist(),
             versions=found.versions,
             finish_reason=found.finish_reason,
             num_cached_tokens=found.num_cached_tokens,
+            text=found.text,
         )
-        return Response(completion=done, text=found.text)
 
     def got_more(self, found: TurnSoFar) -> None:
         """Passes an incomplete turn to its listener, if the turn is awaited."""

@@ -92,16 +92,14 @@ class GenerateStage:
         return requests
 
     def _take_response(self, response: Response) -> None:
-        completion = response.completion
-        key = completion.request.owner
-        if response.refusal:
-            reason = f"the engine refused the request: {response.refusal}"
+        key = response.request.owner
+        if response.failure:
+            reason = f"the engine refused the request: {response.failure}"
             self._fail_sample(key, SampleFailure(reason=reason, cause=Cause.ENGINE, is_final=True))
         else:
-            segments = completion.segments
+            segments = response.segments
             text = StoredText(segments) if isinstance(segments, StoredSegments) else response.text
-            ended = completion.finish_reason
-            self._write(key, {"segments": segments, "finish_reason": ended, "text": text})
+            self._write(key, {"segments": segments, "finish_reason": response.finish_reason, "text": text})
 
     def _write(self, key: SampleKey, columns: Columns) -> None:
         self._pool.finish(key)

@@ -181,8 +181,8 @@ class EpisodeSession:
         except EnginesBusyError:
             self._record.free(place)
             raise
-        if response.refusal:
-            raise UserError(f"the engine refused turn {place}: {response.refusal}")
+        if response.failure:
+            raise UserError(f"the engine refused turn {place}: {response.failure}")
         turn = read_turn(place, response, renderer, shown)
         self._record.add(turn, shown, self._around.clock.now())
         if said is not None:

@@ -32,12 +32,11 @@ CONTEXT = "context"
 
 def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
     """Makes a sample of a response from outside the flow, so that it can be scored."""
-    done = response.completion
     return Sample(
         key=key,
         prompt=prompt,
-        segments=(done.segment,),
-        finish_reason=done.finish_reason,
+        segments=(response.segment,),
+        finish_reason=response.finish_reason,
         text=response.text,
     )
 

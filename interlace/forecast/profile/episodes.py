@@ -59,7 +59,7 @@ class _Course:
         if self.has_envs:
             self.given.append(max(0, len(request.prompt_ids) - self.prompt_tokens))
         elif self.responses:
-            before = self.responses[-1].completion
+            before = self.responses[-1]
             known = len(before.request.prompt_ids) + len(before.token_ids)
             self.given.append(max(0, len(request.prompt_ids) - known))
             self.tool_s.append(max(0.0, time.perf_counter() - self.ended_s))

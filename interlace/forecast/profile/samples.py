@@ -58,7 +58,7 @@ async def _draw_step(
     responses, _ = await serve_all(engine, [request for _, _, request in by_id.values()])
     samples = []
     for response in responses:
-        key, prompt, _ = by_id[response.completion.request.id]
+        key, prompt, _ = by_id[response.request.id]
         samples.append(answered(key, prompt, response))
     return sorted(samples, key=lambda sample: sample.key)
 

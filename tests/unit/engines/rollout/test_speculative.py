@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
+from interlace.core.types import NO_GROUP, Request, Response, SampleKey
 from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 from interlace.engines.rollout.speculative import REST, TRIAL, NgramDrafter, Speculator
@@ -17,9 +17,9 @@ from interlace.engines.rollout.speculative import REST, TRIAL, NgramDrafter, Spe
 ModelMaker = Callable[..., PreTrainedModel]
 
 
-def run(engine: NativeEngine, params: SamplingParams, samples: int) -> tuple[dict[int, Completion], int]:
+def run(engine: NativeEngine, params: SamplingParams, samples: int) -> tuple[dict[int, Response], int]:
     """Samples of one repetitive prompt, one after the other. Returns them and the number of steps."""
-    done, steps = dict[int, Completion](), 0
+    done, steps = dict[int, Response](), 0
     for index in range(samples):
         engine.submit(
             Request(uid="p", owner=SampleKey(NO_GROUP, index), prompt_ids=[1, 2, 3, 1, 2, 3, 1, 2], params=params)
