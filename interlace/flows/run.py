@@ -194,9 +194,9 @@ class PolicyRun:
         """Sends the actor's weights to all engines without a new version, if a run ends between two publications."""
         await self.publisher.install()
 
-    def unconsumed_prompts(self) -> list[Prompt]:
+    def list_unconsumed_prompts(self) -> list[Prompt]:
         """Returns the prompts that were drawn and not trained on, in order, for a checkpoint."""
-        return self.admission.unconsumed_prompts()
+        return self.admission.list_unconsumed_prompts()
 
     def select(self, samples: Stream) -> Stream:
         """Drops groups from which the algorithm learns nothing, before further models read their samples.

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from interlace.core.messages import to_mapping
 from interlace.core.types import JSON, Prompt, RewardResult, Sample
-from interlace.rewards.base import LoadedReward, RewardConfig, evaluate_batch, load_rewards, timed_out
+from interlace.rewards.base import LoadedReward, RewardConfig, evaluate_batch, load_rewards, make_timeout_result
 from interlace.rewards.given import is_given
 from interlace.rewards.own_loop import OwnLoop
 from interlace.rewards.pool import ScoringPool
-from interlace.rewards.shaping import shaped
+from interlace.rewards.shaping import shape_result
 from interlace.rewards.signature import CHAT, MARKS_A_BATCH, ScoreRequest
 from interlace.runtime.local.own_thread import OwnThread
 
@@ -43,7 +43,9 @@ class Scorer:
         found = await self._score_jobs(jobs)
         results = [result for batch in found for result in batch]
         shaping = self._config.shaping
-        return [shaped(result, sample.sampled_ids, shaping) for result, sample in zip(results, samples, strict=True)]
+        return [
+            shape_result(result, sample.sampled_ids, shaping) for result, sample in zip(results, samples, strict=True)
+        ]
 
     def close(self) -> None:
         """Ends the processes with their calls. A second call does nothing."""
@@ -112,7 +114,7 @@ class Scorer:
         self._thread = None
         thread.abandon()
         if len(work.results) == num_scored:  # else it was done with the late one just now
-            work.results.append([timed_out(self._config)] * len(asked[num_scored].requests))
+            work.results.append([make_timeout_result(self._config)] * len(asked[num_scored].requests))
         return _deliver_results(asked, work.results, num_scored)
 
 

@@ -109,7 +109,7 @@ class Dispatcher:
         if self.curve and (costs := self.curve.costs()):
             self._policy.learn(costs)
         expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
-        kept = self.homes.kept(jobs, ready) if self.homes else [None] * len(jobs)
+        kept = self.homes.find_kept(jobs, ready) if self.homes else [None] * len(jobs)
         chosen = route(self._policy, expected, kept, loads, prefill_cost=self._prefill_cost)
         for job, engine in zip(jobs, chosen, strict=True):
             if self.homes:

@@ -148,7 +148,7 @@ async def run_episode(episode: Episode, session: EpisodeSession, prompt: Prompt)
     """Runs one episode and returns the columns of its sample. Raises the episode's errors, and TimeoutError."""
     session.begin()
     try:
-        outcome = outcome_of(await session.limited(episode.run(prompt, session)))
+        outcome = outcome_of(await session.limit_time(episode.run(prompt, session)))
         return turn_columns(prompt, session.turns, outcome, session.rewards, session.tool_uses)
     finally:
         session.close()

@@ -34,7 +34,7 @@ class Homes:
         """Returns whether any sample has a turn to continue. No other method matters before."""
         return bool(self._homes)
 
-    def kept(self, jobs: Sequence[Job], drivers: Sequence[EngineDriver]) -> list[KeptContext | None]:
+    def find_kept(self, jobs: Sequence[Job], drivers: Sequence[EngineDriver]) -> list[KeptContext | None]:
         """Returns the retained context of each job, with the index of its engine in `drivers`."""
         places = {driver: place for place, driver in enumerate(drivers)}
         return [self._find_context(job, places) for job in jobs]
@@ -53,7 +53,7 @@ class Homes:
         if home is not None and home.driver is not driver:
             home.driver.calls.release(job.request.owner)
 
-    def answered(self, done: Response, driver: EngineDriver) -> None:
+    def record_turn(self, done: Response, driver: EngineDriver) -> None:
         """Records that an engine finished a turn of a sample that may have further turns."""
         request = done.request
         before = self._homes.get(request.owner)

@@ -329,7 +329,7 @@ class EnginePool:
         self._dispatcher.tool_waits.end_turn(request.id, driver)
         if is_of_sample:
             if request.may_continue:
-                self._dispatcher.homes.answered(response, driver)
+                self._dispatcher.homes.record_turn(response, driver)
             self._lengths.observe(request, num_tokens)
             self._budget.observe(num_tokens)
         job.deliver(response)

@@ -139,7 +139,7 @@ class EpisodeSession:
         """Closes the session. It makes no more turns."""
         self._code.end()
 
-    async def limited(self, run: Awaitable[T]) -> T:
+    async def limit_time(self, run: Awaitable[T]) -> T:
         """Awaits the episode within its time limit. TimeoutError if its code and tools take longer."""
         return await self._code.limit(run)
 

@@ -30,7 +30,7 @@ CONTEXT = "context"
 """Kind of a segment that an episode inserted."""
 
 
-def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
+def make_answered_sample(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
     """Makes a sample of a response from outside the flow, so that it can be scored."""
     return Sample(
         key=key,

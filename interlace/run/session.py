@@ -37,7 +37,7 @@ from interlace.run.recipe.prompts import recipe_prompts
 from interlace.run.saving import CRITIC_FOLDER
 from interlace.run.step_boundary import TrainJob
 from interlace.run.step_trace import StepTrace
-from interlace.run.warmup import warmed_model
+from interlace.run.warmup import make_warmed_model
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
@@ -127,7 +127,7 @@ class RunProcess(ABC):
         try:
             with (
                 open_loggers(info, recipe.logging.loggers, say=self._progress.say) as logger,
-                cluster.timeline.recorded_by(self._make_recorder(cluster)),
+                cluster.timeline.record_with(self._make_recorder(cluster)),
             ):
                 done_steps = await self._run_work(cluster, self._work(cluster, logger, trace))
         finally:
@@ -231,7 +231,7 @@ class RunProcess(ABC):
         prompts, newest = self._prompts, self._job.start.checkpoint
         abort = self._stop.abort_if_requested  # an unfinished warm-up is discarded
         began_s = time.monotonic()
-        initial = await warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
+        initial = await make_warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
         self._began_s += time.monotonic() - began_s  # a start from a checkpoint does not repeat the warm-up
         policy = initial.stored_in(newest) if newest else initial
         sources = ModelSources(

@@ -111,7 +111,7 @@ class NativeParts:
 
     def _kv_use(self) -> float:
         """Returns the share of cells that running sequences hold; reusable cells of ended sequences count as free."""
-        return self._store.held(self._scheduler.running_rows()) / self._store.num_cells
+        return self._store.count_held(self._scheduler.running_rows()) / self._store.num_cells
 
 
 class EngineReadiness(Enum):
@@ -251,7 +251,7 @@ class NativeEngine(NativeParts):
             num_new_tokens=new_tokens,
             kv_use=self._kv_use(),
             num_preemptions=self._scheduler.num_preemptions - preemptions,
-            drawn={name: self._table.drawn(self._live[name]) for name in sorted(self._streaming)},
+            drawn={name: self._table.list_drawn(self._live[name]) for name in sorted(self._streaming)},
         )
 
     def interrupt(self) -> None:

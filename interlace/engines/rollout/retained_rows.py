@@ -170,7 +170,7 @@ class RetainedRows:
     def num_held(self) -> int:
         """Counts the cells of ended sequences."""
         holders = [*self._idle, *self._kept.values()]
-        return self._store.held(np.asarray([holder.row for holder in holders], np.int64)) if holders else 0
+        return self._store.count_held(np.asarray([holder.row for holder in holders], np.int64)) if holders else 0
 
     @property
     def kept_rows(self) -> dict[int, int]:
