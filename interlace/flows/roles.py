@@ -44,7 +44,7 @@ class RolloutRole:
     ) -> None:
         """on_failed: called with each sample whose episode raised, and with the reason."""
         params = settings.sampling
-        self.pool = stages.engine_pool(engines, params, on_suspended=admission.changed.fire)
+        self.pool = stages.engine_pool(engines, params, settings.membership, on_suspended=admission.changed.fire)
         self.stage = stages.generate_stage(
             self.pool, episode, params, admission, limits=settings.limits, on_failed=on_failed
         )

@@ -12,7 +12,7 @@ from interlace.core.types import FinishReason, Metrics, Request, Response, Sampl
 from interlace.rollouts.dispatcher import Dispatcher
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_job import Deliver, Job, OnDraft
-from interlace.rollouts.membership import Membership
+from interlace.rollouts.membership import NO_CHANGES, Membership, MembershipRules
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.served_weights import ServedWeights
 from interlace.runtime.cluster import Cluster
@@ -149,11 +149,13 @@ class EnginePool:
         expected_tokens: int,
         on_suspended: Callable[[], None],
         predictor: LengthPredictor | None = None,
+        rules: MembershipRules = NO_CHANGES,
     ) -> None:
         """samples_per_step: samples of a step, of which the tail policy moves a share.
 
         expected_tokens: tokens of a response, until one has ended. on_suspended: called when a sequence is suspended,
-        because the trainer may wait for it. predictor: predicts response lengths; if None, the pool learns them.
+        because the trainer may wait for it. predictor: predicts response lengths; if None, the pool learns them. rules:
+        of the membership.
         """
         self._cluster = cluster
         self.drivers: list[EngineDriver] = []
@@ -168,7 +170,7 @@ class EnginePool:
             samples_per_step=samples_per_step,
             on_response=self._take_response,
         )
-        self.membership = Membership(cluster, schedule, self.drivers, self.weights, self._dispatcher)
+        self.membership = Membership(cluster, schedule, self.drivers, self.weights, self._dispatcher, rules)
         """Engines that join, leave, or are lost and return."""
         self.drivers += [self.membership.make_driver(engine) for engine in engines]
         self._predictor, ranks = predictor, self._dispatcher.ranks_by_length

@@ -179,12 +179,12 @@ class RunProcess(ABC):
 
     async def _until_stopped(self, cluster: Cluster, work: Coroutine[Any, Any, None]) -> None:
         """Runs the flow. Raises StoppedError if a stop was requested and the step did not end in time."""
-        cluster.loop_limit_s = lambda: PATIENCE_S if self._stop.is_overdue else cluster.watchdog.hang_after_s
+        loop_limit_s = lambda: PATIENCE_S if self._stop.is_overdue else cluster.watchdog.hang_after_s  # noqa: E731
         cluster.spawn(self._stop_in_time(), name="stop")
         scoring = lambda: self._boundary.scoring if self._boundary else ""  # noqa: E731
         cluster.spawn(self._quiet.run(cluster.waits, scoring), name="quiet")
         try:
-            await cluster.run(work)
+            await cluster.run(work, loop_limit_s=loop_limit_s)
         except InterlaceError as error:
             ended = self._boundary.ended if self._boundary else ()
             if self._boundary:
