@@ -6,6 +6,7 @@
     python benchmarks/planner.py --live [--write]
     python benchmarks/planner.py --mixed [--write]
     python benchmarks/planner.py --lending [--write]
+    python benchmarks/planner.py --time [--write]
 
 Each recipe is profiled once on each cluster. Then every schedule is simulated, and trained for some steps with a
 learning rate near 0, so that lengths stay constant. --store keeps profiles and points, which are not measured again:
@@ -28,6 +29,7 @@ from _planner_drift import drift_table
 from _planner_lending import lending_table
 from _planner_live import live_table
 from _planner_mixed import mixed_table
+from _planner_time import time_table
 
 from interlace.forecast.profile.probe import measure, num_devices
 from interlace.forecast.profile.profile import profile_recipe, with_zero_lr
@@ -226,6 +228,7 @@ def main() -> None:
     parser.add_argument("--live", action="store_true", help="simulated: changes of the schedule without a restart")
     parser.add_argument("--mixed", action="store_true", help="simulated: two kinds of devices against one, by price")
     parser.add_argument("--lending", action="store_true", help="simulated: when lent devices go back to training")
+    parser.add_argument("--time", action="store_true", help="real time of searches, and the loss of short ones")
     parser.add_argument("--clusters", default="local,ray")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
@@ -242,6 +245,7 @@ def main() -> None:
         ("live", live_table),
         ("mixed", mixed_table),
         ("lending", lending_table),
+        ("time", time_table),
     ):
         if getattr(args, name):
             table = make()

@@ -1,6 +1,7 @@
 """Plans by the real simulator can run, and the command prints complete answers."""
 
 import json
+import signal
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -267,7 +268,9 @@ def test_no_memory_says_which_part_is_too_large_and_by_how_much() -> None:
 
 def test_constraints_that_contradict_each_other_are_told_with_what_can_be_had() -> None:
     request = quick(max_staleness=0, deadline_h=1e-6)
-    with pytest.raises(UserError, match=r"staleness of at most 0 versions .*best plan found takes .*Allow more time"):
+    with pytest.raises(
+        UserError, match=r"plan.deadline_h=1e-06: .* with the best plan found, .* s per step .*Set plan.deadline_h="
+    ):
         make_plan(request)
 
 
@@ -302,3 +305,24 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Workplace, "score", interrupted)
     assert make_plan(quick()).found.num_scored == 3
+
+
+def test_ctrl_c_between_two_simulations_ends_a_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal arrives while the search checks schedules, not while it simulates one."""
+    interrupted: list[Schedule] = []
+    scored: list[Schedule] = []
+    score = Workplace.score
+
+    def count(self: Workplace, schedule: Schedule, fidelity: Fidelity, *, stop_at_s: float) -> object:
+        scored.append(schedule)
+        return score(self, schedule, fidelity, stop_at_s=stop_at_s)
+
+    def interrupt(schedule: Schedule) -> None:
+        if scored and not interrupted:
+            interrupted.append(schedule)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Workplace, "score", count)
+    made = make_plan(quick(), accepts=interrupt)
+    assert made.found.ranked and made.found.num_scored == len(scored)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
