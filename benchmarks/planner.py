@@ -7,6 +7,7 @@
     python benchmarks/planner.py --mixed [--write]
     python benchmarks/planner.py --lending [--write]
     python benchmarks/planner.py --time [--write]
+    python benchmarks/planner.py --robots [--write]
 
 Each recipe is profiled once on each cluster. Then every schedule is simulated, and trained for some steps with a
 learning rate near 0, so that lengths stay constant. --store keeps profiles and points, which are not measured again:
@@ -29,6 +30,7 @@ from _planner_drift import drift_table
 from _planner_lending import lending_table
 from _planner_live import live_table
 from _planner_mixed import mixed_table
+from _planner_robots import robots_table
 from _planner_time import time_table
 
 from interlace.forecast.profile.probe import measure, num_devices
@@ -229,6 +231,7 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true", help="simulated: two kinds of devices against one, by price")
     parser.add_argument("--lending", action="store_true", help="simulated: when lent devices go back to training")
     parser.add_argument("--time", action="store_true", help="real time of searches, and the loss of short ones")
+    parser.add_argument("--robots", action="store_true", help="simulated: placements of RLinf's robot workloads")
     parser.add_argument("--clusters", default="local,ray")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
@@ -246,6 +249,7 @@ def main() -> None:
         ("mixed", mixed_table),
         ("lending", lending_table),
         ("time", time_table),
+        ("robots", robots_table),
     ):
         if getattr(args, name):
             table = make()

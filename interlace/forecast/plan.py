@@ -104,7 +104,9 @@ class PlanRequest:
             ),
             num_envs=simulators.num_envs if simulators else 0,
             turns=fmean(turns.turns) if turns else 1.0,
-            spans=tuple(span for span in self.spans if span <= num_devices),
+            spans=tuple(
+                span for span in self.spans if span <= num_devices and self.simulation.profile.rollout.can_span(span)
+            ),
             pools=self.simulation.pools,
         )
 
