@@ -16,7 +16,7 @@ from interlace.schedule.roles import HOST
 from interlace.schedule.schedule import Schedule
 
 DEVICES = 32
-SEARCH_S, SEARCH_SAMPLES = 900.0, 150_000
+SEARCH_S, SEARCH_SAMPLES = 900.0, 60_000
 """Limits of a search; the samples end it, so that the plan does not depend on the machine."""
 PLACEMENTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "collocated": ("rlinf-embodied-collocated", {}),
@@ -54,12 +54,9 @@ ASSUMPTIONS = (
         name="moving a state takes four times as long",
         changes=("rollout.onload_s=2.4", "rollout.offload_s=2.4", "actor.onload_s=2.8", "actor.offload_s=2.8"),
     ),
-    Assumption(name="a simulator step takes half as long", changes=("env.chunks=[[1, 0.04], [32, 0.08], [256, 0.3]]",)),
-    Assumption(
-        name="a simulator step takes twice as long", changes=("env.chunks=[[1, 0.16], [32, 0.32], [256, 1.2]]",)
-    ),
 )
-ON_HOST = (ASSUMPTIONS[0], ASSUMPTIONS[1])
+"""The formula of the third one is that of interlace/forecast/costs/roofline.py."""
+ON_HOST = ASSUMPTIONS[:1]
 """Assumptions for simulators that processor cores bound."""
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from interlace.cli.main import app
 from interlace.core.errors import UserError
-from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.costs.profiles import change_profile, load_profile
 from interlace.forecast.costs.scale import scale_model
 from interlace.forecast.plan import PlanRequest, PlanSettings, make_plan, recipe_for
 from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
@@ -20,7 +20,7 @@ from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.bounds import Workload, misfit
 from interlace.forecast.search.candidates import Candidate, neighbours, plain
 from interlace.forecast.search.plans import Fidelity, Score, differing
-from interlace.forecast.simulate import Simulation, simulate
+from interlace.forecast.simulate import Simulation, check_simulated, simulate
 from interlace.run.recipe.config import set_schedule
 from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule, preset_names
@@ -272,6 +272,23 @@ def test_constraints_that_contradict_each_other_are_told_with_what_can_be_had() 
         UserError, match=r"plan.deadline_h=1e-06: .* with the best plan found, .* s per step .*Set plan.deadline_h="
     ):
         make_plan(request)
+
+
+def test_an_engine_that_cannot_divide_its_model_has_one_device() -> None:
+    request = quick()
+    profile = change_profile(request.simulation.profile, ["rollout.max_devices=1"])
+    alone = replace(request, simulation=replace(request.simulation, profile=profile))
+    assert (request.workload.spans, alone.workload.spans) == ((1, 2, 4, 8), (1,))
+    placed = "schedule.placement.rollout={devices: all, devices_per_instance: 4}"
+    recipe = load_recipe("longtail", [placed])
+    check_simulated({"longtail": recipe}, request.simulation.profile, request.simulation.devices)
+    with pytest.raises(UserError, match=r"engines of 4 devices, .* at most 1 .*profile.rollout.max_devices=0"):
+        check_simulated({"longtail": recipe}, profile, request.simulation.devices)
+
+
+@pytest.mark.parametrize("name", ["rlinf-maniskill", "rlinf-libero"])
+def test_rlinfs_profiles_have_a_whole_model_on_each_device(name: str) -> None:
+    assert load_profile(name).rollout.max_devices == 1
 
 
 def test_devices_that_are_not_there_are_named() -> None:
