@@ -121,9 +121,8 @@ def _plan(recipe: Recipe, profile: Profile) -> str:
     simulation = Simulation(profile=profile, num_devices=DEVICES)
     best = make_plan(PlanRequest(recipe=recipe, simulation=simulation, settings=settings)).found.best
     layout, envs = best.candidate.layout, best.schedule.granularity.of("env")
-    simulating = {"host": "on the host", "rollout": "with the policy"}.get(
-        str(layout.env), f"on {float(layout.env):.0%}"
-    )  # type: ignore[arg-type]
+    names = {"host": "on the host", "rollout": "with the policy"}
+    simulating = names[layout.env] if isinstance(layout.env, str) else f"on {float(layout.env):.0%}"
     return (
         f"policy on {float(layout.rollout):.0%}, engines of {layout.span}, simulators {simulating}, training on "
         f"{float(layout.training):.0%}, moves of {envs}: {best.score.step_s:.1f}"

@@ -38,6 +38,8 @@ FRONT = 5
 """Plans of the Pareto front that are simulated closely although faster plans exist."""
 BEAM = 3
 """Candidates whose neighbours are tried in one round of the search."""
+MANY, FEW_STEPS = 40, 2
+"""Coarse simulations that the effort should allow; if it does not, each counts few steps."""
 SHORT_TURNS = 8
 """Turns of a robot's episode below the final fidelity."""
 ROUNDS_WITHOUT_GAIN = 2
@@ -65,6 +67,9 @@ class _Search:
         # The search takes half of the effort, the middle fidelity a fifth, and the final one the rest.
         coarse_steps = 6 if requests < 512 else 4 if requests < 16_384 else 2
         self._coarse = Fidelity(scale=self._scales[0], steps=coarse_steps, turns=turns)
+        deep = max(plain(), key=lambda each: self._coarse.num_steps(each.rest))
+        if not effort.affords(MANY * self._count_samples(deep, self._coarse)):
+            self._coarse = replace(self._coarse, steps=FEW_STEPS)
         self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2, turns=turns)
         self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
         self._effort = effort
@@ -79,7 +84,7 @@ class _Search:
         presets = {name: self._make_seed(Candidate.of(load_schedule(name), name)) for name in preset_names()}
         seeds = [self._make_seed(each) for each in plain()]
         mixed = [each for start in (*seeds, *presets.values()) for each in by_kind(start, self._workload.pools)]
-        self._try_candidates([*presets.values(), *self._vary_spans([*seeds, *mixed])])
+        self._try_candidates([presets[BASELINE], *presets.values(), *self._vary_spans([*seeds, *mixed])])
         self._climb_hill()
         chosen = self._select_promising()
         if not chosen:
@@ -197,7 +202,8 @@ class _Search:
 
     def _try_candidates(self, candidates: Iterable[Candidate]) -> None:
         """Simulates at coarse fidelity the candidates that may beat the best so far, the most promising first."""
-        fresh = sorted(self._estimate_candidates(candidates), key=lambda pair: pair[0])
+        # The baseline is the first: it needs few steps, so that even a short search has a plan to return.
+        fresh = sorted(self._estimate_candidates(candidates), key=lambda pair: (pair[1].name != BASELINE, pair[0]))
         for start in range(0, len(fresh), 16):
             if self._effort.share_left <= SEARCH_LEAVES and self._select_best(1):
                 return

@@ -312,3 +312,11 @@ def test_checks_end_with_half_of_the_effort_before_the_first_simulation() -> Non
     problem = SearchProblem(profile=PROFILE, workload=WORKLOAD, devices=devices(8), accepts=accepts)
     planner.search(problem, scorer, effort=Used(1000))
     assert checked_before[0] == 3
+
+
+def test_a_short_search_simulates_the_baseline_first_and_counts_few_steps() -> None:
+    scorer = Invented(lambda _: score(1.0))
+    search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(3_000))
+    (first, fidelity), *_ = scorer.asked
+    assert first == Candidate.of(load_schedule("verl-colocated")).on(8)
+    assert fidelity.steps == 2
