@@ -13,7 +13,7 @@ from interlace.forecast.search.plans import accept_all
 from interlace.forecast.simulate import Simulation
 from interlace.forecast.virtual import run_virtually
 from interlace.run.host import Hosted
-from interlace.run.recipe.config import set_schedule
+from interlace.run.recipe.config import Recipe, set_schedule
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.timeline import NoRecorder
 from interlace.schedule.presets import load_schedule
@@ -35,8 +35,8 @@ class Drifting(Simulation):
 
     growth: list[float] = field(default_factory=lambda: [PHASES[0]])
 
-    def _length(self, recipe: object) -> Callable[[Request], float]:
-        length = Simulation._length(self, recipe)  # type: ignore[arg-type]
+    def _make_length(self, recipe: Recipe) -> Callable[[Request], float]:
+        length = Simulation._make_length(self, recipe)
         return lambda request: self.growth[0] * length(request)
 
 
@@ -52,7 +52,7 @@ class Watcher:
     slowest_ms: float = 0.0
     hosted: Hosted | None = None
     recent: list[float] = field(default_factory=list)
-    since_change: int = 0
+    since_change: int = DECIDING_STEPS
 
     def on_step(self, result: StepResult) -> bool:
         """Accounts for a step. Returns False after the last one."""

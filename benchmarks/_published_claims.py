@@ -16,6 +16,7 @@ REASONING = Lengths(prompt_tokens=200, median=7000, prompt_sigma=0.5, response_s
 SHORT_TAIL = Lengths(prompt_tokens=200, median=600, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.025)
 """RollPacker's mix: three in four responses within 1k tokens, the longest at the limit."""
 CHAT = Lengths(prompt_tokens=150, median=250, prompt_sigma=0.5, response_sigma=0.6, cap_share=0.01)
+WITHIN, NEARLY, TOLERANCE = "within", "within 10 %", 0.1
 H800, H20 = "qwen2.5-7b-h800", "qwen2.5-7b-h20"
 RECOMPUTED = ("algorithm.off_policy.proximal=recomputed",)
 """Recomputes the log-probs of the policy at the start of a step."""
@@ -86,8 +87,20 @@ class Claim:
         """Returns whether a ratio is within the published range."""
         return self.distance(ratio) == 0.0
 
+    def verdict(self, ratio: float) -> str:
+        """Returns `within`, `within 10 %` of the range's nearer end, or `outside` with the reason."""
+        if self.holds(ratio):
+            return WITHIN
+        near = self.low if ratio < self.low else self.high
+        return NEARLY if abs(ratio / near - 1) <= TOLERANCE else f"outside: {self.reason}".rstrip(": ")
 
-STREAM = Setup(devices=32, prompts=128, samples=16, max_tokens=20480, lengths=REASONING)
+
+RANKER = 0.97
+"""Rank correlation at which a ranker finds 87 % of the longest fifth, as StreamRL reports for its 7B model."""
+STREAM = Setup(
+    devices=32, prompts=128, samples=16, max_tokens=20480,
+    lengths=REASONING.model_copy(update={"rank_correlation": RANKER}),
+)  # fmt: skip
 """StreamRL (2504.15930): 7B on 32 devices, 20k tokens; batch and mix are assumed."""
 AREAL = Setup(
     devices=128, prompts=512, samples=16, max_tokens=27648, lengths=REASONING, splits=(75,), minibatches=4,
@@ -153,16 +166,11 @@ def claim(name: str, preset: str, baseline: str, published: tuple[float, float],
 
 
 CLAIMS = (
-    *(
-        claim(f"StreamRL, {kind}, against {other}, ranker {correlation:g}", preset, "verl-colocated", bounds,
-              replace(STREAM, lengths=REASONING.model_copy(update={"rank_correlation": correlation})),
-              reason="no assumed parameter alone brings it there")
-        for kind, other, preset, bounds in (
-            ("synchronous", "its own colocated", "streamrl-sync", (1.06, 1.41)),
-            ("asynchronous", "verl", "streamrl-async", (1.41, 2.66)),
-        )
-        for correlation in (0.0, 0.5, 1.0)
-    ),
+    claim("StreamRL, synchronous, against its own colocated", "streamrl-sync", "verl-colocated", (1.06, 1.41), STREAM,
+          reason="training is a seventh of the step of the colocated run, and only it can overlap; with verl's mix of "
+          "lengths 0.97x (ablation below)"),
+    claim("StreamRL, asynchronous, against verl", "streamrl-async", "verl-colocated", (1.41, 2.66), STREAM,
+          reason="with verl's mix of lengths 1.5x (ablation below)"),
     claim("RollPacker against verl, 8k tokens", "rollpacker", "verl-colocated", (1.30, 2.03), packed(16, 8192, 82),
           by_steps=True),
     claim("RollPacker against verl, 16k tokens", "rollpacker", "verl-colocated", (1.48, 2.22), packed(32, 16384, 277),

@@ -6,18 +6,22 @@
     python benchmarks/planner.py --live [--write]
     python benchmarks/planner.py --mixed [--write]
     python benchmarks/planner.py --lending [--write]
+    python benchmarks/planner.py --time [--write]
+    python benchmarks/planner.py --robots [--write]
 
 Each recipe is profiled once on each cluster. Then every schedule is simulated, and trained for some steps with a
-learning rate near 0, so that lengths stay constant. --store keeps profiles and points, which are not measured again:
---points N measures N more and ends. A table may thus combine several sessions, with a profile from another hour than
-most of its points. `tau` is Kendall's, over the schedules of one recipe on one cluster. `regret` is the measured time
-per trained token of the schedule with the best prediction, relative to the best measured one. --write puts the table
-into docs/planner.md and the picture next to the page.
+learning rate near 0, so that lengths stay constant. The prediction is written to the store, under its hash, before its
+run. There are twelve workloads; the last one is drawn from a seed, and --workloads random-SEED draws another. --store
+keeps profiles and points, which are not measured again: --points N measures N more and ends. A table may thus combine
+several sessions, with a profile from another hour than most of its points. `tau` is Kendall's, over the schedules of
+one recipe on one cluster. `regret` is the measured time per trained token of the schedule with the best prediction,
+relative to the best measured one. --write puts the table into docs/planner.md and the picture next to the page.
 """
 
 import argparse
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -28,7 +32,11 @@ from _planner_drift import drift_table
 from _planner_lending import lending_table
 from _planner_live import live_table
 from _planner_mixed import mixed_table
+from _planner_robots import robots_table
+from _planner_time import time_table
+from _planner_workloads import NAMES, POINTS, list_words
 
+from interlace.core.errors import UserError
 from interlace.forecast.profile.probe import measure, num_devices
 from interlace.forecast.profile.profile import profile_recipe, with_zero_lr
 from interlace.forecast.profile.types import Profile
@@ -47,12 +55,6 @@ SCHEDULES = (
     "rollpacker", "magistral", "rlhfuse", "asyncflow", "verl-fully-async-d",
 )  # fmt: skip
 QUICK = ("verl-colocated", "one-step-off", "areal", "async-colocated")
-WORKLOADS: Mapping[str, Sequence[str]] = {
-    "quickstart": ("quickstart",),
-    "longtail": ("longtail",),
-    "quickstart-large": ("quickstart", "prompts_per_step=32", "minibatches=1"),
-    "longtail-few": ("longtail", "prompts_per_step=8", "samples_per_prompt=8"),
-}
 DOCS = Path(__file__).parent.parent / "docs"
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626")
 
@@ -69,6 +71,8 @@ class Row:
     predicted_rate: float
     """Predicted trained tokens per second."""
     measured_rate: float
+    prediction: str = ""
+    """Start of the SHA-256 of the prediction, which was written to the store before the run; empty if none was."""
 
     @property
     def error(self) -> float:
@@ -84,6 +88,8 @@ class Store:
         kept = (
             json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {"profiles": {}, "points": []}
         )
+        self.predictions: dict[str, str] = kept.get("predictions", {})
+        """SHA-256 of a prediction -> its text, as it was written before the run."""
         self.profiles = {key: Profile.parse(value, where=str(path)) for key, value in kept["profiles"].items()}
         self.rows = [Row(**point) for point in kept["points"]]
 
@@ -91,17 +97,29 @@ class Store:
         """Returns whether a point was measured, or failed."""
         return any((row.workload, row.cluster, row.schedule) == (workload, cluster, name) for row in self.rows)
 
+    def predict(self, point: tuple[str, str, str], score: Score) -> str:
+        """Writes a prediction before its run. Returns the start of its hash."""
+        workload, cluster, name = point
+        content = {"workload": workload, "cluster": cluster, "schedule": name, "score": asdict(score)}
+        text = json.dumps(content, sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()
+        self.predictions[key] = text
+        self.save()
+        return key[:16]
+
     def save(self) -> None:
         """Writes the file."""
         if self._path:
             profiles = {key: profile.model_dump(mode="json") for key, profile in self.profiles.items()}
-            text = json.dumps({"profiles": profiles, "points": [asdict(row) for row in self.rows]}, indent=1)
+            points = [asdict(row) for row in self.rows]
+            content = {"profiles": profiles, "predictions": self.predictions, "points": points}
+            text = json.dumps(content, indent=1)
             self._path.write_text(text + "\n", encoding="utf-8")
 
 
 def recipe_of(workload: str, cluster: str, devices: int) -> Recipe:
     """Returns a workload's recipe on a cluster."""
-    spec, *changes = WORKLOADS[workload]
+    spec, *changes = list_words(workload)
     where = f"cluster={{backend: {cluster}, devices: cpu:{devices}}}"
     return load_recipe(spec, [*changes, where, "schedule=verl-colocated"])
 
@@ -115,21 +133,32 @@ def measure_points(store: Store, wanted: Sequence[tuple[str, str, str]], args: a
         if left == 0:
             return
         left -= 1
-        recipe = recipe_of(workload, cluster, args.devices)
-        check_recipe(recipe)
-        key = f"{workload} {cluster}"
-        if key not in store.profiles:
-            store.profiles[key] = profile_recipe(
-                recipe, QuietProgress(), source="benchmarks/planner.py", budget_s=args.budget
-            )
-            store.save()
-        if row := _measured(recipe, store.profiles[key], (workload, cluster, name), args.steps):
+        try:
+            row = _measure_point(store, (workload, cluster, name), args)
+        except UserError as error:  # a part that is not on this machine, or a schedule that the recipe refuses
+            print(f"{workload} {cluster} {name}: {error}", flush=True)
+            continue
+        if row:
             store.rows.append(row)
             store.save()
 
 
-def _measured(recipe: Recipe, profile: Profile, point: tuple[str, str, str], steps: int) -> Row | None:
+def _measure_point(store: Store, point: tuple[str, str, str], args: argparse.Namespace) -> Row | None:
+    workload, cluster, _ = point
+    recipe, key = recipe_of(workload, cluster, args.devices), f"{workload} {cluster}"
+    check_recipe(recipe)
+    if key not in store.profiles:
+        store.profiles[key] = profile_recipe(
+            recipe, QuietProgress(), source="benchmarks/planner.py", budget_s=args.budget
+        )
+        store.save()
+    return _measured(recipe, store, point, args.steps)
+
+
+def _measured(recipe: Recipe, store: Store, point: tuple[str, str, str], steps: int) -> Row | None:
+    """Predicts and measures a schedule; None if it cannot be predicted. Raises UserError if it cannot run."""
     workload, cluster, name = point
+    profile = store.profiles[f"{workload} {cluster}"]
     still: Recipe = with_zero_lr(recipe, recipe.schedule.resolved)
     place = Workplace(recipe=still, simulation=Simulation(profile=profile, num_devices=num_devices(recipe)))
     schedule = load_schedule(name)
@@ -138,10 +167,11 @@ def _measured(recipe: Recipe, profile: Profile, point: tuple[str, str, str], ste
         print(f"{workload} {cluster} {name}: {predicted.reason}")
         return None
     check_recipe(set_schedule(still, schedule, name))
+    prediction = store.predict(point, predicted)
     measured_s, rate = measure(still, schedule, num_steps=steps)
     row = Row(
         workload=workload, cluster=cluster, schedule=name, predicted_s=predicted.step_s, measured_s=measured_s,
-        predicted_rate=predicted.tokens_per_s, measured_rate=rate,
+        predicted_rate=predicted.tokens_per_s, measured_rate=rate, prediction=prediction,
     )  # fmt: skip
     print(
         f"{workload:18s}{cluster:7s}{name:22s}{row.predicted_s:8.3f}{row.measured_s:8.3f}{row.error:+7.0%}",
@@ -226,8 +256,10 @@ def main() -> None:
     parser.add_argument("--live", action="store_true", help="simulated: changes of the schedule without a restart")
     parser.add_argument("--mixed", action="store_true", help="simulated: two kinds of devices against one, by price")
     parser.add_argument("--lending", action="store_true", help="simulated: when lent devices go back to training")
+    parser.add_argument("--time", action="store_true", help="real time of searches, and the loss of short ones")
+    parser.add_argument("--robots", action="store_true", help="simulated: placements of RLinf's robot workloads")
     parser.add_argument("--clusters", default="local,ray")
-    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--workloads", default=",".join(NAMES))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--steps", type=int, default=10, help="measured of each schedule")
@@ -242,6 +274,8 @@ def main() -> None:
         ("live", live_table),
         ("mixed", mixed_table),
         ("lending", lending_table),
+        ("time", time_table),
+        ("robots", robots_table),
     ):
         if getattr(args, name):
             table = make()
@@ -253,7 +287,8 @@ def main() -> None:
     if args.quick:
         clusters, workloads, names, args.steps, args.budget = ["local"], ["quickstart"], list(QUICK), 4, 10.0
     store = Store(args.store or (DOCS / "planner.json" if args.points >= 0 else None))
-    wanted = [(workload, cluster, name) for cluster in clusters for workload in workloads for name in names]
+    wanted = [(workload, cluster, name) for cluster in clusters for workload in workloads for name in names
+              if (cluster, workload) in POINTS or workload not in NAMES]  # fmt: skip
     measure_points(store, wanted, args)
     print(f"{sum(store.has(*point) for point in wanted)} of {len(wanted)} points are there")
     if args.json:

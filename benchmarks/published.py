@@ -1,28 +1,38 @@
 """Presets on the virtual clock, against the results in their papers.
 
-    python benchmarks/published.py [--presets areal,...] [--devices 256] [--json FILE] [--write] [presets|claims]
+    python benchmarks/published.py [--presets areal,...] [--devices 256] [--json FILE] presets
+    python benchmarks/published.py [--only NAME] [--vary] [--write] claims
+    python benchmarks/published.py [--write] ablation
 
 `presets` runs every preset at one size. `claims` runs the pair of each published ratio, with its published size and
 settings as far as they are stated; `_published_claims.py` contains them with their sources. Costs are rooflines of data
 sheets (the shipped profiles), and lengths are log-normal with a share that reaches the limit, so ratios are comparable
-but seconds are not. For each claim outside the published range, the assumed parameters are halved and doubled one by
-one; changes of the ratio are printed, with a note if it enters the range. They are not written into the page.
+but seconds are not. Results are kept in docs/published.json: --only measures a part of the claims again, and the table
+contains all. With --vary, the assumed parameters of each claim outside the published range are halved and doubled one
+by one; changes of the ratio are printed, with a note if it enters the range. `ablation` adds the parts of StreamRL one
+after another.
 """
 
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from _page import write_table
-from _published_claims import CLAIMS, REASONING, Claim, Setup
+from _published_claims import CLAIMS, NEARLY, RANKER, REASONING, STREAM, VERL_MIX, WITHIN, Claim, Setup
 from _published_runs import Measured, measure, of_actor, of_rollout, with_lengths
 
-from interlace.forecast.profile.types import Profile
+from interlace.forecast.profile.types import Lengths, Profile
 from interlace.schedule.presets import preset_names
 
 BASELINE = "verl-colocated"
+DOCS = Path(__file__).parent.parent / "docs"
+ABLATED_PROMPTS = 64
+MIXES: Mapping[str, Lengths] = {"assumed mix": REASONING, "verl's mix": VERL_MIX}
+"""Mixes of lengths of the ablation; the second one reproduces the seconds that verl publishes."""
+PLAIN, WHOLE = "schedule.dispatch=least_tokens", "schedule.granularity=step"
 Change = Callable[[Profile, float], Profile]
 
 
@@ -38,30 +48,75 @@ OF_COSTS: Mapping[str, Change] = {
 """Parameters of a roofline that no source states. If costs are fitted, the source determines them."""
 
 
-def claims(steps: int, only: str = "") -> tuple[list[dict[str, object]], str]:
-    """Returns each published ratio next to the simulated one, as JSON and as Markdown. only: a part of the name."""
-    heads = ("claim", "published", "simulated", "seconds a step, and its baseline", "")
-    lines, told = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"], []
-    outside: list[tuple[Claim, Measured, Measured]] = []
+def claims(steps: int, only: str, store: Path, *, vary: bool) -> str:
+    """Measures the claims with `only` in their names and keeps them in the store. Returns the table of all kept ones.
+
+    vary: also prints the ratios at other values of the assumed parameters, for claims outside the published range.
+    """
+    kept = json.loads(store.read_text(encoding="utf-8")) if store.exists() else {}
     for claim in [claim for claim in CLAIMS if only in claim.name]:
         base, ours = measure(claim.baseline, claim.baseline_setup, steps), measure(claim.preset, claim.setup, steps)
         ratio = ours.rate(claim) / base.rate(claim)
-        within = claim.holds(ratio)
-        share = f" ({ours.split} % generate)" if ours.split else ""
+        kept[claim.name] = {"ratio": ratio, "ours": asdict(ours), "baseline": asdict(base)}
+        store.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        print(f"{claim.name}: {ratio:.2f}x, {claim.verdict(ratio)}", flush=True)
+        if vary and not claim.holds(ratio):
+            is_fitted = claim.baseline_setup.fit is not None
+            for name in (*OF_LENGTHS, *(() if is_fitted else OF_COSTS)):
+                print(f"{claim.name} | {name} | {sensitivity(claim, base, ours, name, steps)}", flush=True)
+    return claims_table(kept)
+
+
+def claims_table(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the published and the simulated ratios as Markdown. kept: results by the claim's name."""
+    heads = ("claim", "published", "simulated", "seconds a step, and its baseline", "")
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    verdicts = []
+    for claim in [claim for claim in CLAIMS if claim.name in kept]:
+        row = kept[claim.name]
+        split, ratio = row["ours"]["split"], row["ratio"]
+        seconds = ", ".join(f"{row[side]['score']['step_s']:.0f}" for side in ("ours", "baseline"))
+        verdicts.append(claim.verdict(ratio))
         lines.append(
-            f"| {claim.name}{share} | {claim.low:.2f}-{claim.high:.2f}x | {ratio:.2f}x | {ours.score.step_s:.0f}, "
-            f"{base.score.step_s:.0f} | {'within' if within else f'outside: {claim.reason}'.rstrip(': ')} |"
+            f"| {claim.name}{f' ({split} % generate)' if split else ''} | {claim.low:.2f}-{claim.high:.2f}x "
+            f"| {ratio:.2f}x | {seconds} | {verdicts[-1]} |"
         )
+    within, nearly = verdicts.count(WITHIN), verdicts.count(NEARLY)
+    lines += ["", f"{within} of {len(verdicts)} are within the published range, {nearly} more within 10 % of it."]
+    return "\n".join(lines)
+
+
+def ablation(steps: int) -> str:
+    """Returns the parts of StreamRL one after another, at two mixes of lengths, as Markdown."""
+    heads = ("part", "published, 72B", *(f"{name}, s" for name in MIXES), *(f"{name}, ratio" for name in MIXES))
+    parts: list[tuple[str, str, str, float, tuple[str, ...]]] = [
+        ("colocated", "1", BASELINE, 0.0, ()),
+        ("half of the devices generates, whole batches", "", "streamrl-sync", 0.0, (PLAIN, WHOLE)),
+        ("and training while others generate (stream)", "", "streamrl-sync", 0.0, (PLAIN,)),
+        *(
+            (f"and skew-aware dispatch, ranker {each:g}", published, "streamrl-sync", each, ())
+            for each, published in ((0.0, ""), (0.5, ""), (RANKER, "1.23"), (1.0, ""))
+        ),
+        ("and one version ahead (asynchronous)", "1.5", "streamrl-async", RANKER, ()),
+    ]
+    lines, first = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"], dict[str, float]()
+    for name, published, preset, correlation, settings in parts:
+        seconds, ratios = [], []
+        for mix, lengths in MIXES.items():
+            setup = replace(
+                STREAM,
+                lengths=lengths.model_copy(update={"rank_correlation": correlation}),
+                prompts=ABLATED_PROMPTS,
+                splits=(50,),
+                settings=settings,
+            )
+            score = measure(preset, setup, steps).score
+            ratio = score.tokens_per_s / first.setdefault(mix, score.tokens_per_s)
+            seconds.append(f"{score.step_s:.0f}")
+            ratios.append(f"{ratio:.2f}")
+        lines.append(f"| {name} | {published} | {' | '.join((*seconds, *ratios))} |")
         print(lines[-1], flush=True)
-        outside += [] if within else [(claim, base, ours)]
-        told.append({"name": claim.name, "low": claim.low, "high": claim.high, "ratio": ratio, "within": within,
-                     "ours": asdict(ours), "baseline": asdict(base)})  # fmt: skip
-    lines += ["", f"{len(told) - len(outside)} of {len(told)} are within."]
-    for claim, base, ours in outside:
-        is_fitted = claim.baseline_setup.fit is not None
-        for name in (*OF_LENGTHS, *(() if is_fitted else OF_COSTS)):
-            print(f"{claim.name} | {name} | {sensitivity(claim, base, ours, name, steps)}", flush=True)
-    return told, "\n".join(lines)
+    return "\n".join(lines)
 
 
 def sensitivity(claim: Claim, base: Measured, ours: Measured, parameter: str, steps: int) -> str:
@@ -110,22 +165,27 @@ def presets(names: Sequence[str], devices: int, steps: int) -> list[dict[str, ob
 def main() -> None:
     """Runs the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("presets", "claims"), nargs="?", default="claims")
+    parser.add_argument("what", choices=("presets", "claims", "ablation"), nargs="?", default="claims")
     parser.add_argument("--presets", default=",".join(preset_names()), help="of `presets`")
-    parser.add_argument("--devices", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--devices", type=int, default=256, help="of `presets`")
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--only", default="", help="claims with this in their names")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--write", action="store_true", help="claims into docs/simulator.md")
+    parser.add_argument("--vary", action="store_true", help="also other values of the assumed parameters")
+    parser.add_argument("--json", type=Path, help="of `presets`")
+    parser.add_argument("--write", action="store_true", help="the table into docs/simulator.md")
     options = parser.parse_args()
-    if options.what == "claims":
-        told, text = claims(options.steps, options.only)
-        if options.write:
-            write_table(Path(__file__).parent.parent / "docs" / "simulator.md", "claims", text)
-    else:
+    if options.what == "presets":
         told = presets(options.presets.split(","), options.devices, options.steps)
-    if options.json:
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        if options.json:
+            options.json.write_text(json.dumps(told, indent=1) + "\n")
+        return
+    if options.what == "claims":
+        text = claims(options.steps, options.only, DOCS / "published.json", vary=options.vary)
+    else:
+        text = ablation(options.steps)
+    print(text)
+    if options.write:
+        write_table(DOCS / "simulator.md", options.what, text)
 
 
 if __name__ == "__main__":

@@ -62,16 +62,11 @@ def dry_run(spec: str, overrides: Sequence[str], devices: str | None, console: C
 
 def _device_lines(derived: "Derived") -> list[str]:
     """Returns a line for each device: the memory if all of its workers stay, and if they take turns."""
-    devices = {device.name: device for worker in derived.memory for device in worker.devices}
-    lines = []
-    for name, device in devices.items():
-        workers = [worker for worker in derived.memory if name in {each.name for each in worker.devices}]
-        together = sum(worker.num_bytes for worker in workers) + max(worker.transient_bytes for worker in workers)
-        most = max(worker.peak_bytes for worker in workers)
-        has = device.memory_bytes / GIB
-        fits = "all fit at once" if together <= device.memory_bytes else "workers take turns, and leave the device"
-        lines.append(
-            f"{name}: {together / GIB:.1f} GiB for all of its workers at once, {most / GIB:.1f} GiB for the largest; "
-            f"it has {has:.1f} GiB: {fits}."
-        )
-    return lines
+    from interlace.run.recipe.memory import sum_by_device
+
+    return [
+        f"{each.device.name}: {each.together_bytes / GIB:.1f} GiB for all of its workers at once, "
+        f"{each.largest_bytes / GIB:.1f} GiB for the largest; it has {each.device.memory_bytes / GIB:.1f} GiB: "
+        f"{'all fit at once' if each.is_shared else 'workers take turns, and leave the device'}."
+        for each in sum_by_device(derived.memory)
+    ]

@@ -82,7 +82,7 @@ def make_table(
     """
     workload, rows = request.workload, dict[Schedule, tuple[float, ...]]()
     fidelity = Fidelity(scale=coarser(workload)[0], steps=STEPS)
-    limits = request.settings.limits(math.inf)
+    limits = request.settings.limits()
     start = current
     for _ in range(ROUNDS):
         for schedule in list_live(start, request.settings.max_staleness, request.simulation):

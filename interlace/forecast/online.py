@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum
 from multiprocessing.pool import AsyncResult, Pool
 from statistics import fmean
 
@@ -35,6 +36,16 @@ POINTS = 33
 """Quantiles of a measured distribution."""
 
 
+class TableState(Enum):
+    """State of the table of the schedules that need no restart."""
+
+    MISSING = "missing"
+    MAKING = "being simulated"
+    READY = "ready"
+    FAILED = "failed"
+    """Could not be simulated; not tried again before another schedule comes by a restart."""
+
+
 class OnlinePlanner:
     """Planner of one run. It searches in a separate process of the lowest priority while the run trains.
 
@@ -59,10 +70,11 @@ class OnlinePlanner:
         self._may_become: Callable[[Schedule], bool] = lambda _: False
         self._making: AsyncResult[DecisionTable] | None = None
         self._table: DecisionTable | None = None
-        """Seconds of the schedules that need no restart; None until it has been simulated."""
+        """Seconds of the schedules that need no restart, if the table is READY."""
+        self._table_state = TableState.MISSING
         self._tabulated = schedule
         """The schedule for which the table was made."""
-        self._since_change = 0
+        self._since_change = DECIDING_STEPS  # no step shows an earlier schedule
         self.decision_s = 0.0
         """Seconds of the last decision by the table."""
 
@@ -129,35 +141,43 @@ class OnlinePlanner:
 
     def _decide_now(self, progress: ProgressView) -> None:
         """Decides by the table between the schedules that need no restart. The first call starts to make the table."""
+        self._since_change += 1
         if not self._may_become(self._schedule):
             return
-        if self._making is None:
-            self._making = self._process.apply_async(_tabulate, (self._request, self._schedule))
-        if self._table is None:
-            if not self._making.ready():
-                return
-            try:
-                self._table = self._making.get()
-            except InterlaceError as error:  # the run keeps its schedule
-                progress.say(f"no table of schedules: {error}")
-                self._table = DecisionTable(mean_length=1.0, rows={})
-            self._tabulated = self._schedule
-        self._since_change += 1
+        self._update_table(progress)
         lengths = [length for step in list(self._lengths)[-DECIDING_STEPS:] for length in step]
-        if not lengths or self._since_change <= DECIDING_STEPS:  # the steps before show the previous schedule
+        # The first steps after a change show the previous schedule.
+        if self._table is None or not lengths or self._since_change <= DECIDING_STEPS:
             return
         began_s = time.perf_counter()
         decision = self._table.decide(self._schedule, fmean(lengths))
         self.decision_s = time.perf_counter() - began_s
-        if decision is None:
-            if self._schedule != self._tabulated:  # another schedule came by a restart
-                self._making = self._table = None
-        elif decision.pays and self._may_become(decision.schedule):
+        if decision and decision.pays and self._may_become(decision.schedule):
             self._next = decision
             progress.say(
                 f"changing the schedule in place: responses of {fmean(lengths):.0f} tokens, {decision.current_s:.3g} s "
                 f"a step predicted now, {decision.step_s:.3g} with {differing(decision.schedule)}"
             )
+
+    def _update_table(self, progress: ProgressView) -> None:
+        """Takes the table when it is ready; makes one if there is none, or if a restart brought another schedule."""
+        if self._table_state is TableState.MAKING and self._making and self._making.ready():
+            try:
+                self._table, self._table_state = self._making.get(), TableState.READY
+            except InterlaceError as error:  # the run keeps its schedule
+                progress.say(f"no table of schedules: {error}")
+                self._table_state = TableState.FAILED
+        if self._is_of_other_schedule:
+            self._table, self._table_state = None, TableState.MISSING
+        if self._table_state is TableState.MISSING:
+            self._making = self._process.apply_async(_tabulate, (self._request, self._schedule))
+            self._table_state, self._tabulated = TableState.MAKING, self._schedule
+
+    @property
+    def _is_of_other_schedule(self) -> bool:
+        """True if the table was made, or failed, for another schedule and does not contain the current one."""
+        is_made = self._table_state in (TableState.READY, TableState.FAILED) and self._schedule != self._tabulated
+        return is_made and (self._table is None or self._schedule not in self._table.rows)
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:

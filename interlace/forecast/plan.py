@@ -14,6 +14,7 @@ from interlace.core.yaml_text import parse_yaml
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import TimedEffort, Workplace, open_scorer
 from interlace.forecast.search.bounds import Workload
+from interlace.forecast.search.feasible import SearchProblem
 from interlace.forecast.search.planner import search
 from interlace.forecast.search.plans import Accepts, PlanBounds, Planned, SearchResult, WhyNot, accept_all
 from interlace.forecast.simulate import Simulation, check_profile_roles
@@ -24,7 +25,8 @@ from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.recipe.layout import find_needed_roles
 from interlace.run.recipe.load import load_recipe, override_key
-from interlace.schedule.schedule import Schedule
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Placement, Schedule
 
 SPANS = (1, 2, 4, 8)
 """Devices per engine that are tried on a virtual cluster; a node has eight."""
@@ -102,7 +104,9 @@ class PlanRequest:
             ),
             num_envs=simulators.num_envs if simulators else 0,
             turns=fmean(turns.turns) if turns else 1.0,
-            spans=tuple(span for span in self.spans if span <= num_devices),
+            spans=tuple(
+                span for span in self.spans if span <= num_devices and self.simulation.profile.rollout.can_span(span)
+            ),
             pools=self.simulation.pools,
         )
 
@@ -211,16 +215,15 @@ def make_plan(
     check_profile_roles(set_schedule(request.recipe, Schedule()), request.simulation.profile)
     settings, num_devices = request.settings, request.simulation.num_devices
     if settings.deadline_h is None:
-        return _search_plan(request, math.inf, settings.search_s, accepts, current, say=say)
+        return _search_plan(request, settings.search_s, accepts, current, say=say)
     if request.simulation.pools:
         raise UserError("plan.deadline_h chooses a number of devices, of one kind: give one --profile.")
-    max_step_s = settings.deadline_h * 3600 / request.recipe.steps
     sizes = [size for size in (num_devices, num_devices // 2, num_devices // 4) if size]
     plans: list[RecipePlan] = []
     for size in sizes:
         smaller = replace(request, simulation=replace(request.simulation, num_devices=size))
         try:
-            plans.append(_search_plan(smaller, max_step_s, settings.search_s / len(sizes), accepts, say=say))
+            plans.append(_search_plan(smaller, settings.search_s / len(sizes), accepts, say=say))
         except UserError:
             if not plans:
                 raise
@@ -231,7 +234,6 @@ def make_plan(
 
 def _search_plan(
     request: PlanRequest,
-    max_step_s: float,
     search_s: float,
     accepts: Accepts,
     current: Schedule | None = None,
@@ -239,29 +241,35 @@ def _search_plan(
     say: Callable[[str], None],
 ) -> RecipePlan:
     recipe, simulation, settings = request.recipe, request.simulation, request.settings
-    limits = settings.limits(max_step_s)
+    deadline_s = math.inf if settings.deadline_h is None else 3600 * settings.deadline_h
+    devices, refusals = simulation.devices, dict[Placement, str | None]()
 
     def check_schedule(schedule: Schedule) -> str | None:
-        candidate = set_schedule(recipe, schedule)
-        try:
-            check_placement(candidate, simulation.devices)
-            check_profile_roles(candidate, simulation.profile)
-        except UserError as error:
-            return str(error)
-        return accepts(schedule)
+        if schedule.placement not in refusals:  # many candidates share a placement
+            refusals[schedule.placement] = _check_placement(recipe, schedule, simulation.profile, devices)
+        return refusals[schedule.placement] or accepts(schedule)
 
+    problem = SearchProblem(
+        profile=simulation.profile,
+        workload=request.workload,
+        devices=devices,
+        limits=settings.limits(deadline_s, recipe.steps),
+        accepts=check_schedule,
+    )
     processes = settings.search_processes
     effort = TimedEffort(search_s, processes=processes, num_samples=settings.search_samples, say=say)
     place = Workplace(recipe=recipe, simulation=simulation)
     with open_scorer(place, processes=processes, effort=effort) as score:
-        found = search(
-            simulation.profile,
-            request.workload,
-            simulation.devices,
-            limits,
-            score,
-            effort=effort,
-            accepts=check_schedule,
-            current=current,
-        )
+        found = search(problem, score, effort=effort, current=current)
     return RecipePlan(request=request, found=found)
+
+
+def _check_placement(recipe: Recipe, schedule: Schedule, profile: Profile, devices: tuple[Device, ...]) -> str | None:
+    """Returns the reason why the placement of a schedule cannot run a recipe; None if it can."""
+    candidate = set_schedule(recipe, schedule)
+    try:
+        check_placement(candidate, devices)
+        check_profile_roles(candidate, profile)
+    except UserError as error:
+        return str(error)
+    return None

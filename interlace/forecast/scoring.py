@@ -1,6 +1,8 @@
 """Scores for the planner: simulates a schedule on the recipe's cluster or on a smaller model of it."""
 
 import math
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult
 from statistics import fmean, stdev
+from types import FrameType
 
 from interlace.core.errors import HangError, SimulationStoppedError, UserError
 from interlace.core.types import TerminalEvent
@@ -221,7 +224,8 @@ def _score(task: tuple[Schedule, Fidelity, float]) -> Score | Refused | None:
 def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) -> Iterator[Scorer]:
     """Opens a scorer that simulates in separate processes, or in this process if `processes` is 1.
 
-    It returns None for every schedule that did not fit into the time of `effort`. Ctrl-C ends the search.
+    It returns None for every schedule that did not fit into the time of `effort`. Ctrl-C ends the search, and a second
+    one the program.
     """
     # Spawned, not forked, because a run that plans has threads. This process simulates too, also while the others
     # start.
@@ -238,6 +242,7 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
         waiting = deque(order)
         running: dict[int, AsyncResult[Score | Refused | None]] = {}
         try:
+            interrupt.raises = True
             while (waiting or running) and time.monotonic() < effort.stop_at_s:
                 while pool and waiting and len(running) < room:
                     place = waiting.popleft()
@@ -250,16 +255,47 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
                     next(iter(running.values())).wait(max(0.0, effort.stop_at_s - time.monotonic()))
                 for place in [place for place, result in running.items() if result.ready()]:
                     found[place] = running.pop(place).get()
+                num_left = len(waiting) + len(running)
+                effort.report(f"{len(tasks) - num_left} of {len(tasks)} schedules of this round simulated")
         except KeyboardInterrupt:
             effort.stop()
+        finally:
+            interrupt.raises = False
         return [_scale_score(each, task[1]) for each, task in zip(found, tasks, strict=True)]
 
+    interrupt = _Interrupt(effort)
     try:
-        yield score
+        with interrupt:
+            yield score
     finally:
         if pool:
             pool.terminate()
             pool.join()
+
+
+class _Interrupt:
+    """Ctrl-C during a search: ends it. Between simulations it only stops the effort, so that the plans remain."""
+
+    def __init__(self, effort: TimedEffort) -> None:
+        self._effort = effort
+        self.raises = False
+        """True while a KeyboardInterrupt ends a simulation, and nothing else."""
+
+    def __enter__(self) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        self._is_set = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._is_set:  # not in the processes of a run, which ignore Ctrl-C
+            signal.signal(signal.SIGINT, self._on_signal)
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_set:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._effort.stop()
+        if self.raises:
+            raise KeyboardInterrupt
 
 
 def _scale_score(score: Score | Refused | None, fidelity: Fidelity) -> Score | Refused | None:

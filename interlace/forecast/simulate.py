@@ -201,6 +201,13 @@ def check_profile_roles(recipe: Recipe, profile: Profile) -> None:
     """Raises UserError if a profile lacks the costs of a part of the recipe, or forbids its placement."""
     measure = "Measure the recipe with `interlace profile RECIPE --out profile.json`, and give --profile profile.json."
     episode = recipe.episode
+    span = recipe.schedule.resolved.placement.of("rollout").devices_per_instance
+    if isinstance(span, int) and not profile.rollout.can_span(span):
+        raise UserError(
+            f"schedule.placement.rollout has engines of {span} devices, and the profile's engine runs on at most "
+            f"{profile.rollout.max_devices} (rollout.max_devices). Set devices_per_instance to less, or "
+            "profile.rollout.max_devices=0 for an engine that divides its model."
+        )
     if not episode.is_single_turn and profile.turns is None:
         raise UserError(
             f"the recipe's episode {episode.name!r} takes several turns, and the profile has no `turns`. {measure}"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from interlace.core.types import Response, SampleKey
-from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.driver import EngineDriver, Standing
 from interlace.rollouts.engine_job import Job
 from interlace.rollouts.gathering import Gathering
 from interlace.rollouts.homes import Homes
@@ -99,13 +99,17 @@ class Dispatcher:
     def _dispatch_jobs(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
         if not jobs:
             return
-        here = [driver for driver in drivers if not driver.is_away] or [
-            driver for driver in self._drivers if not driver.is_away
+        # A few passes over all engines for each wave of jobs: without properties, for clusters with thousands of them.
+        member = Standing.MEMBER
+        here = [driver for driver in drivers if driver.standing is member] or [
+            driver for driver in self._drivers if driver.standing is member
         ]
         if not here:
             self._parked += jobs
             return
-        ready = [driver for driver in here if driver.weights.starts_new] or here
+        ready = here
+        if self._weights.pending.num:
+            ready = [driver for driver in here if driver.weights.starts_new] or here
         if self.curve and (costs := self.curve.costs()):
             self._policy.learn(costs)
         expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
@@ -140,7 +144,7 @@ class Dispatcher:
 
     def fill(self, driver: EngineDriver) -> None:
         """Gives an engine requests that are queued for engines with pending weights."""
-        give_queued_jobs(self._drivers, driver, self.on_partials)
+        give_queued_jobs(self._weights.pending.queues, driver, self.on_partials)
 
     def end_job(self, request_id: str) -> EngineDriver:
         """Forgets the job of a request that has its response. Returns the engine that served it."""

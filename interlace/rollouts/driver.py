@@ -78,7 +78,7 @@ class EngineDriver:
         Its jobs move to other engines, and it may return.
         """
         self.group = group
-        self.jobs = EngineJobs()
+        self.jobs = EngineJobs(self._note_queue)
         self.load = self.jobs.load
         self.metrics: Metrics = {}
         """Metrics of the engine between its last two swaps of weights."""
@@ -88,6 +88,8 @@ class EngineDriver:
         self.evacuation = Evacuation(self.jobs, self.calls, self._wake)
         self._hold = DeviceHold(schedule, cluster.clock, meter, self._wake)
         self._host, self._swaps, self._on_lost = host, swaps, on_lost
+        self.number = swaps.number_engine()
+        """Number in the order of creation."""
         self._work = Signal(cluster.waits)
         self._phase, self._concurrency = Phase.IDLE, schedule.concurrency
         self.standing = standing
@@ -103,6 +105,13 @@ class EngineDriver:
     def is_away(self) -> bool:
         """True while the engine is outside the pool: it takes no jobs, and its weights are not updated."""
         return self.standing is not Standing.MEMBER
+
+    def _note_queue(self, has_jobs: bool) -> None:
+        """Records whether jobs are queued here, for engines that may start them earlier."""
+        if has_jobs:
+            self._swaps.queues[self] = None
+        else:
+            self._swaps.queues.pop(self, None)
 
     def follow(self, schedule: Schedule) -> None:
         """Takes the treatment of updates and the limit of sequences from another schedule."""

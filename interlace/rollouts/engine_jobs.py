@@ -1,6 +1,7 @@
 """Jobs of one engine: the queue of those that wait, and those that run. Pure bookkeeping."""
 
 import heapq
+from collections.abc import Callable
 
 from interlace.rollouts.engine_job import Job
 from interlace.schedule.dispatch import Load
@@ -12,7 +13,9 @@ class EngineJobs:
     Jobs that have tokens precede new ones; then the smallest `order` is first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_queue: Callable[[bool], object] = bool) -> None:
+        """on_queue: called with True when the queue gets its first job, and with False when it loses its last."""
+        self._on_queue = on_queue
         self.load = Load(num_requests=0, live_tokens=0.0)
         """Number and expected tokens of all jobs."""
         self.running: dict[str, Job] = {}
@@ -32,6 +35,8 @@ class EngineJobs:
         self._num_added += 1
         self.load.num_requests += 1
         self.load.live_tokens += job.expected_tokens
+        if not self._queued:
+            self._on_queue(True)
         self._queued[job.request.id] = job
         heapq.heappush(self._heap, (not job.started, job.order, self._num_added, job))
 
@@ -45,11 +50,16 @@ class EngineJobs:
         """Moves the first queued job, which first() returned, to the running ones. Returns it."""
         job = heapq.heappop(self._heap)[3]
         self.running[job.request.id] = self._queued.pop(job.request.id)
+        if not self._queued:
+            self._on_queue(False)
         return job
 
     def remove_queued(self, request_id: str) -> Job | None:
         """Removes a job from the queue. Returns None if it is not there."""
-        return self._forget_job(self._queued.pop(request_id, None))
+        job = self._queued.pop(request_id, None)
+        if job is not None and not self._queued:
+            self._on_queue(False)
+        return self._forget_job(job)
 
     def end_running(self, request_id: str) -> Job | None:
         """Ends a running job. Returns None if no job runs for this request."""

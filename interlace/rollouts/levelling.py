@@ -1,24 +1,22 @@
 """Moves requests that are queued on draining engines to engines that have already swapped weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_job import Job
 
 
 def give_queued_jobs(
-    drivers: Sequence[EngineDriver], taker: EngineDriver, deal: Callable[[Sequence[Job], list[EngineDriver]], None]
+    queues: Iterable[EngineDriver], taker: EngineDriver, deal: Callable[[Sequence[Job], list[EngineDriver]], None]
 ) -> None:
     """Gives an engine queued requests of engines with pending weights, first from the engine with the largest load.
 
     Those engines start no request before the swap. An engine that has swapped starts them earlier under the same
     version. The samples do not change, because the request is the key of its sampling noise.
 
-    deal: dispatches jobs again, to the given engines.
+    queues: engines with queued requests. deal: dispatches jobs again, to the given engines.
     """
-    sources = [
-        other for other in drivers if other.jobs.num_queued and not other.weights.starts_new and not other.is_away
-    ]
-    for source in sorted(sources, key=lambda other: -other.load.live_tokens):
+    sources = [other for other in queues if not other.weights.starts_new and not other.is_away]
+    for source in sorted(sources, key=lambda other: (-other.load.live_tokens, other.number)):
         if jobs := source.jobs.give(taker.calls.room, taker.load.live_tokens):
             deal(jobs, [taker])

@@ -58,5 +58,5 @@ def check_profile(profile: Profile, recipe: Recipe) -> None:
     if profile.model and profile.model != recipe.model.path:
         raise UserError(
             f"the profile is of model {profile.model!r}, and the recipe trains {recipe.model.path!r}. Leave --profile "
-            "out to have the recipe measured, or measure it with `interlace profile`."
+            "out to have the recipe measured, or measure it with `interlace profile RECIPE --out profile.json`."
         )

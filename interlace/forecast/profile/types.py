@@ -114,6 +114,8 @@ class RolloutCosts(StateCosts):
     """Largest number of sequences that decode concurrently."""
     update_s: float = Field(default=0.0, ge=0)
     """Seconds to replace all weights."""
+    max_devices: int = Field(default=0, ge=0)
+    """Largest number of devices of an instance: 1 for an engine that cannot divide its model; 0 for no limit."""
 
     @property
     def slowness(self) -> float:
@@ -134,6 +136,10 @@ class RolloutCosts(StateCosts):
         if not self.context_scaling or num_devices <= 1:
             return self.speed(num_devices)
         return _read_scaling(self.context_scaling, num_devices)
+
+    def can_span(self, num_devices: int) -> bool:
+        """Returns whether an instance may have this number of devices."""
+        return not self.max_devices or num_devices <= self.max_devices
 
     def step_s(self, batch: int) -> float:
         """Predicts a decode step of `batch` sequences without context; extrapolates linearly beyond the last point."""

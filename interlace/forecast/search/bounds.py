@@ -1,6 +1,7 @@
 """Analytic bounds on a schedule's time and memory, cheap enough for every candidate."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -186,7 +187,8 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
     if schedule.staleness_bound == 0 and not isinstance(schedule.tail, Oversample | TailBatching):
         longest = _expect_longest(lengths, workload.samples_per_step) / schedule.sync_every
         slowest = max(
-            slowest, longest * min(_alone_s(profile, each) for each in schedule.instances("rollout", devices))
+            slowest,
+            longest * min(_alone_s(profile, each) for each in _one_a_kind(schedule.instances("rollout", devices))),
         )
     return slowest
 
@@ -219,24 +221,30 @@ def _add_generation(
     instances = schedule.instances("rollout", devices)
     mean, rate = fmean(response_lengths(profile.lengths, workload.max_new_tokens)), 0.0
     ahead = math.ceil(workload.samples_per_step * (1 + schedule.steps_ahead) / len(instances))
-    for kind in _one_a_kind(instances):
-        costs, span = profile.on("rollout", _find_pools(kind)), len(kind)
+    counts = Counter(map(_find_pools, instances))
+    for pools, kind in _instance_of_kinds(instances).items():
+        costs, span = profile.on("rollout", pools), len(kind)
         if not isinstance(costs, RolloutCosts):
             continue
         reading_s = costs.context_token_s * mean / 2 / costs.context_speed(span)
         best_s = _best_token_s(costs, min(costs.max_running, ahead))
         each = mean * (best_s / costs.speed(span) + reading_s) + costs.sequence_s
-        rate += sum(_find_pools(instance) == _find_pools(kind) for instance in instances) / each
+        rate += counts[pools] / each
     for device in (device for instance in instances for device in instance):
         busy[device.index] += workload.samples_per_step / rate
 
 
 def _find_pools(instance: Sequence[Device]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(device.pool for device in instance))
+    return tuple({device.pool: None for device in instance})
+
+
+def _instance_of_kinds(instances: Sequence[tuple[Device, ...]]) -> dict[tuple[str, ...], tuple[Device, ...]]:
+    """Returns the first instance of each combination of pools. The instances of a role have equal sizes."""
+    return {_find_pools(instance): instance for instance in reversed(instances)}
 
 
 def _one_a_kind(instances: Sequence[tuple[Device, ...]]) -> list[tuple[Device, ...]]:
-    return list({_find_pools(instance): instance for instance in reversed(instances)}.values())
+    return list(_instance_of_kinds(instances).values())
 
 
 def _alone_s(profile: Profile, instance: Sequence[Device]) -> float:

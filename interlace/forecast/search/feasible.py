@@ -1,34 +1,43 @@
 """Schedules that a cluster can run: they fit it and its memory, and the recipe accepts them."""
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from interlace.core.errors import UserError
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.search.bounds import Misfit, Workload, misfit
 from interlace.forecast.search.candidates import Candidate
-from interlace.forecast.search.plans import Accepts, PlanLimits, Refused, Score, differing
+from interlace.forecast.search.plans import Accepts, PlanLimits, Refused, Score, accept_all, differing
 from interlace.schedule.placement import Device
-from interlace.schedule.schedule import Schedule
+from interlace.schedule.schedule import Placement, Schedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchProblem:
+    """Workload, cluster and limits of a search."""
+
+    profile: Profile
+    workload: Workload
+    devices: tuple[Device, ...]
+    limits: PlanLimits = PlanLimits()
+    accepts: Accepts = accept_all
 
 
 class FeasibleSchedules:
     """The schedules of candidates, and the reasons why others have none."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        workload: Workload,
-        devices: tuple[Device, ...],
-        limits: PlanLimits,
-        accepts: Accepts,
-    ) -> None:
-        self._profile, self._workload, self._devices = profile, workload, devices
-        self._limits, self._accepts = limits, accepts
+    def __init__(self, problem: SearchProblem) -> None:
+        self._problem = problem
+        self._misfit_of: dict[Placement, Misfit | None] = {}
+        """Memory that each placement lacks: many candidates share one, and a large cluster has thousands of devices."""
         self.schedules: dict[Candidate, Schedule] = {}
         """Schedules of the feasible candidates so far."""
         self._misfits: list[Misfit] = []
         self.reasons: list[str] = []
         """Reasons why candidates cannot run, in the order of the search."""
+        self.least_s: dict[Candidate, float] = {}
+        """Lower estimate of a step's seconds, of feasible candidates within the user's limits."""
         self.num_pruned = 0
         """Number of candidates that are not simulated."""
 
@@ -36,11 +45,15 @@ class FeasibleSchedules:
         """Returns the candidate's schedule if it fits the cluster and its memory and `accepts` allows it, else None."""
         if candidate in self.schedules:
             return self.schedules[candidate]
-        schedule = candidate.on(len(self._devices), self._workload.pools)
+        problem = self._problem
+        schedule = candidate.on(len(problem.devices), problem.workload.pools)
         if schedule is None:
             return None
-        too_large = misfit(schedule, self._profile, self._workload, self._devices)
-        reason = None if too_large else self._accepts(schedule)
+        if schedule.placement not in self._misfit_of:
+            lacking = misfit(schedule, problem.profile, problem.workload, problem.devices)
+            self._misfit_of[schedule.placement] = lacking
+        too_large = self._misfit_of[schedule.placement]
+        reason = None if too_large else problem.accepts(schedule)
         if too_large:
             self._misfits.append(too_large)
         if reason:
@@ -53,7 +66,7 @@ class FeasibleSchedules:
 
     def is_inside(self, candidate: Candidate, score: Score | Refused) -> bool:
         """Returns whether a simulated candidate is within the limits of the user."""
-        limits = self._limits
+        limits = self._problem.limits
         return (
             isinstance(score, Score)
             and limits.refusal(self.schedules[candidate]) is None
@@ -68,25 +81,45 @@ class FeasibleSchedules:
         """
         if any(self.is_inside(each, score) for each, score in seen.items()):
             return
-        limits = self._limits
-        steps = {each: score.step_s for each, score in seen.items() if isinstance(score, Score)}
-        if steps:
-            best = min(steps, key=lambda each: steps[each])
+        scores = {each: score for each, score in seen.items() if isinstance(score, Score)}
+        if scores:
+            raise UserError(self._explain_limits(scores))
+        waiting = {each: seconds for each, seconds in self.least_s.items() if each not in seen}
+        if waiting:
+            best = min(waiting, key=lambda each: waiting[each])
             raise UserError(
-                f"no schedule holds a step to {limits.max_step_s:.4g} s with a staleness of at most "
-                f"{limits.max_staleness} versions and a length shift of at most {limits.max_length_shift:.0%}. "
-                f"The best plan found takes {steps[best]:.4g} s per step: {differing(self.schedules[best])}. "
-                "Allow more time or more staleness, or give more devices."
+                "the search ended before the simulation of one schedule did. The most promising one takes at least "
+                f"{waiting[best]:.4g} s per step: {differing(self.schedules[best])}. Give more time with plan.search_s."
             )
-        if self._misfits:
+        if self._misfits and not self.reasons:
             least = min(self._misfits, key=lambda each: each.over_bytes)
             raise UserError(
                 f"no plan fits into memory. In the plan that lacks least, {least.sentence}, "
                 "or give more or larger devices."
             )
-        if not self.reasons and self.schedules:
+        if self.reasons:
+            (reason, count), *_ = Counter(self.reasons).most_common(1)
             raise UserError(
-                "the search ended before it had simulated one schedule. Give it more time: plan.search_s=60."
+                f"no schedule can run this recipe here. The most frequent reason, of {count} schedules: {reason}"
             )
-        first = self.reasons[0] if self.reasons else "no placement fits this number of devices"
-        raise UserError(f"no schedule can run this recipe here. The first that was tried: {first}")
+        raise UserError(f"no placement fits {len(self._problem.devices)} devices. Give another number of devices.")
+
+    def _explain_limits(self, scores: Mapping[Candidate, Score]) -> str:
+        """Returns the message about simulated plans, of which each exceeds a limit."""
+        limits = self._problem.limits
+        fair = {each: score for each, score in scores.items() if -score.length_shift <= limits.max_length_shift}
+        if not fair:
+            best = max(scores, key=lambda each: scores[each].length_shift)
+            return (
+                f"plan.max_length_shift={limits.max_length_shift:g}: no plan found keeps trained responses that long. "
+                f"The closest one shortens them by {-scores[best].length_shift:.1%}: "
+                f"{differing(self.schedules[best])}. Raise plan.max_length_shift, or give the search more time."
+            )
+        best = min(fair, key=lambda each: fair[each].step_s)
+        needed_s = fair[best].step_s * limits.num_steps
+        return (
+            f"plan.deadline_h={limits.deadline_s / 3600:.4g}: {limits.num_steps} steps take {needed_s / 3600:.4g} h "
+            f"with the best plan found, {fair[best].step_s:.4g} s per step instead of {limits.max_step_s:.4g}: "
+            f"{differing(self.schedules[best])}. Set plan.deadline_h={1.05 * needed_s / 3600:.2g} or more, allow "
+            "staler samples (plan.max_staleness), or give more devices."
+        )

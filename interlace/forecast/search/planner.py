@@ -7,28 +7,23 @@ has no clock: with a SampleEffort, the same arguments give the same plan.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from interlace.forecast.profile.types import Profile
-from interlace.forecast.search.bounds import Workload, coarser, least_step_s, prefill_cost
+from interlace.forecast.search.bounds import coarser, least_step_s, prefill_cost
 from interlace.forecast.search.candidates import Candidate, by_kind, neighbours, plain
-from interlace.forecast.search.feasible import FeasibleSchedules
+from interlace.forecast.search.feasible import FeasibleSchedules, SearchProblem
 from interlace.forecast.search.plans import (
-    Accepts,
     Effort,
     Fidelity,
-    PlanLimits,
     Planned,
     Refused,
     Score,
     Scorer,
     SearchResult,
     WhyNot,
-    accept_all,
     pareto,
 )
-from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 
@@ -43,6 +38,8 @@ FRONT = 5
 """Plans of the Pareto front that are simulated closely although faster plans exist."""
 BEAM = 3
 """Candidates whose neighbours are tried in one round of the search."""
+MANY, FEW_STEPS = 40, 2
+"""Coarse simulations that the effort should allow; if it does not, each counts few steps."""
 SHORT_TURNS = 8
 """Turns of a robot's episode below the final fidelity."""
 ROUNDS_WITHOUT_GAIN = 2
@@ -50,37 +47,19 @@ ALIKE = 0.005
 """Relative difference in speed below which plans of equal length shift count as the same."""
 
 
-def search(
-    profile: Profile,
-    workload: Workload,
-    devices: tuple[Device, ...],
-    limits: PlanLimits,
-    score: Scorer,
-    *,
-    effort: Effort,
-    accepts: Accepts = accept_all,
-    current: Schedule | None = None,
-) -> SearchResult:
+def search(problem: SearchProblem, score: Scorer, *, effort: Effort, current: Schedule | None = None) -> SearchResult:
     """Searches for schedules. current: the schedule that a run uses; it is predicted as closely as the best.
 
     Raises UserError if nothing fits or the limits contradict each other.
     """
-    found = _Search(profile, workload, devices, limits, score, accepts, effort)
-    return found.run(Candidate.of(current, CURRENT, devices) if current else None)
+    found = _Search(problem, score, effort)
+    return found.run(Candidate.of(current, CURRENT, problem.devices) if current else None)
 
 
 class _Search:
-    def __init__(
-        self,
-        profile: Profile,
-        workload: Workload,
-        devices: tuple[Device, ...],
-        limits: PlanLimits,
-        score: Scorer,
-        accepts: Accepts,
-        effort: Effort,
-    ) -> None:
-        self._profile, self._workload, self._devices, self._limits = profile, workload, devices, limits
+    def __init__(self, problem: SearchProblem, score: Scorer, effort: Effort) -> None:
+        self._problem, self._workload = problem, problem.workload
+        workload = problem.workload
         self._score = score
         self._scales = coarser(workload)
         requests = workload.requests_per_step
@@ -88,11 +67,14 @@ class _Search:
         # The search takes half of the effort, the middle fidelity a fifth, and the final one the rest.
         coarse_steps = 6 if requests < 512 else 4 if requests < 16_384 else 2
         self._coarse = Fidelity(scale=self._scales[0], steps=coarse_steps, turns=turns)
+        deep = max(plain(), key=lambda each: self._coarse.num_steps(each.rest))
+        if not effort.affords(MANY * self._count_samples(deep, self._coarse)):
+            self._coarse = replace(self._coarse, steps=FEW_STEPS)
         self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2, turns=turns)
         self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
         self._effort = effort
         self._seen: dict[Candidate, Score | Refused] = {}
-        self._feasible = FeasibleSchedules(profile, workload, devices, limits, accepts)
+        self._feasible = FeasibleSchedules(problem)
         self._simulated: dict[tuple[Schedule, Fidelity], Score | Refused] = {}
         """Scores by simulated schedule; several candidates may result in the same schedule."""
         self._num_scored = 0
@@ -102,7 +84,7 @@ class _Search:
         presets = {name: self._make_seed(Candidate.of(load_schedule(name), name)) for name in preset_names()}
         seeds = [self._make_seed(each) for each in plain()]
         mixed = [each for start in (*seeds, *presets.values()) for each in by_kind(start, self._workload.pools)]
-        self._try_candidates([*presets.values(), *self._vary_spans([*seeds, *mixed])])
+        self._try_candidates([presets[BASELINE], *presets.values(), *self._vary_spans([*seeds, *mixed])])
         self._climb_hill()
         chosen = self._select_promising()
         if not chosen:
@@ -147,7 +129,7 @@ class _Search:
         """Returns a candidate with the fields that follow from the profile."""
         if self._workload.turns <= 1:
             return candidate
-        return candidate.changed({"prefill_cost": prefill_cost(self._profile)}) or candidate
+        return candidate.changed({"prefill_cost": prefill_cost(self._problem.profile)}) or candidate
 
     def _find_scores(self, candidates: Iterable[Candidate]) -> dict[Candidate, Score | Refused]:
         """Returns the coarse scores of the candidates."""
@@ -220,15 +202,8 @@ class _Search:
 
     def _try_candidates(self, candidates: Iterable[Candidate]) -> None:
         """Simulates at coarse fidelity the candidates that may beat the best so far, the most promising first."""
-        fresh = []
-        for each in dict.fromkeys(candidates):
-            if each in self._seen:
-                continue
-            schedule = self._feasible.find(each)
-            if schedule is None or self._limits.refusal(schedule):
-                continue
-            fresh.append((least_step_s(schedule, self._profile, self._workload, self._devices), each))
-        fresh.sort(key=lambda pair: pair[0])
+        # The baseline is the first: it needs few steps, so that even a short search has a plan to return.
+        fresh = sorted(self._estimate_candidates(candidates), key=lambda pair: (pair[1].name != BASELINE, pair[0]))
         for start in range(0, len(fresh), 16):
             if self._effort.share_left <= SEARCH_LEAVES and self._select_best(1):
                 return
@@ -238,6 +213,24 @@ class _Search:
             if promising:
                 self._seen.update(self._score_all(promising, self._coarse))
                 self._report_best()
+
+    def _estimate_candidates(self, candidates: Iterable[Candidate]) -> Iterator[tuple[float, Candidate]]:
+        """Yields the lower estimate of a step's seconds, and the candidate, for each new one that fits.
+
+        On large clusters the checks take milliseconds each, so they end when half of the effort is used.
+        """
+        found, problem = self._feasible, self._problem
+        for each in dict.fromkeys(candidates):
+            if found.least_s and self._effort.share_left <= SEARCH_LEAVES:
+                return
+            if each in self._seen or problem.limits.refusal(each.rest):
+                continue
+            schedule = found.find(each)
+            if schedule is None:
+                continue
+            if each not in found.least_s:
+                found.least_s[each] = least_step_s(schedule, problem.profile, problem.workload, problem.devices)
+            yield found.least_s[each], each
 
     def _limit_s(self) -> float:
         """Returns the lower bound of a step above which a candidate cannot beat the best."""
@@ -313,7 +306,7 @@ class _Search:
             # Device-seconds per trained token, relative to the best plan's.
             more = {bin: share / ratio - top.bins.get(bin, 0.0) for bin, share in score.bins.items()}
             loses = sorted(((bin, by) for bin, by in more.items() if by > 0.02), key=lambda pair: -pair[1])[:3]
-            reason = self._limits.refusal(self._feasible.schedules[candidate]) or ""
+            reason = self._problem.limits.refusal(self._feasible.schedules[candidate]) or ""
             told.append(WhyNot(preset=name, ratio=ratio, loses=loses, reason=reason))
         return told
 

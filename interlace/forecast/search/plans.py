@@ -25,8 +25,14 @@ class PlanLimits:
     """Largest number of steps per version: above 1, several steps train on samples of the same weights."""
     max_length_shift: float = 1.0
     """Largest share by which trained responses may be shorter than the generated ones."""
-    max_step_s: float = math.inf
-    """Largest seconds of a step."""
+    deadline_s: float = math.inf
+    """Largest seconds of `num_steps` steps."""
+    num_steps: int = 1
+
+    @property
+    def max_step_s(self) -> float:
+        """Largest seconds of a step."""
+        return self.deadline_s / self.num_steps
 
     def refusal(self, schedule: Schedule) -> str | None:
         """Returns the reason why a schedule exceeds the limits; None if it does not. Needs no simulation."""
@@ -55,13 +61,14 @@ class PlanBounds(Config):
         shift = f", length shift at most {self.max_length_shift:.0%}" if self.max_length_shift < 1 else ""
         return stale + shift
 
-    def limits(self, max_step_s: float) -> PlanLimits:
-        """Returns the limits of a search. max_step_s: largest seconds of a step."""
+    def limits(self, deadline_s: float = math.inf, num_steps: int = 1) -> PlanLimits:
+        """Returns the limits of a search. deadline_s: largest seconds of `num_steps` steps."""
         return PlanLimits(
             max_staleness=self.max_staleness,
             max_sync_every=self.max_sync_every,
             max_length_shift=self.max_length_shift,
-            max_step_s=max_step_s,
+            deadline_s=deadline_s,
+            num_steps=num_steps,
         )
 
 

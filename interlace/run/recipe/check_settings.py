@@ -69,7 +69,9 @@ def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
     for role in list_placed_roles():
         if role.counts_envs and simulators is None:
             continue  # a schedule for robots may also serve other episodes, on fewer devices
-        for instance in schedule.instances(role.name, devices):
+        # Instances of one size and kind pass or fail together; a large cluster has thousands of them.
+        instances = schedule.instances(role.name, devices)
+        for instance in {(len(each), *(device.pool for device in each[:1])): each for each in instances}.values():
             num_ranks(recipe, role.name, instance)
     if simulators:
         simulators.share(0, len(schedule.instances("env", devices)))

@@ -67,6 +67,22 @@ class WorkerMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceMemory:
+    """Memory forecast of one device: the sum over its workers."""
+
+    device: Device
+    together_bytes: int
+    """Bytes if all of its workers stay on the device and one of them computes."""
+    largest_bytes: int
+    """Bytes of the worker that needs most, if the workers take turns."""
+
+    @property
+    def is_shared(self) -> bool:
+        """True if all workers fit at once."""
+        return self.together_bytes <= self.device.memory_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Role:
     name: str
     num_bytes: int
@@ -108,6 +124,22 @@ def forecast_memory(
                 )
             )
     return tuple(found)
+
+
+def sum_by_device(memory: Sequence[WorkerMemory]) -> list[DeviceMemory]:
+    """Returns the forecast of each device that has a worker, in the order of the first worker."""
+    workers: dict[Device, list[WorkerMemory]] = {}
+    for worker in memory:
+        for device in worker.devices:
+            workers.setdefault(device, []).append(worker)
+    return [
+        DeviceMemory(
+            device=device,
+            together_bytes=sum(each.num_bytes for each in found) + max(each.transient_bytes for each in found),
+            largest_bytes=max(each.peak_bytes for each in found),
+        )
+        for device, found in workers.items()
+    ]
 
 
 def _note_unused(recipe: Recipe, role: str, devices: Sequence[Device]) -> str:

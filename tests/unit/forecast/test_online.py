@@ -8,7 +8,8 @@ from interlace.core.errors import UserError
 from interlace.flows.steps import StepResult
 from interlace.forecast import online
 from interlace.forecast.costs.profiles import load_profile
-from interlace.forecast.online import LOWEST, OnlinePlanner, with_lengths
+from interlace.forecast.decisions import FACTORS, DecisionTable
+from interlace.forecast.online import LOWEST, OnlinePlanner, TableState, with_lengths
 from interlace.forecast.plan import PlanRequest, PlanSettings
 from interlace.forecast.search.plans import accept_all
 from interlace.forecast.simulate import Simulation, simulate
@@ -110,3 +111,66 @@ def test_a_search_has_the_lowest_priority() -> None:
     [niceness] = planner._process.map(os.nice, [0])
     planner.close()
     assert niceness == LOWEST
+
+
+class Ready:
+    """Result of the search process that is there at once."""
+
+    def __init__(self, table: DecisionTable | None) -> None:
+        self.table = table
+
+    def ready(self) -> bool:
+        return True
+
+    def get(self) -> DecisionTable:
+        if self.table is None:
+            raise UserError("a test's schedule cannot be simulated")
+        return self.table
+
+
+class Process:
+    """Search process of a test, which makes the given tables in turn."""
+
+    def __init__(self, *tables: DecisionTable | None) -> None:
+        self.tables, self.num_asked = list(tables), 0
+
+    def apply_async(self, _job: object, _arguments: object) -> Ready:
+        self.num_asked += 1
+        return Ready(self.tables[self.num_asked - 1])
+
+    def terminate(self) -> None: ...
+
+
+def planner_with(*tables: DecisionTable | None) -> tuple[OnlinePlanner, Process]:
+    planner, process = OnlinePlanner(request(40), load_schedule("areal"), 1.0, accepts=accept_all), Process(*tables)
+    planner._pool = process
+    planner.started(1.0, lambda _: True)
+    return planner, process
+
+
+def test_the_first_decision_follows_the_first_step() -> None:
+    """No step of an earlier schedule precedes it, so it need not wait for two steps."""
+    areal = load_schedule("areal")
+    faster = Schedule.parse({**areal.model_dump(), "max_staleness": 2})
+    results = steps_under(load_schedule("async-colocated"), request(6))
+    mean = sum(ended.sample.num_tokens for ended in results[0].ended) / len(results[0].ended)
+    rows = {areal: (1.0,) * len(FACTORS), faster: (0.5,) * len(FACTORS)}
+    planner, _ = planner_with(DecisionTable(mean_length=mean, rows=rows))
+    planner.on_step(results[0], QuietProgress())
+    assert planner.change is None, "the table is being made"
+    planner.on_step(results[1], QuietProgress())
+    assert planner.take_change() == faster
+    planner.close()
+
+
+def test_a_table_that_failed_is_made_again_for_another_schedule_only() -> None:
+    other = load_schedule("pipelinerl")
+    results = steps_under(load_schedule("async-colocated"), request(6))
+    planner, process = planner_with(None, DecisionTable(mean_length=1.0, rows={other: (1.0,) * len(FACTORS)}))
+    for result in results[:4]:
+        planner.on_step(result, QuietProgress())
+    assert (process.num_asked, planner._table_state) == (1, TableState.FAILED)
+    planner._schedule = other  # as a restart sets it
+    for result in results[4:6]:
+        planner.on_step(result, QuietProgress())
+    assert (process.num_asked, planner._table_state) == (2, TableState.READY)

@@ -1,6 +1,7 @@
 """Plans by the real simulator can run, and the command prints complete answers."""
 
 import json
+import signal
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from interlace.cli.main import app
 from interlace.core.errors import UserError
-from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.costs.profiles import change_profile, load_profile
 from interlace.forecast.costs.scale import scale_model
 from interlace.forecast.plan import PlanRequest, PlanSettings, make_plan, recipe_for
 from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
@@ -19,7 +20,7 @@ from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.bounds import Workload, misfit
 from interlace.forecast.search.candidates import Candidate, neighbours, plain
 from interlace.forecast.search.plans import Fidelity, Score, differing
-from interlace.forecast.simulate import Simulation, simulate
+from interlace.forecast.simulate import Simulation, check_simulated, simulate
 from interlace.run.recipe.config import set_schedule
 from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule, preset_names
@@ -267,8 +268,27 @@ def test_no_memory_says_which_part_is_too_large_and_by_how_much() -> None:
 
 def test_constraints_that_contradict_each_other_are_told_with_what_can_be_had() -> None:
     request = quick(max_staleness=0, deadline_h=1e-6)
-    with pytest.raises(UserError, match=r"staleness of at most 0 versions .*best plan found takes .*Allow more time"):
+    with pytest.raises(
+        UserError, match=r"plan.deadline_h=1e-06: .* with the best plan found, .* s per step .*Set plan.deadline_h="
+    ):
         make_plan(request)
+
+
+def test_an_engine_that_cannot_divide_its_model_has_one_device() -> None:
+    request = quick()
+    profile = change_profile(request.simulation.profile, ["rollout.max_devices=1"])
+    alone = replace(request, simulation=replace(request.simulation, profile=profile))
+    assert (request.workload.spans, alone.workload.spans) == ((1, 2, 4, 8), (1,))
+    placed = "schedule.placement.rollout={devices: all, devices_per_instance: 4}"
+    recipe = load_recipe("longtail", [placed])
+    check_simulated({"longtail": recipe}, request.simulation.profile, request.simulation.devices)
+    with pytest.raises(UserError, match=r"engines of 4 devices, .* at most 1 .*profile.rollout.max_devices=0"):
+        check_simulated({"longtail": recipe}, profile, request.simulation.devices)
+
+
+@pytest.mark.parametrize("name", ["rlinf-maniskill", "rlinf-libero"])
+def test_rlinfs_profiles_have_a_whole_model_on_each_device(name: str) -> None:
+    assert load_profile(name).rollout.max_devices == 1
 
 
 def test_devices_that_are_not_there_are_named() -> None:
@@ -302,3 +322,24 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Workplace, "score", interrupted)
     assert make_plan(quick()).found.num_scored == 3
+
+
+def test_ctrl_c_between_two_simulations_ends_a_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal arrives while the search checks schedules, not while it simulates one."""
+    interrupted: list[Schedule] = []
+    scored: list[Schedule] = []
+    score = Workplace.score
+
+    def count(self: Workplace, schedule: Schedule, fidelity: Fidelity, *, stop_at_s: float) -> object:
+        scored.append(schedule)
+        return score(self, schedule, fidelity, stop_at_s=stop_at_s)
+
+    def interrupt(schedule: Schedule) -> None:
+        if scored and not interrupted:
+            interrupted.append(schedule)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Workplace, "score", count)
+    made = make_plan(quick(), accepts=interrupt)
+    assert made.found.ranked and made.found.num_scored == len(scored)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

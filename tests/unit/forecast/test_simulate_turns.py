@@ -48,5 +48,8 @@ def test_contexts_that_are_kept_make_a_run_shorter_and_tools_fill_a_bin() -> Non
 
 
 def test_a_profile_without_turns_is_refused() -> None:
-    with pytest.raises(UserError, match="takes several turns, and the profile has no `turns`"):
+    with pytest.raises(
+        UserError,
+        match=r"takes several turns, and the profile has no `turns`. Measure .* `interlace profile RECIPE --out",
+    ):
         simulated("verl-colocated", turns=None)

@@ -47,3 +47,23 @@ def test_only_new_jobs_are_given_while_the_taker_has_the_smaller_load() -> None:
     assert jobs.give(most=9, live_tokens=0.0) == others[:2]
     assert jobs.first() is partial and jobs.num_queued == 3
     assert jobs.give(most=0, live_tokens=0.0) == []
+
+
+def test_the_first_and_the_last_queued_job_are_reported() -> None:
+    """The engines with a queue are found by these reports, without a look at thousands of engines."""
+    reports: list[bool] = []
+    jobs = EngineJobs(reports.append)
+    first, second, third = job(1), job(2), job(3)
+    jobs.add(first)
+    jobs.add(second)
+    assert reports == [True]
+    assert jobs.remove_queued("another") is None and reports == [True]
+    jobs.start_first()
+    jobs.remove_queued(second.request.id)
+    assert reports == [True, False]
+    jobs.add(third)
+    jobs.give(most=1, live_tokens=-100.0)
+    assert reports == [True, False, True, False] and jobs.num_queued == 0
+    jobs.add(first)
+    jobs.take_queue()
+    assert reports == [True, False] * 3

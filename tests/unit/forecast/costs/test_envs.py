@@ -57,7 +57,9 @@ def test_environments_on_the_host_share_its_processes() -> None:
 
 
 def test_a_profile_without_simulators_serves_no_robot() -> None:
-    with pytest.raises(UserError, match="has simulators, and the profile has no `env`"):
+    with pytest.raises(
+        UserError, match=r"has simulators, and the profile has no `env`. Measure .* `interlace profile RECIPE --out"
+    ):
         recipe = load_recipe("robot-cartpole", SIZES)
         simulate(recipe, Simulation(profile=PROFILE.model_copy(update={"env": None}), num_devices=2))
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
 from interlace.forecast.profile.types import Lengths, Profile, RolloutCosts, TrainCosts
+from interlace.forecast.search import planner
 from interlace.forecast.search.bounds import Workload, least_step_s, misfit
 from interlace.forecast.search.candidates import Candidate, Layout, neighbours, plain
-from interlace.forecast.search.planner import coarser, search
+from interlace.forecast.search.feasible import SearchProblem
+from interlace.forecast.search.planner import coarser
 from interlace.forecast.search.plans import (
     Fidelity,
     PlanLimits,
@@ -45,6 +47,11 @@ def score(tokens_per_s: float, *, shift: float = 0.0) -> Score:
         step_s=1000 / tokens_per_s, error_s=0.0, tokens_per_s=tokens_per_s, goodput=0.5, staleness_mean=0.0,
         staleness_max=0.0, length_shift=shift, bins={"train": 0.5, "idle": 0.5},
     )  # fmt: skip
+
+
+def search(profile, workload, found, limits, scorer, *, effort):
+    problem = SearchProblem(profile=profile, workload=workload, devices=found, limits=limits)
+    return planner.search(problem, scorer, effort=effort)
 
 
 class Invented:
@@ -175,13 +182,16 @@ def test_no_memory_says_which_part_and_by_how_much() -> None:
     assert (found.memory.role, found.needed_bytes, found.memory.device_bytes) == ("actor", 1125, 100)
 
 
-def test_limits_that_contradict_each_other_are_refused_with_the_fastest_step() -> None:
-    with pytest.raises(UserError, match=r"no schedule holds a step to 1 s .*best plan found takes 10 s per step: {.*}"):
+def test_a_missed_deadline_is_refused_with_the_best_plan_found() -> None:
+    expected = (
+        r"1000 steps take 2.778 h with the best plan found, 10 s per step instead of 1: {.*}. Set plan.deadline_h="
+    )
+    with pytest.raises(UserError, match=expected):
         search(
             PROFILE,
             WORKLOAD,
             devices(8),
-            PlanLimits(max_step_s=1.0),
+            PlanLimits(deadline_s=1000.0, num_steps=1000),
             Invented(lambda _: score(100.0)),
             effort=SampleEffort(20_000),
         )
@@ -250,3 +260,63 @@ def test_a_search_returns_the_best_so_far_when_its_time_is_over() -> None:
     found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(100))
     assert found.ranked and found.num_scored <= 16
     assert any("the time was over" in each.reason for each in found.why_not)
+
+
+def test_a_search_without_one_finished_simulation_names_the_most_promising_plan() -> None:
+    """Presets that `accepts` refuses must not become the reason: the time ended, not the choice of schedules."""
+
+    def accepts(schedule: Schedule) -> str | None:
+        return "a test refuses it" if schedule.dispatch == "skew_aware" else None
+
+    problem = SearchProblem(profile=PROFILE, workload=WORKLOAD, devices=devices(8), accepts=accepts)
+    with pytest.raises(UserError, match=r"ended before .* The most promising one takes at least .* s per step: {.*}"):
+        planner.search(problem, lambda tasks: [None] * len(tasks), effort=SampleEffort(100))
+
+
+def test_a_length_shift_that_no_plan_keeps_is_refused_with_the_closest_one() -> None:
+    rule = lambda schedule: score(100.0, shift=-0.3 if schedule.dispatch == "round_robin" else -0.2)  # noqa: E731
+    with pytest.raises(UserError, match=r"plan.max_length_shift=0.05: .*shortens them by 20.0%.*Raise"):
+        search(
+            PROFILE, WORKLOAD, devices(8), PlanLimits(max_length_shift=0.05), Invented(rule),
+            effort=SampleEffort(20_000),
+        )  # fmt: skip
+
+
+def test_the_most_frequent_reason_is_given_if_no_schedule_is_accepted() -> None:
+    problem = SearchProblem(
+        profile=PROFILE, workload=WORKLOAD, devices=devices(8), accepts=lambda schedule: "a test refuses all"
+    )
+    with pytest.raises(UserError, match=r"most frequent reason, of [0-9]+ schedules: a test refuses all"):
+        planner.search(problem, Invented(lambda _: score(1.0)), effort=SampleEffort(1000))
+
+
+def test_checks_end_with_half_of_the_effort_before_the_first_simulation() -> None:
+    """On thousands of devices each check takes milliseconds, and all of them took longer than the search's limit."""
+    checked: list[Schedule] = []
+    checked_before: list[int] = []
+
+    class Used(SampleEffort):
+        """Effort that checks use up as well."""
+
+        @property
+        def share_left(self) -> float:
+            return 1.0 if len(checked) < 3 else 0.4
+
+    def accepts(schedule: Schedule) -> None:
+        checked.append(schedule)
+
+    def scorer(tasks):
+        checked_before.append(len(checked))
+        return [score(1.0) for _ in tasks]
+
+    problem = SearchProblem(profile=PROFILE, workload=WORKLOAD, devices=devices(8), accepts=accepts)
+    planner.search(problem, scorer, effort=Used(1000))
+    assert checked_before[0] == 3
+
+
+def test_a_short_search_simulates_the_baseline_first_and_counts_few_steps() -> None:
+    scorer = Invented(lambda _: score(1.0))
+    search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(3_000))
+    (first, fidelity), *_ = scorer.asked
+    assert first == Candidate.of(load_schedule("verl-colocated")).on(8)
+    assert fidelity.steps == 2
