@@ -11,7 +11,7 @@ SMALL = (
     "steps=2", "prompts_per_step=4", "samples_per_prompt=4", "minibatches=1", "warmup=null",
     "task.reasoning_gym.train_size=16", "task.reasoning_gym.heldout_size=0", "algorithm.drop_zero_variance=false",
     "algorithm.refill_rounds=0", "cluster.devices=cpu:1", "logging.loggers=[]", "reward.tag=null",
-    "reward.answer_format=text", "reward.timeout_s=1", "cluster.hang_after_s=60",
+    "reward.answer_format=text", "reward.timeout_s=1", "cluster.hang_after_s=60", "recovery.redraws=0",
 )  # fmt: skip
 
 
@@ -31,6 +31,15 @@ def costs_its_sample_alone(function: str, workers: int, reason: str) -> Callable
         assert bool(failed) == bool(reason), failed[:3]
         others = [why for why in failed if reason not in why]
         assert not others, others[:3]
+
+    return check
+
+
+def is_refused(function: str, reason: str) -> Callable[[Lab], None]:
+    """The trial on the first row's answer finds a value of a wrong type before a model is loaded."""
+
+    def check(lab: Lab) -> None:
+        lab.cli("train", "quickstart", "--name", "x", *settings(function, 2)).said(2, reason)
 
     return check
 
@@ -72,10 +81,6 @@ FAILS = [
     ("gives_nan", 2, "no finite float32"),
     ("gives_infinity", 2, "no finite float32"),
     ("gives_too_much", 2, "no finite float32"),
-    ("gives_a_word", 2, "is not a number"),
-    ("gives_none", 2, "returned None"),
-    ("gives_a_list", 2, "is not a number"),
-    ("gives_text", 2, "is not a number"),
     ("exits", 2, "ended its process (exit code 7)"),
     ("crashes", 2, "ended its process (exit code -11)"),
     ("asks", 2, "EOFError"),
@@ -86,6 +91,12 @@ FAILS = [
     ("blocks", 8, "blocked its event loop"),
     ("swallows", 8, "timed out after 1 s"),
 ]
+WRONG_TYPES = [
+    ("gives_a_word", "is not a number"),
+    ("gives_none", "returned None"),
+    ("gives_a_list", "is not a number"),
+    ("gives_text", "is not a number"),
+]
 PASSES = ["prints", "names_parts_at_length", "names_fifty_parts", "leaves_a_thread"]
 
 FAULTS = [
@@ -94,6 +105,7 @@ FAULTS = [
         for function, workers, reason in FAILS
     ),
     *(Fault(name=function, check=costs_its_sample_alone(function, 2, "")) for function in PASSES),
+    *(Fault(name=function, check=is_refused(function, reason)) for function, reason in WRONG_TYPES),
     Fault(name="every sample fails", check=fails_every_sample),
     Fault(name="exits, with no process of its own", check=exits_within_the_run),
     *(
