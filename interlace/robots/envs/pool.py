@@ -64,8 +64,8 @@ class EnvPool(Children):
         self.num_envs, self.counts = config.num_envs, EnvCounts()
         self._spec: Future[EnvSpec] = Future()
         """Shapes and tasks, once a process has created environments; a UserError if that failed."""
-        workers = min(config.workers, config.num_envs)
-        self._homes = [_Home(index=index) for index in range(workers)]
+        self.num_processes = min(config.workers, config.num_envs)
+        self._homes = [_Home(index=index) for index in range(self.num_processes)]
         self._by_child: dict[Child, _Home] = {}
         self._submitted: deque[_Job | int] = deque()
         self._next = 0
@@ -74,11 +74,6 @@ class EnvPool(Children):
             self._spec.set_exception(self._refusal)
         self._thread.start()
         self._links.wake()
-
-    @property
-    def num_processes(self) -> int:
-        """Number of processes."""
-        return len(self._homes)
 
     async def spec(self) -> EnvSpec:
         """Waits for the environments; see EnvServer."""
