@@ -12,6 +12,7 @@ from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.types import FloatArray, Metrics, Sample, SampleGroup, SampleKey, TerminalEvent
 from interlace.flows.run import RoleGroups, shares_base
 from interlace.flows.step_metrics import StepMeter
+from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
 from interlace.stages.batches import Batch
@@ -94,7 +95,7 @@ class OfflineRun:
     async def end_step(self, batch: Batch) -> None:
         """Ends the step: the observer gets its metrics."""
         samples = [sample for group in batch.groups for sample in group.samples]
-        ended = [(sample, TerminalEvent.TRAINED) for sample in samples]
+        ended = [Ended(sample=sample, event=TerminalEvent.TRAINED) for sample in samples]
         found = self._meter.measure(batch, batch.step + 1, ended, 0)
         hidden = {f"actor/{name}" for name in OF_POLICIES}
         metrics = {name: value for name, value in found.items() if name not in hidden}

@@ -10,8 +10,8 @@ The lines before `async for` connect the stages to one channel of samples. Then 
 limit each of them: the gate (how far generation may run ahead of training) and its devices. The schedule sets both, and
 with them the mode: synchronous or with stale samples, on shared devices in turns or as a pipeline.
 
-The method that a line calls states what the line consumes and produces, what it waits for, and what releases it:
-`PolicyRun` (run.py), the roles (roles.py), `TrainStage` (stages/train.py) for the actor, `ReplayRole` (replay.py).
+The docstring of each called method states the line's input and output, its wait, and the end of the wait. See
+`PolicyRun` (run.py), the roles (roles.py), `TrainStage` (stages/train.py) for the actor, and `ReplayRole` (replay.py).
 """
 
 from asyncio import gather

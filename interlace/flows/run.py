@@ -281,8 +281,7 @@ class PolicyRun:
         self._batches.step_ended()
         await self.publisher.publish(batch.step)
         ended, self._ended = self._ended, []
-        events = [(entry.sample, entry.event) for entry in ended]
-        metrics = self._meter.measure(batch, self.version, events, len(self._channel)) | self._settings.counts()
+        metrics = self._meter.measure(batch, self.version, ended, len(self._channel)) | self._settings.counts()
         metrics |= failure_rates([entry.cause for entry in ended]) | self.redraws.metrics()
         metrics |= {f"rollout/{name}": value for name, value in self.rollout.pool.engine_metrics().items()}
         result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)

@@ -7,6 +7,7 @@ from math import ceil, fsum
 from interlace.core.causes import Cause
 from interlace.core.types import Metrics, Sample, TerminalEvent
 from interlace.flows.episode_metrics import episode_metrics
+from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.goodput import LedgerBuilder
@@ -40,9 +41,7 @@ class StepMeter:
         """Starts a step."""
         self._start_s = self._book_boundary()
 
-    def measure(
-        self, batch: Batch, version: int, ended: Sequence[tuple[Sample, TerminalEvent]], num_in_flight: int
-    ) -> Metrics:
+    def measure(self, batch: Batch, version: int, ended: Sequence[Ended], num_in_flight: int) -> Metrics:
         """Returns all metrics of a step that ends now, and closes its ledger.
 
         ended: samples that ended since the last step.
@@ -59,17 +58,17 @@ class StepMeter:
         staleness_max = max(batch.staleness, default=0)
         drawn = {"staleness mean": staleness_mean, "staleness max": staleness_max, "samples in flight": num_in_flight}
         timeline.end_step(StepRecord(step=batch.step + 1, start_s=self._start_s, end_s=end_s, counts=drawn))
-        samples = [sample for sample, event in ended if event in SCORED]
+        samples = [entry.sample for entry in ended if entry.event in SCORED]
         lengths = [sample.num_sampled for sample in samples]
         num_tokens = sum([sample.num_total_tokens for sample in samples])
         step_s = max(end_s - self._start_s, 1e-9)
-        trained = [sample for sample, event in ended if event == TerminalEvent.TRAINED]
+        trained = [entry.sample for entry in ended if entry.event == TerminalEvent.TRAINED]
         num_trained = sum(lengths) if len(trained) == len(samples) else sum([each.num_sampled for each in trained])
-        num_lost = sum([sample.num_sampled for sample, event in ended if event != TerminalEvent.TRAINED])
+        num_lost = sum([entry.sample.num_sampled for entry in ended if entry.event != TerminalEvent.TRAINED])
         ledger = self._ledger_builder.step(records, num_trained, num_lost)
         self._num_steps += 1
         self._ledger = self._ledger.plus(ledger)
-        counts = Counter(event for _, event in ended)
+        counts = Counter(entry.event for entry in ended)
         return {
             "step": batch.step + 1,
             "version": version,

@@ -16,7 +16,7 @@ from interlace.rewards.base import RewardConfig, make_timeout_result, preload_mo
 from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
 from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import frame_message
-from interlace.runtime.process.children import TRIES, Children
+from interlace.runtime.process.children import FROM_OUTSIDE, TRIES, Children, claim_outcome, settle_outcome
 from interlace.runtime.process.links import Child
 
 GRACE_S = 1.0
@@ -72,8 +72,7 @@ class ScoringPool(Children):
     def _fail_all(self, error: BaseException | None) -> None:
         running = (job for jobs in self._jobs.values() for job in jobs.values())
         for job in [*self._pending, *self._submitted, *running]:
-            if _may_resolve(job):
-                job.outcome.set_exception(error or CancelledError())
+            settle_outcome(job.outcome, error or CancelledError())
 
     def _serve(self) -> None:
         while self._submitted:
@@ -92,7 +91,7 @@ class ScoringPool(Children):
             if child is None:
                 return
             self._pending.popleft()
-            if _may_resolve(job):
+            if claim_outcome(job.outcome):
                 self._send_job(child, job)
 
     def _with_room(self, job: _Job) -> Child | None:
@@ -104,8 +103,7 @@ class ScoringPool(Children):
         num_starting = sum(not child.is_ready for child in self._children)
         num_wanted = -(-len(self._pending) // self._max_jobs)
         for _ in range(min(num_wanted - num_starting, self._max_processes - len(self._children))):
-            if started := self._start(serve, self._config, self._is_async):
-                self._jobs[started] = {}
+            self._jobs[self._start(serve, self._config, self._is_async)] = {}
         return None
 
     def _could_not_start(self, reason: str) -> None:
@@ -142,8 +140,8 @@ class ScoringPool(Children):
                 for reward, parts, why, cause in rest[0]
             ]
             job = self._jobs[child].pop(number)
-            if job.size == len(found) and _may_resolve(job):
-                job.outcome.set_result(found)
+            if job.size == len(found):
+                settle_outcome(job.outcome, found)
         elif word == BLOCKED:
             _resolve_job(self._jobs[child].pop(number), self._make_blocked_result(*rest))
             self._replace(child)
@@ -172,8 +170,7 @@ class ScoringPool(Children):
 
         def outcome(job: _Job) -> RewardResult | None:
             job.tries -= 1
-            # SIGTERM and SIGKILL come from outside: a stop of the whole run, or the system's lack of memory.
-            if code in (-signal.SIGTERM, -signal.SIGKILL) and job.tries:
+            if code in FROM_OUTSIDE and job.tries:
                 return None
             cause = Cause.RESOURCE if code == -signal.SIGKILL else Cause.VERIFIER
             failure = f"the reward function ended its process (exit code {code})"
@@ -200,12 +197,6 @@ class ScoringPool(Children):
         self._end(child)
 
 
-def _may_resolve(job: _Job) -> bool:
-    """Returns whether a job's result may still be wanted; from now on the job cannot be cancelled."""
-    return job.outcome.running() or job.outcome.set_running_or_notify_cancel()
-
-
 def _resolve_job(job: _Job, result: RewardResult) -> None:
     """Ends a job whose samples all have one result: the failure of their call."""
-    if _may_resolve(job):
-        job.outcome.set_result([result] * job.size)
+    settle_outcome(job.outcome, [result] * job.size)

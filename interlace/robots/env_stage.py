@@ -11,8 +11,8 @@ from interlace.core.errors import UserError
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
 from interlace.rollouts.config import EpisodeConfig
-from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, SlotAnswer, SlotChunk, SlotJob
-from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
+from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, EpisodeHistory, SlotJob
+from interlace.rollouts.envs.spec import EnvSpec
 from interlace.rollouts.role_groups import EnvGroup
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.rank_set import Rank
@@ -41,8 +41,8 @@ class EnvInstance:
         self._base = EnvCounts()
         """Counts of ranks that died, less the repeated resets and actions of the current one."""
         self._spec: EnvSpec | None = None
-        self._history: dict[int, list[SlotJob]] = {}
-        """Slot -> jobs that restore its episode. Empty if the rank has no separate process."""
+        self._history = EpisodeHistory()
+        """Jobs that restore the leased environments. Empty if the rank has no separate process."""
         if group.rank_set.revival:
             group.rank_set.revival.restore = self._restore
         self._leased: set[int] = set()
@@ -75,7 +75,7 @@ class EnvInstance:
     def forget(self, slot: int) -> None:
         """Ends the episode of a slot, so that granules no longer wait for it."""
         self._leased.discard(slot)
-        self._history.pop(slot, None)
+        self._history.forget(slot)
         self._group.notify(EnvGroup.forget, slot)
         self._start_ready_jobs()
 
@@ -132,8 +132,8 @@ class EnvInstance:
         if counts.busy_s >= self.counts.busy_s:  # results may arrive out of order
             self.counts = counts
         for (job, future), answer in zip(taken, batch.answers, strict=True):
-            if self._group.rank_set.revival:
-                self._remember(job, answer)
+            if self._group.rank_set.revival and job.slot in self._leased:
+                self._history.add(job, answer)
             if future.done():
                 continue
             if answer.error:
@@ -141,18 +141,10 @@ class EnvInstance:
             else:
                 future.set_result(answer.value)
 
-    def _remember(self, job: SlotJob, answer: SlotAnswer) -> None:
-        if isinstance(answer.error, SimulatorError):
-            self._history.pop(job.slot, None)
-        elif answer.error is None and job.kind == "reset" and job.slot in self._leased:
-            self._history[job.slot] = [job]
-        elif isinstance(answer.value, SlotChunk) and job.slot in self._history:
-            self._history[job.slot].append(job)
-
     async def _restore(self, ranks: Sequence[Rank]) -> None:
         """Restores all episodes in a new rank. See Revival."""
-        jobs, before = [job for jobs in self._history.values() for job in jobs], self.counts
-        found = await ranks[0].call("simulate_beside", (jobs,), {})
+        before = self.counts
+        found = await ranks[0].call("simulate_beside", (self._history.list_jobs(),), {})
         repeated: EnvCounts = found.value.counts
         self._base = replace(
             before,

@@ -1,6 +1,5 @@
 """Worker that simulates environments in child processes, on its devices or on the host's cores."""
 
-import asyncio
 from collections.abc import Sequence
 
 from interlace.robots.envs.load import EnvConfig, simulators_bytes
@@ -22,7 +21,7 @@ class EnvWorker(Worker):
     @operation(on_device=False)
     async def spec(self) -> EnvSpec:
         """Waits until the environments exist, and returns their shapes and tasks. Raises UserError."""
-        return await asyncio.shield(asyncio.wrap_future(self._pool.spec))
+        return await self._pool.spec()
 
     @operation(bin="simulate")
     async def simulate(self, jobs: Sequence[SlotJob]) -> EnvBatch:

@@ -5,41 +5,33 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from interlace.core.errors import UserError
 from interlace.rollouts.envs.episode import Around, EnvEpisode
-from interlace.rollouts.envs.jobs import JobKind, Start
-from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError
+from interlace.rollouts.envs.jobs import SlotAnswer, SlotJob, Start
+from interlace.rollouts.envs.spec import EnvSpec, Observation, SimulatorError
 from interlace.rollouts.session import EpisodeSession
-
-Wish: TypeAlias = JobKind | Literal["lease", "release"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EnvAsk:
     """Request of an episode to one of its environments."""
 
-    number: int
-    """Number of the expected answer. A `release` has no answer, so its number is ignored."""
     lease: int
     """Number of the lease, which identifies the environment."""
-    wish: Wish
-    start: Start | None = None
-    """Start of the episode; set for a lease."""
-    actions: Array | None = None
-    """[K, A] actions; set for a chunk."""
-    count: int = 1
-    """Number of the expert's actions."""
+    job: SlotJob | None = None
+    """Job of the environment, with the lease as its slot. A reset leases an environment; None releases it."""
+    number: int = 0
+    """Number of the expected answer. A release has no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EnvAnswer:
-    """Result of an EnvAsk: (EnvSpec, Observation) of a lease, else the value of a SlotAnswer."""
+    """Answer to an EnvAsk. The value of a reset is (EnvSpec, Observation)."""
 
     number: int
-    value: object = None
-    error: Exception | None = None
+    answer: SlotAnswer
 
 
 class EnvProxies:
@@ -56,32 +48,26 @@ class EnvProxies:
         lease = next(self._numbers)
         try:
             with around():
-                found: Any = await self._send_request(lease, "lease", start=start)
+                found: Any = await self._send_job(SlotJob(slot=lease, kind="reset", start=start))
             spec, observation = found
-
-            async def ask(kind: JobKind, actions: Array | None, count: int) -> object:
-                return await self._send_request(lease, kind, actions=actions, count=count)
-
-            yield EnvEpisode(ask, spec, observation, around)
+            yield EnvEpisode(self._send_job, lease, spec, observation, around)
         finally:
-            self._send(EnvAsk(number=lease, lease=lease, wish="release"))
+            self._send(EnvAsk(lease=lease))
 
-    def answered(self, answer: EnvAnswer) -> None:
+    def take_answer(self, found: EnvAnswer) -> None:
         """Receives an answer; ignores it if no request waits for it."""
-        waiting = self._answers.get(answer.number)
+        waiting = self._answers.get(found.number)
         if waiting is None or waiting.done():
             return
-        if answer.error:
-            waiting.set_exception(answer.error)
+        if found.answer.error:
+            waiting.set_exception(found.answer.error)
         else:
-            waiting.set_result(answer.value)
+            waiting.set_result(found.answer.value)
 
-    async def _send_request(
-        self, lease: int, wish: Wish, *, start: Start | None = None, actions: Array | None = None, count: int = 1
-    ) -> object:
+    async def _send_job(self, job: SlotJob) -> object:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
-        self._send(EnvAsk(number=number, lease=lease, wish=wish, start=start, actions=actions, count=count))
+        self._send(EnvAsk(number=number, lease=job.slot, job=job))
         try:
             return await self._answers[number]
         finally:
@@ -98,15 +84,15 @@ class EnvLeases:
         self._tasks: dict[asyncio.Task[None], int] = {}
         """Running task -> lease that it works on."""
 
-    def asked(self, ask: EnvAsk) -> None:
+    def take_request(self, ask: EnvAsk) -> None:
         """Starts a request. Releasing a lease cancels its pending requests."""
-        if ask.wish == "release":
+        if ask.job is None:
             for task in [task for task, lease in self._tasks.items() if lease == ask.lease]:
                 task.cancel()
         task = asyncio.ensure_future(
-            self._release_lease(ask.lease) if ask.wish == "release" else self._run_request(ask)
+            self._release_lease(ask.lease) if ask.job is None else self._run_request(ask.number, ask.job)
         )
-        self._tasks[task] = -1 if ask.wish == "release" else ask.lease
+        self._tasks[task] = -1 if ask.job is None else ask.lease
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def close(self) -> None:
@@ -118,12 +104,13 @@ class EnvLeases:
         for lease in [*self._leased]:
             await self._release_lease(lease)
 
-    async def _run_request(self, ask: EnvAsk) -> None:
+    async def _run_request(self, number: int, job: SlotJob) -> None:
         try:
-            value = await (self._lease_environment(ask.lease, ask.start) if ask.start else self._run_job(ask))
-            self._answer(EnvAnswer(number=ask.number, value=value))
+            value = await (self._lease_environment(job.slot, job.start) if job.start else self._run_job(job))
+            answer = SlotAnswer(value=value)
         except (UserError, SimulatorError) as error:
-            self._answer(EnvAnswer(number=ask.number, error=error))
+            answer = SlotAnswer(error=error)
+        self._answer(EnvAnswer(number=number, answer=answer))
 
     async def _lease_environment(self, lease: int, start: Start) -> tuple[EnvSpec, Observation]:
         stack = AsyncExitStack()
@@ -131,9 +118,8 @@ class EnvLeases:
         self._leased[lease] = stack, env
         return env.spec, env.observation
 
-    async def _run_job(self, ask: EnvAsk) -> object:
-        kind: Any = ask.wish
-        return await self._leased[ask.lease][1].do(kind, ask.actions, count=ask.count)
+    async def _run_job(self, job: SlotJob) -> object:
+        return await self._leased[job.slot][1].do(job.kind, job.actions, count=job.count)
 
     async def _release_lease(self, lease: int) -> None:
         stack, _ = self._leased.pop(lease, (AsyncExitStack(), None))

@@ -288,7 +288,7 @@ class _EpisodeServer(LoopServer):
         elif isinstance(message, TurnSoFar):
             running_one.got_more(message)
         elif isinstance(message, EnvAnswer):
-            running_one.envs.answered(message)
+            running_one.envs.take_answer(message)
         elif running_one.task:
             running_one.task.cancel()
 

@@ -165,8 +165,7 @@ class _Processes(Children):
 
     def _start_more(self, num_wanted: int) -> None:
         for _ in range(num_wanted):
-            if started := self._start(serve_episodes, self._make, self._params):
-                self._jobs[started] = {}
+            self._jobs[self._start(serve_episodes, self._make, self._params)] = {}
 
     def _send_job(self, child: Child, job: _Job) -> None:
         job.child = child
@@ -331,7 +330,7 @@ class _Exchange:
                 if task := self._turns.pop(message.turn, None):
                     task.cancel()
             elif isinstance(message, EnvAsk):
-                self._envs.asked(message)
+                self._envs.take_request(message)
             elif isinstance(message, WaitNote):
                 await self._hold_wait(message)
             else:

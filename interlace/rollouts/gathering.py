@@ -32,7 +32,7 @@ class Gathering:
         self._lock = cluster.lock
         self._most = settings.remaining_share * samples_per_step
         self._samples_per_engine = samples_per_step / len(engines)
-        self._find_shared_devices = _find_shared_devices(cluster, engines)
+        self._shared_devices = _find_shared_devices(cluster, engines)
 
     def look(self, kept: list[EngineDriver], num_left: int, *, drains: bool) -> list[EngineDriver]:
         """Moves sequences if few enough are left. Returns the engines that get requests of samples from now on.
@@ -53,7 +53,7 @@ class Gathering:
         """
         if kept is not self._drivers or not self._are_few(num_left):
             return kept
-        if self._find_shared_devices and not self._lock.is_wanted(self._find_shared_devices):
+        if self._shared_devices and not self._lock.is_wanted(self._shared_devices):
             return kept
         if any(driver.jobs.num_queued for driver in self._drivers):
             return kept

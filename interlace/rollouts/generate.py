@@ -102,7 +102,6 @@ class GenerateStage:
             self._write(key, {"segments": segments, "finish_reason": response.finish_reason, "text": text})
 
     def _write(self, key: SampleKey, columns: Columns) -> None:
-        self._pool.finish(key)
         if self._channel.put(key, columns):
             self._on_generated(key)
 
@@ -124,13 +123,13 @@ class GenerateStage:
             columns, failed = {}, sample_failure(error)
         if self._running.pop(sample.key, None) is None:
             return  # cancelled, and the episode ended late
+        self._pool.finish(sample.key)
         if failed:
             self._fail_sample(sample.key, failed)
         else:
             self._write(sample.key, columns)
 
     def _fail_sample(self, key: SampleKey, failed: SampleFailure) -> None:
-        self._pool.finish(key)
         if self._on_failed(key, failed):
             return
         self._channel.end(key, TerminalEvent.FAILED)

@@ -204,14 +204,19 @@ class EnginePool:
             self._dispatcher.tool_waits.begin(keys)
 
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
-        """Dispatches requests of admitted samples. deliver: called with each response, but not after withdraw().
+        """Dispatches the only request of each of some admitted samples. Its response ends the sample, as finish() does.
 
-        `rollout_budget` limits the tokens of a sample between two publications, over all its turns. Concurrent requests
-        of a sample each get the budget that is left when they are dispatched.
+        deliver: called with each response, but not after withdraw(). `rollout_budget` limits the tokens of a sample
+        between two publications.
         """
+
+        def finish_sample(response: Response) -> None:
+            self.finish(response.request.owner)
+            deliver(response)
+
         for request in requests:
             self._owners[request.owner].append(request.id)
-        self._submit_requests([(request, deliver, None) for request in requests])
+        self._submit_requests([(request, finish_sample, None) for request in requests])
 
     def _submit_requests(self, requests: Sequence[tuple[Request, Deliver, OnDraft | None]]) -> None:
         jobs = [
@@ -223,7 +228,8 @@ class EnginePool:
     def ask(self, request: Request, deliver: Deliver, on_draft: OnDraft | None = None) -> None:
         """Submits one turn of an episode, in one wave with all turns of this iteration of the event loop.
 
-        deliver: see submit(). on_draft: called with each draft before the response, if the request streams.
+        The budget of a sample is over all its turns. Concurrent turns each get the budget that is left when they are
+        dispatched. deliver: see submit(). on_draft: called with each draft before the response, if the request streams.
         """
         self._owners[request.owner].append(request.id)
         if not self._wave:

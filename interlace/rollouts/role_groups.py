@@ -68,7 +68,7 @@ class RolloutGroup(TypedGroup, Protocol):
 
 
 class EnvGroup(TypedGroup, Protocol):
-    """An instance of simulators: workers/env.py, EnvWorker."""
+    """An instance of simulators: robots/env_worker.py, EnvWorker."""
 
     def spec(self) -> Handle[EnvSpec]:
         """Waits until the environments have started, and returns their shapes and tasks."""

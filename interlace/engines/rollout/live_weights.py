@@ -153,10 +153,6 @@ class LiveWeights:
         else:
             held.detach().copy_(given)
 
-    def list_tied(self, name: str) -> list[str]:
-        """Returns all names of one tensor, including this one."""
-        return [other for other, first in self._same_as.items() if first == self._same_as[name]]
-
     def check(self, weights: NamedWeights) -> None:
         """Raises UserError for an update that does not fit the model. Reads only tensors that the model ties."""
         for name, shape in weights.shapes.items():

@@ -82,8 +82,7 @@ class CriticEngine(TrainedEngine):
     def _compute_values(self, batch: MicroBatch) -> Tensor:
         return self.packed.on_all(batch, self.packed.outputs(batch)[:, 0].float())
 
-    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
-        del samples
+    def _accumulate_microbatch(self, batch: MicroBatch, columns: Columns) -> None:
         values_T, old_values_T, returns_T = self._compute_values(batch), columns.values_T, columns.returns_T
         if old_values_T is None or returns_T is None:
             raise ValueError("a critic is trained on samples with values and returns")

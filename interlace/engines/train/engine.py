@@ -146,7 +146,7 @@ class TrainEngine(TrainedEngine):
         """Computes the loss and the metrics of the loss on samples that are not trained on. Leaves no gradient."""
         plan, totals = self._plans.plan(samples), Minibatch()
         for rows in self._with_others(plan.split):
-            _, batch, columns = plan.make(rows)
+            batch, columns = plan.make(rows)
             if not rows:
                 self._accompany(batch)
                 continue
@@ -170,8 +170,7 @@ class TrainEngine(TrainedEngine):
         """Computes what the loss reads of the model: log-probs and entropy of the response tokens, [T] each."""
         return self.packed.logprobs(batch, self.config.temperature)
 
-    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
-        del samples
+    def _accumulate_microbatch(self, batch: MicroBatch, columns: Columns) -> None:
         dropping = self._adapter.dropping(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()
         with dropping:
             inputs = self._make_inputs(batch, columns)

@@ -69,16 +69,15 @@ class ImplicitRewardEngine(TrainedEngine):
     def _compute_logprobs(self, batch: MicroBatch) -> Tensor:
         return self.packed.logprobs(batch, self._temperature)[0]
 
-    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
+    def _accumulate_microbatch(self, batch: MicroBatch, columns: Columns) -> None:
         """Adds the binary cross-entropy of the outcome (eq. 5), mean over samples; scores sum over trained tokens."""
-        ref_logprobs_T = columns.ref_logprobs_T
-        rewards = [sample.reward for sample in samples if sample.reward is not None]
-        if ref_logprobs_T is None or len(rewards) < len(samples):
+        ref_logprobs_T, rewards_N = columns.ref_logprobs_T, columns.rewards_N
+        if ref_logprobs_T is None or rewards_N is None:
             raise ValueError("a process reward model is trained on samples with rewards and reference log-probs")
         gap_T = self._compute_logprobs(batch) - ref_logprobs_T
         total_N = gap_T.new_zeros(batch.num_samples).index_add(0, batch.sample_T, gap_T)
         score_N = self.config.process_reward_scale * total_N
-        right_N = torch.tensor(rewards, device=score_N.device).gt(self.config.success_reward)
+        right_N = torch.tensor(rewards_N, device=score_N.device).gt(self.config.success_reward)
         loss = F.binary_cross_entropy_with_logits(score_N, right_N.float(), reduction="sum")
         loss.backward()
         accuracy_N = (score_N.detach() > 0) == right_N

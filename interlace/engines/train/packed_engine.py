@@ -239,9 +239,9 @@ class TrainedEngine(PackedEngine, ABC):
         if self._stopped:
             return
         split = self._with_others(plan.split)
-        for rows, (chosen, batch, columns) in zip(split, ahead(plan.make, split, first=plan.first), strict=True):
+        for rows, (batch, columns) in zip(split, ahead(plan.make, split, first=plan.first), strict=True):
             if rows:
-                self._accumulate_microbatch(chosen, batch, columns)
+                self._accumulate_microbatch(batch, columns)
             else:
                 self._accompany(batch).backward()
 
@@ -338,7 +338,7 @@ class TrainedEngine(PackedEngine, ABC):
         return list_named_weights(self.model)
 
     @abstractmethod
-    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None: ...
+    def _accumulate_microbatch(self, batch: MicroBatch, columns: Columns) -> None: ...
 
     def _derive(self, metrics: Metrics) -> Metrics:
         """Adds metrics derived from the minibatch's means, and removes metrics that only served to derive them."""

@@ -70,8 +70,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Per-token values of a micro-batch's samples, [T] each; None if no sample has them."""
+    """Values of a micro-batch's samples, per token [T] unless stated; None if no sample has them."""
 
+    rewards_N: FloatArray | None
+    """[N] reward of each sample, on the host. None if one has no reward."""
     logprobs_T: Tensor | None
     proximal_logprobs_T: Tensor | None
     ref_logprobs_T: Tensor | None
@@ -236,7 +238,9 @@ def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequenc
         kept = [value if mask is None else value[mask] for value, mask in zip(present, masks, strict=True)]
         return on_device(np.concatenate(kept).astype(np.float32, copy=False), device)
 
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
     return Columns(
+        rewards_N=np.array(rewards, np.float32) if len(rewards) == len(samples) else None,
         logprobs_T=read("logprobs", [sample.logprobs for sample in samples]),
         proximal_logprobs_T=read("proximal_logprobs", [sample.proximal_logprobs for sample in samples]),
         ref_logprobs_T=read("ref_logprobs", [sample.ref_logprobs for sample in samples]),

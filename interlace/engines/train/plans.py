@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from interlace.core.types import BoolArray, Sample
     from interlace.engines.train.packing import Columns, MicroBatch
 
-LaidOut: TypeAlias = "tuple[Sequence[Sample], MicroBatch, Columns]"
-"""Samples of a micro-batch, with their layout."""
+LaidOut: TypeAlias = "tuple[MicroBatch, Columns]"
+"""Layout of the samples of a micro-batch, and their values."""
 
 
 class Collate(Protocol):
@@ -57,7 +57,7 @@ class PlanQueue:
         def make(rows: Sequence[int]) -> LaidOut:
             chosen = [trained[row] for row in rows] or [placeholder()]
             masks = [sample.loss_mask for sample in chosen]
-            return chosen, self._collate(chosen, masks=masks), read_columns(chosen, self._device, masks)
+            return self._collate(chosen, masks=masks), read_columns(chosen, self._device, masks)
 
         return SamplePlan(make=make, split=self._split(trained))
 

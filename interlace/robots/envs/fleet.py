@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any, Protocol
 
@@ -13,12 +13,12 @@ from interlace.core.types import Metrics
 from interlace.robots.envs.load import EnvConfig
 from interlace.robots.envs.pool import EnvPool
 from interlace.rollouts.envs.episode import Around, EnvEpisode
-from interlace.rollouts.envs.jobs import EnvCounts, JobKind, SlotJob, Start
-from interlace.rollouts.envs.spec import Array, EnvSpec
+from interlace.rollouts.envs.jobs import EnvCounts, SlotJob, Start
+from interlace.rollouts.envs.spec import EnvSpec
 
 
 class EnvServer(Protocol):
-    """Owner of environments: child processes, or an instance of a run's role `env`."""
+    """Owner of environments: child processes (EnvPool), or an instance of a run's role `env` (EnvInstance)."""
 
     @property
     def num_envs(self) -> int:
@@ -32,7 +32,7 @@ class EnvServer(Protocol):
 
     @property
     def counts(self) -> EnvCounts:
-        """Current counts since the start."""
+        """Current counts since the start. They may change, so that a caller copies them."""
         ...
 
     async def spec(self) -> EnvSpec:
@@ -52,48 +52,14 @@ class EnvServer(Protocol):
         ...
 
 
-class OwnProcesses:
-    """EnvServer made of child processes."""
-
-    def __init__(self, config: EnvConfig) -> None:
-        """Starts the processes."""
-        self._pool = EnvPool(config)
-        self.num_envs, self.num_processes = config.num_envs, self._pool.num_processes
-
-    @property
-    def counts(self) -> EnvCounts:
-        """Current counts since the start."""
-        return replace(self._pool.counts)
-
-    async def spec(self) -> EnvSpec:
-        """Waits for the environments; see EnvServer."""
-        return await asyncio.shield(asyncio.wrap_future(self._pool.spec))
-
-    async def do(self, job: SlotJob) -> object:
-        """Runs a job; see EnvServer."""
-        return await asyncio.wrap_future(self._pool.submit(job))
-
-    def forget(self, slot: int) -> None:
-        """Ends the episode of a slot."""
-        self._pool.forget(slot)
-
-    def close(self) -> None:
-        """Ends the processes and their jobs."""
-        self._pool.close()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Home:
+class _Location:
     """Location of one environment."""
 
     server: EnvServer
     slot: int
     process: int
     """Number of its process, counted over all servers."""
-
-    async def ask(self, kind: JobKind, actions: Array | None, count: int) -> object:
-        """Submits a job to the environment."""
-        return await self.server.do(SlotJob(slot=self.slot, kind=kind, actions=actions, count=count))
 
 
 class EnvFleet:
@@ -107,9 +73,9 @@ class EnvFleet:
         """servers: owners of all environments together. If empty, start() starts child processes."""
         self.config = config
         self._servers = list(servers)
-        self._free: list[list[_Home]] = []
+        self._free: list[list[_Location]] = []
         """Free environments of each process."""
-        self._queue: deque[asyncio.Future[_Home]] = deque()
+        self._queue: deque[asyncio.Future[_Location]] = deque()
         self._counted = EnvCounts()
         """Counts at the last call of metrics()."""
 
@@ -119,11 +85,11 @@ class EnvFleet:
         Raises UserError for a family, settings or a task that cannot work.
         """
         if not self._servers:
-            self._servers = [OwnProcesses(self.config)]
+            self._servers = [EnvPool(self.config)]
         if not self._free:
             processes = [(server, first) for server in self._servers for first in range(server.num_processes)]
             self._free = [
-                [_Home(server, slot, number) for slot in range(first, server.num_envs, server.num_processes)]
+                [_Location(server, slot, number) for slot in range(first, server.num_envs, server.num_processes)]
                 for number, (server, first) in enumerate(processes)
             ]
         specs = [await server.spec() for server in self._servers]
@@ -158,14 +124,14 @@ class EnvFleet:
         """
         with around():
             spec = await self.start()
-            home = await self._lease_environment()
+            found = await self._lease_environment()
         try:
             with around():
-                observation: Any = await home.server.do(SlotJob(slot=home.slot, kind="reset", start=start))
-            yield EnvEpisode(home.ask, spec, observation, around)
+                observation: Any = await found.server.do(SlotJob(slot=found.slot, kind="reset", start=start))
+            yield EnvEpisode(found.server.do, found.slot, spec, observation, around)
         finally:
-            home.server.forget(home.slot)
-            self._give_back(home)
+            found.server.forget(found.slot)
+            self._give_back(found)
 
     def close(self) -> None:
         """Ends the processes. Later calls have no effect."""
@@ -173,11 +139,11 @@ class EnvFleet:
         for server in servers:
             server.close()
 
-    async def _lease_environment(self) -> "_Home":
+    async def _lease_environment(self) -> "_Location":
         most = max(self._free, key=len)  # the first maximum belongs to the process with the fewest episodes
         if most:
             return most.pop(0)
-        turn: asyncio.Future[_Home] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[_Location] = asyncio.get_running_loop().create_future()
         self._queue.append(turn)
         try:
             return await turn
@@ -186,13 +152,13 @@ class EnvFleet:
                 self._give_back(turn.result())
             raise
 
-    def _give_back(self, home: "_Home") -> None:
+    def _give_back(self, location: "_Location") -> None:
         while self._queue:
             turn = self._queue.popleft()
             if not turn.done():
-                turn.set_result(home)
+                turn.set_result(location)
                 return
-        self._free[home.process].append(home)
+        self._free[location.process].append(location)
 
 
 def read_spec(config: EnvConfig) -> EnvSpec:

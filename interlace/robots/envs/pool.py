@@ -6,7 +6,6 @@ starts and chunks, which determine a simulator's state.
 """
 
 import asyncio
-import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from interlace.core.errors import InterlaceError, UserError
 from interlace.robots.envs.load import EnvConfig, check_memory
 from interlace.robots.envs.process import NO_JOB, serve_envs
-from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, SlotAnswer, SlotChunk, SlotJob
+from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, EpisodeHistory, SlotAnswer, SlotJob
 from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
 from interlace.runtime.process.child import frame_message, take_frames
-from interlace.runtime.process.children import TRIES, Children
+from interlace.runtime.process.children import FROM_OUTSIDE, TRIES, Children, claim_outcome, settle_outcome
 from interlace.runtime.process.links import Child
 
 
@@ -45,8 +44,7 @@ class _Home:
     """Jobs to send, in order."""
     sent: deque[_Job] = field(default_factory=deque)
     """Jobs without an answer, in order: the first one runs."""
-    history: dict[int, list[SlotJob]] = field(default_factory=dict)
-    """Slot -> jobs that restore its episode."""
+    history: EpisodeHistory = field(default_factory=EpisodeHistory)
     lost: dict[int, Exception] = field(default_factory=dict)
     """Slot -> reason why its episode could not be restored."""
 
@@ -54,13 +52,6 @@ class _Home:
         """Begins the time limit of the job that runs now, if one does."""
         if self.sent:
             self.sent[0].deadline_s = time.monotonic() + timeout_s
-
-    def remember(self, work: SlotJob, value: object) -> None:
-        """Adds a job that has succeeded to the jobs that restore the episode of its slot."""
-        if work.kind == "reset":
-            self.history[work.slot] = [work]
-        elif isinstance(value, SlotChunk):
-            self.history.get(work.slot, []).append(work)
 
 
 class EnvPool(Children):
@@ -70,32 +61,27 @@ class EnvPool(Children):
         """devices: names of the devices that the simulators use, such as `cuda:1`. If empty, processor cores."""
         super().__init__("environment", ("interlace.robots.envs.process",))
         self._config, self._devices = config, tuple(devices)
-        self.counts = EnvCounts()
-        self.spec: Future[EnvSpec] = Future()
+        self.num_envs, self.counts = config.num_envs, EnvCounts()
+        self._spec: Future[EnvSpec] = Future()
         """Shapes and tasks, once a process has created environments; a UserError if that failed."""
-        workers = min(config.workers, config.num_envs)
-        self._homes = [_Home(index=index) for index in range(workers)]
+        self.num_processes = min(config.workers, config.num_envs)
+        self._homes = [_Home(index=index) for index in range(self.num_processes)]
         self._by_child: dict[Child, _Home] = {}
         self._submitted: deque[_Job | int] = deque()
         self._next = 0
         self._refusal = _find_refusal(config)
         if self._refusal:
-            self.spec.set_exception(self._refusal)
+            self._spec.set_exception(self._refusal)
         self._thread.start()
         self._links.wake()
 
-    @property
-    def num_processes(self) -> int:
-        """Number of processes."""
-        return len(self._homes)
+    async def spec(self) -> EnvSpec:
+        """Waits for the environments; see EnvServer."""
+        return await asyncio.shield(asyncio.wrap_future(self._spec))
 
     async def carry_out(self, jobs: Sequence[SlotJob]) -> EnvBatch:
         """Runs jobs and waits for all. Raises InterlaceError if no process can be started."""
-        wave = [_Job(work=job, outcome=Future()) for job in jobs]
-        self._submitted.extend(wave)
-        self._links.wake()
-        futures = [asyncio.wrap_future(each.outcome) for each in wave if each.outcome]
-        found = await asyncio.gather(*futures, return_exceptions=True)
+        found = await asyncio.gather(*self._submit(jobs), return_exceptions=True)
         answers = []
         for value in found:
             if isinstance(value, UserError | SimulatorError):
@@ -106,12 +92,16 @@ class EnvPool(Children):
                 answers.append(SlotAnswer(value=value))
         return EnvBatch(answers=answers, counts=replace(self.counts))
 
-    def submit(self, work: SlotJob) -> "Future[object]":
-        """Runs a job after the earlier jobs of its slot; SlotAnswer describes the result."""
-        outcome: Future[object] = Future()
-        self._submitted.append(_Job(work=work, outcome=outcome))
+    async def do(self, job: SlotJob) -> object:
+        """Runs a job after the earlier jobs of its slot; see EnvServer."""
+        [outcome] = self._submit([job])
+        return await outcome
+
+    def _submit(self, jobs: Sequence[SlotJob]) -> "list[asyncio.Future[object]]":
+        outcomes: list[Future[object]] = [Future() for _ in jobs]
+        self._submitted.extend(_Job(work=job, outcome=each) for job, each in zip(jobs, outcomes, strict=True))
         self._links.wake()
-        return outcome
+        return [asyncio.wrap_future(outcome) for outcome in outcomes]
 
     def forget(self, slot: int) -> None:
         """Ends the episode of a slot, so that it is no longer restored."""
@@ -128,7 +118,7 @@ class EnvPool(Children):
         while self._submitted:
             item = self._submitted.popleft()
             if isinstance(item, int):
-                self._find_home(item).history.pop(item, None)
+                self._find_home(item).history.forget(item)
             else:
                 self._find_home(item.work.slot).waiting.append(item)
         for home in self._homes:
@@ -143,8 +133,7 @@ class EnvPool(Children):
         elif home.child is None:
             config, num_own = self._config, len(range(home.index, self._config.num_envs, len(self._homes)))
             home.child = self._start(serve_envs, config.family, config.settings, num_own, self._devices)
-            if home.child:
-                self._by_child[home.child] = home
+            self._by_child[home.child] = home
         elif home.child.is_ready and home.waiting:
             # All frames are sent together, so that a process that steps many environments at once receives all of them.
             content = b"".join([self._frame_job(home, home.waiting.popleft()) for _ in range(len(home.waiting))])
@@ -156,7 +145,7 @@ class EnvPool(Children):
         if lost and job.work.kind != "reset":
             _settle_job(job, lost)
             return b""
-        if job.outcome is not None and not _may_settle(job):
+        if job.outcome is not None and not claim_outcome(job.outcome):
             return b""  # its episode was cancelled
         job.number, self._next = self._next, (self._next + 1) % NO_JOB
         home.sent.append(job)
@@ -179,12 +168,12 @@ class EnvPool(Children):
     def _handle_introduction(self, child: Child, content: EnvSpec | UserError) -> None:
         if isinstance(content, UserError):
             self._refusal = content
-            if not self.spec.done():
-                self.spec.set_exception(content)
+            if not self._spec.done():
+                self._spec.set_exception(content)
             return
         self._is_ready(child)
-        if not self.spec.done():
-            self.spec.set_result(content)
+        if not self._spec.done():
+            self._spec.set_result(content)
 
     def _handle_answer(self, home: _Home, job: _Job, answer: SlotAnswer) -> None:
         slot = job.work.slot
@@ -195,10 +184,9 @@ class EnvPool(Children):
             return
         if isinstance(answer.error, SimulatorError):
             self.counts.num_broken += 1
-            home.history.pop(slot, None)
         elif answer.error is None:
             self.counts.add(job.work, answer.value)
-            home.remember(job.work, answer.value)
+        home.history.add(job.work, answer)
         _settle_job(job, answer.error or answer.value)
 
     def _keep_limit(self, home: _Home) -> None:
@@ -216,8 +204,7 @@ class EnvPool(Children):
         job = home.sent[0] if home.sent else None
         if job:
             job.tries -= 1
-            # SIGTERM and SIGKILL come from outside: a stop of the whole run, or the system's lack of memory.
-            if code not in (-signal.SIGTERM, -signal.SIGKILL) or not job.tries:
+            if code not in FROM_OUTSIDE or not job.tries:
                 home.sent.popleft()
                 self.counts.num_died += 1
                 self._lose_episode(home, job, SimulatorError(f"the simulator's process died (exit code {code})"))
@@ -226,7 +213,7 @@ class EnvPool(Children):
     def _lose_episode(self, home: _Home, job: _Job, error: SimulatorError) -> None:
         """Ends the episode that a job belongs to."""
         slot = job.work.slot
-        home.history.pop(slot, None)
+        home.history.forget(slot)
         if job.outcome is None:
             home.sent = deque(other for other in home.sent if other.outcome or other.work.slot != slot)
             home.lost[slot] = error
@@ -235,7 +222,7 @@ class EnvPool(Children):
     def _replace(self, home: _Home, child: Child) -> None:
         """Ends a process; its successor restores the episodes, then runs the unanswered jobs."""
         unanswered = [job for job in home.sent if job.outcome]
-        brought_back = [_Job(work=work, outcome=None) for jobs in home.history.values() for work in jobs]
+        brought_back = [_Job(work=work, outcome=None) for work in home.history.list_jobs()]
         self.counts.num_brought_back += len(home.history)
         waiting = [job for job in home.waiting if job.outcome]
         home.waiting = deque([*brought_back, *unanswered, *waiting])
@@ -246,8 +233,8 @@ class EnvPool(Children):
 
     def _could_not_start(self, reason: str) -> None:
         error = InterlaceError(f"a process to simulate in could not be started: {reason}")
-        if not self.spec.done():
-            self.spec.set_exception(error)
+        if not self._spec.done():
+            self._spec.set_exception(error)
         for home in self._homes:
             for job in [] if home.child and home.child.is_ready else home.waiting:
                 _settle_job(job, error)
@@ -260,8 +247,8 @@ class EnvPool(Children):
         for item in self._submitted:
             if isinstance(item, _Job):
                 _settle_job(item, error or CancelledError())
-        if not self.spec.done():
-            self.spec.set_exception(error or CancelledError())
+        if not self._spec.done():
+            self._spec.set_exception(error or CancelledError())
 
 
 def _find_refusal(config: EnvConfig) -> UserError | None:
@@ -273,15 +260,6 @@ def _find_refusal(config: EnvConfig) -> UserError | None:
     return None
 
 
-def _may_settle(job: _Job) -> bool:
-    """Returns whether a job's result may still be needed; afterwards the job cannot be cancelled."""
-    return job.outcome is not None and (job.outcome.running() or job.outcome.set_running_or_notify_cancel())
-
-
 def _settle_job(job: _Job, result: object) -> None:
-    if job.outcome is None or not _may_settle(job):
-        return
-    if isinstance(result, BaseException):
-        job.outcome.set_exception(result)
-    else:
-        job.outcome.set_result(result)
+    if job.outcome is not None:
+        settle_outcome(job.outcome, result)

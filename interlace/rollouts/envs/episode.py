@@ -9,20 +9,23 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.rollouts.envs.film import FilmRecorder
-from interlace.rollouts.envs.jobs import JobKind, SlotChunk, Start
+from interlace.rollouts.envs.jobs import JobKind, SlotChunk, SlotJob, Start
 from interlace.rollouts.envs.spec import Array, EnvSpec, Observation
 
 Around = Callable[[], AbstractContextManager[object]]
 """Returns the context manager around each wait for a simulator."""
-Ask = Callable[[JobKind, Array | None, int], Awaitable[object]]
-"""Submits a job (kind, actions, count) to an episode's environment; SlotAnswer describes the result."""
+Submit = Callable[[SlotJob], Awaitable[object]]
+"""Runs a job of an environment; SlotAnswer describes the result."""
 
 
 class EnvEpisode:
     """One episode in one environment, after its reset. A call raises SimulatorError if the simulator fails."""
 
-    def __init__(self, ask: Ask, spec: EnvSpec, observation: Observation, around: Around = nullcontext) -> None:
-        self._ask, self._around = ask, around
+    def __init__(
+        self, submit: Submit, slot: int, spec: EnvSpec, observation: Observation, around: Around = nullcontext
+    ) -> None:
+        """submit: runs the jobs of the environment `slot`."""
+        self._submit, self._slot, self._around = submit, slot, around
         self._recorder: FilmRecorder | None = None
         self.spec = spec
         """Shapes and tasks of the family's environments."""
@@ -62,7 +65,7 @@ class EnvEpisode:
     async def do(self, kind: JobKind, actions: Array | None = None, *, count: int = 1) -> Any:
         """Submits a job to the environment and returns its result. count: see SlotJob."""
         with self._around():
-            return await self._ask(kind, actions, count)
+            return await self._submit(SlotJob(slot=self._slot, kind=kind, actions=actions, count=count))
 
     async def _record(self) -> None:
         if self._recorder is not None and not self._recorder.problem:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from interlace.rollouts.envs.spec import Array, Observation
+from interlace.rollouts.envs.spec import Array, Observation, SimulatorError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +75,34 @@ class SlotAnswer:
     """UserError, or SimulatorError if the simulator failed."""
     busy_s: float = 0.0
     """Processor seconds of the job."""
+
+
+class EpisodeHistory:
+    """Jobs that restore episodes: the start and the chunks of each, which determine the state of its environment."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, list[SlotJob]] = {}
+
+    def __len__(self) -> int:
+        """Returns the number of episodes."""
+        return len(self._jobs)
+
+    def add(self, job: SlotJob, answer: SlotAnswer) -> None:
+        """Adds a job that succeeded. A failure of the simulator ends the episode."""
+        if isinstance(answer.error, SimulatorError):
+            self.forget(job.slot)
+        elif answer.error is None and job.kind == "reset":
+            self._jobs[job.slot] = [job]
+        elif isinstance(answer.value, SlotChunk) and job.slot in self._jobs:
+            self._jobs[job.slot].append(job)
+
+    def forget(self, slot: int) -> None:
+        """Removes the episode of a slot."""
+        self._jobs.pop(slot, None)
+
+    def list_jobs(self) -> list[SlotJob]:
+        """Returns the jobs, those of an episode in order."""
+        return [job for jobs in self._jobs.values() for job in jobs]
 
 
 @dataclass(kw_only=True, slots=True)

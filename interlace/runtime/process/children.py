@@ -1,9 +1,12 @@
 """Processes that do jobs for this one, each over a socket: started from a fork server, driven by a thread."""
 
+import signal
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 from interlace.core.causes import Cause
 from interlace.core.errors import RestartBudgetError
@@ -14,6 +17,26 @@ from interlace.runtime.process.starts import LOOK_S, Place, ProcessLaunch, Proce
 
 TRIES = 3
 """Number of consecutive failed starts of a process after which the waiting jobs fail."""
+
+
+FROM_OUTSIDE = (-signal.SIGTERM, -signal.SIGKILL)
+"""Exit codes of a process that was ended from outside: by a stop of the whole run, or for the system's lack of memory.
+"""
+
+
+def claim_outcome(outcome: "Future[Any]") -> bool:
+    """Returns whether a job's result may still be needed; afterwards the job cannot be cancelled."""
+    return outcome.running() or outcome.set_running_or_notify_cancel()
+
+
+def settle_outcome(outcome: "Future[Any]", result: object) -> None:
+    """Sets the result of a job, which may be an exception. Does nothing if the job was cancelled."""
+    if not claim_outcome(outcome):
+        return
+    if isinstance(result, BaseException):
+        outcome.set_exception(result)
+    else:
+        outcome.set_result(result)
 
 
 class Children(ABC):

@@ -320,13 +320,13 @@ def test_a_budget_counts_the_tokens_of_all_turns_of_a_sample() -> None:
     async def main(cluster: SimCluster, pool: EnginePool) -> None:
         found: list[Response] = []
         pool.admit([OWNER])
-        pool.submit([asked(0, 6)], found.append)
+        pool.ask(asked(0, 6), found.append)
         await cluster.clock.sleep(10)
         assert len(found) == 1 and not pool.num_suspended
-        pool.submit([asked(1, 8)], found.append)
+        pool.ask(asked(1, 8), found.append)
         await cluster.clock.sleep(10)
         assert len(found) == 1 and pool.num_suspended == 1, "4 of 10 were left"
-        pool.submit([asked(2, 2)], found.append)
+        pool.ask(asked(2, 2), found.append)
         await cluster.clock.sleep(10)
         assert len(found) == 1 and pool.num_suspended == 2, "nothing was left"
         assert pool.resume()
@@ -341,7 +341,8 @@ def test_a_request_that_is_given_up_is_delivered_no_more_and_others_are() -> Non
     async def main(cluster: SimCluster, pool: EnginePool) -> None:
         found: list[Response] = []
         pool.admit([OWNER])
-        pool.submit([asked(0, 300), asked(1, 300)], found.append)
+        for turn in (0, 1):
+            pool.ask(asked(turn, 300), found.append)
         waiting = asyncio.ensure_future(pool.complete([asked(5, 300)], who="a judge"))
         await cluster.clock.sleep(0.1)
         pool.withdraw(asked(0, 300).id)

@@ -92,7 +92,7 @@ def test_a_process_that_is_told_to_stop_costs_no_episode() -> None:
     async def use(fleet: EnvFleet) -> object:
         async with fleet.episode(Start(task=0, init_state=0)) as env:
             await env.chunk_step(np.ones((2, 1)))
-            (child,) = fleet._servers[0]._pool._children
+            (child,) = fleet._servers[0]._children
             os.kill(child.process.pid, signal.SIGTERM)
             return await env.chunk_step(np.ones((2, 1)))
 
