@@ -24,7 +24,9 @@ from pydantic_core import PydanticUndefined
 import interlace
 from interlace import algorithms
 from interlace.algorithms import Algorithm, AlgorithmConfig, algorithm_names, create_algorithm
+from interlace.algorithms.pairs import PairSettings
 from interlace.algorithms.policy import PolicySettings
+from interlace.algorithms.replayed import ReplayedSettings
 from interlace.core.config import Config
 from interlace.core.plugins import class_names, find_class
 from interlace.data import samplers
@@ -46,7 +48,8 @@ CHOSEN = {"algorithm": "settings", "schedule": "resolved"}
 """Sections whose settings depend on a name: the field that contains them. Separate tables list them."""
 ABSTRACT_ENGINES = ("EngineConfig", "SpanningConfig", "ServiceConfig", "ServedConfig")
 """Bases of engines' settings, which no name selects."""
-BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥", "max_length": "length ≤"}
+HEADS = ("key", "type", "default", "meaning")
 
 
 def write_pages() -> None:
@@ -64,7 +67,9 @@ def settings_page() -> str:
     """Returns the reference of all settings of a recipe."""
     parts = [
         f"# Settings\n\n{NOTE}\n\nAll keys of a recipe. `interlace train RECIPE KEY=VALUE` changes a key.\n"
-        "A section with the default `none` is absent unless it is set.",
+        "A section with the default `none` is absent unless it is set. A section as another one has the keys that both\n"
+        "share, in addition to the keys listed below it. If a setting belongs to some of several choices only, its\n"
+        "meaning begins with their names.",
         f"## Recipe\n\n{settings_table(Recipe, '')}",
     ]
     for name, field in Recipe.model_fields.items():
@@ -89,16 +94,21 @@ def chosen_tables(section: str) -> Iterator[str]:
 
 
 def algorithm_tables() -> Iterator[str]:
-    """Yields the common settings of algorithms, and the settings of each algorithm."""
-    yield f"### `algorithm`: common settings\n\n{settings_table(PolicySettings, 'algorithm.')}"
-    for name in algorithm_names():
-        settings = create_algorithm(name, {}).Settings
-        yield from choice_table(f"algorithm={name}", settings, PolicySettings, "algorithm.")
-    names = [name for name in class_names(algorithms, Algorithm) if name not in algorithm_names()]
-    for name in names:
-        settings = create_algorithm(name, {}).Settings
-        base = PolicySettings if issubclass(settings, PolicySettings) else AlgorithmConfig
-        yield from choice_table(f"algorithm={name}", settings, base, "algorithm.")
+    """Yields the settings of all algorithms, those of several algorithms once."""
+    names = [
+        *algorithm_names(),
+        *(name for name in class_names(algorithms, Algorithm) if name not in algorithm_names()),
+    ]
+    choices = {name: create_algorithm(name, {}).Settings for name in names}
+    policy = {name: one for name, one in choices.items() if issubclass(one, PolicySettings)}
+    yield "### `algorithm`: common settings"
+    yield from choice_tables("algorithm", policy, PolicySettings, "algorithm.")
+    yield "### `algorithm`: from pairs"
+    pairs = {name: one for name, one in choices.items() if issubclass(one, PairSettings)}
+    yield from choice_tables("algorithm", pairs, AlgorithmConfig, "algorithm.", shows_base=False)
+    yield "### `algorithm`: from the replay"
+    replayed = {name: one for name, one in choices.items() if issubclass(one, ReplayedSettings) and name != "replayed"}
+    yield from choice_tables("algorithm", replayed, AlgorithmConfig, "algorithm.", shows_base=False)
 
 
 def schedule_tables() -> Iterator[str]:
@@ -108,44 +118,95 @@ def schedule_tables() -> Iterator[str]:
 
 
 def engine_tables() -> Iterator[str]:
-    """Yields the settings of each rollout engine."""
-    for config in vars(engine_configs).values():
-        if inspect.isclass(config) and issubclass(config, EngineConfig) and config.__name__ not in ABSTRACT_ENGINES:
-            name = config.model_fields["engine"].default
-            yield from choice_table(f"rollout={name}", config, EngineConfig, "rollout.")
+    """Yields the settings of the rollout engines."""
+    configs = [
+        config
+        for config in vars(engine_configs).values()
+        if inspect.isclass(config) and issubclass(config, EngineConfig) and config.__name__ not in ABSTRACT_ENGINES
+    ]
+    choices = {str(config.model_fields["engine"].default): config for config in configs}
+    yield from choice_tables("rollout", choices, EngineConfig, "rollout.", shows_base=False)
 
 
 def sampler_tables() -> Iterator[str]:
-    """Yields the settings of each sampler of prompts."""
-    for name in class_names(samplers, PromptSampler):
-        settings = find_class("sampler", samplers, name, PromptSampler).Settings
-        yield from choice_table(f"task.sampler={name}", settings, Config, "task.sampler.")
+    """Yields the settings of the samplers of prompts."""
+    names = class_names(samplers, PromptSampler)
+    choices = {name: find_class("sampler", samplers, name, PromptSampler).Settings for name in names}
+    yield from choice_tables("task.sampler", choices, Config, "task.sampler.", shows_base=False)
 
 
 def episode_tables() -> Iterator[str]:
-    """Yields the settings of each episode, and of each family of environments."""
-    yield from choice_table("episode=package.module:Name", OwnEpisodeConfig, EpisodeConfig, "episode.")
+    """Yields the settings of the episodes, and of the families of environments."""
+    choices: dict[str, type[Config]] = {"package.module:Name": OwnEpisodeConfig}
     for folder in FOLDERS:
         package = importlib.import_module(folder)
         for name in class_names(package, EpisodeKind):
-            kind = find_class("episode", package, name, EpisodeKind)
-            yield from choice_table(f"episode={name}", kind.Config, EpisodeConfig, "episode.")
-    yield f"### Settings of environments\n\n{settings_table(EnvSettings, 'episode.env.settings.')}"
-    for name in class_names(envs, Simulator):
-        settings = find_class("environment", envs, name, Simulator).Settings
-        yield from choice_table(f"episode.env.family={name}", settings, EnvSettings, "episode.env.settings.")
+            choices[name] = find_class("episode", package, name, EpisodeKind).Config
+    yield from choice_tables("episode", choices, EpisodeConfig, "episode.", shows_base=False)
+    yield "### Settings of environments"
+    families = {
+        name: find_class("environment", envs, name, Simulator).Settings for name in class_names(envs, Simulator)
+    }
+    yield from choice_tables("episode.env.family", families, EnvSettings, "episode.env.settings.")
 
 
-def choice_table(title: str, config: type[Config], base: type[Config], prefix: str) -> Iterator[str]:
-    """Yields the table of the settings that a choice adds to its base, or whose defaults it changes."""
-    added = {
+def choice_tables(
+    title: str, choices: Mapping[str, type[Config]], base: type[Config], prefix: str, *, shows_base: bool = True
+) -> Iterator[str]:
+    """Yields the settings that choices add to their base: first those of several choices, then those of each choice.
+
+    A setting whose default alone depends on the choice is one row, with the defaults of the choices.
+    shows_base: the rows of the base itself precede; otherwise another table has them.
+    """
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for name, config in (("", base), *choices.items()):
+        added = changed_fields(config, base) if name else set(base.model_fields)
+        for field, (key, kind, default, meaning) in setting_rows(config, prefix):
+            if field in added:
+                rows.setdefault((key, kind, meaning), {})[name] = default
+    shared = [(row, found) for row, found in rows.items() if "" in found or len(found) > 1]
+    if not shows_base:
+        shared = [(row, found) for row, found in shared if list(found) != [""]]
+    if shared:
+        lines = [
+            [key, kind, defaults_text(found), owners_text(found, list(choices)) + meaning]
+            for (key, kind, meaning), found in shared
+        ]
+        yield table(HEADS, lines)
+    for name in choices:
+        own = [
+            [key, kind, found[name], meaning] for (key, kind, meaning), found in rows.items() if list(found) == [name]
+        ]
+        if own:
+            yield f"### `{title}={name}`\n\n{table(HEADS, own)}"
+
+
+def changed_fields(config: type[Config], base: type[Config]) -> set[str]:
+    """Returns the fields that a class adds to its base, or whose default it changes."""
+    return {
         name
         for name, field in config.model_fields.items()
         if name not in ("engine", "name")
         and (name not in base.model_fields or field.default != base.model_fields[name].default)
     }
-    if added:
-        yield f"### `{title}`\n\n{settings_table(config, prefix, only=added)}"
+
+
+def defaults_text(found: Mapping[str, str]) -> str:
+    """Returns the common default, then each other default with its choices. found: default of each choice."""
+    common = found.get("", max(found.values(), key=list(found.values()).count))
+    others: dict[str, list[str]] = {}
+    for name, default in found.items():
+        if default != common:
+            others.setdefault(default, []).append(name)
+    return "; ".join([common, *(f"{default} for {', '.join(names)}" for default, names in others.items())])
+
+
+def owners_text(found: Mapping[str, str], names: Sequence[str]) -> str:
+    """Returns the choices that have a setting, in front of its meaning; empty if all of them have it."""
+    if "" in found or len(found) == len(names):
+        return ""
+    others = [name for name in names if name not in found]
+    return f"Not {', '.join(others)}. " if len(others) < len(found) else f"Only {', '.join(found)}. "
 
 
 def schedule_table() -> str:
@@ -155,7 +216,7 @@ def schedule_table() -> str:
     for _, (key, *cells, meaning) in setting_rows(Schedule, "schedule."):
         shared = re.sub(r"(?<=placement\.)\w+", "ROLE", key)
         rows.setdefault(shared, [shared, *cells, meanings.get(key, meaning)])
-    return table(("key", "type", "default", "meaning"), list(rows.values()))
+    return table(HEADS, list(rows.values()))
 
 
 def first_sentence(text: str) -> str:
@@ -166,7 +227,7 @@ def first_sentence(text: str) -> str:
 def settings_table(config: type[Config], prefix: str, *, only: set[str] | None = None) -> str:
     """Returns the table of all keys below a config. only: names of its fields to list; None lists all."""
     rows = [row for name, row in setting_rows(config, prefix) if only is None or name in only]
-    return table(("key", "type", "default", "meaning"), rows)
+    return table(HEADS, rows)
 
 
 def setting_rows(config: type[Config], prefix: str) -> Iterator[tuple[str, Sequence[str]]]:
@@ -207,6 +268,10 @@ def places() -> Mapping[type, str]:
             for part in configs_in(field.annotation)
             if found.setdefault(part, prefix + name) == prefix + name
         ]
+    for config, place in list(found.items()):
+        for base in config.__mro__[1:]:
+            if issubclass(base, Config) and base is not Config:
+                found.setdefault(base, place)
     return found
 
 
@@ -254,12 +319,15 @@ def summary(documented: Any) -> str:
 def type_text(field: FieldInfo) -> str:
     """Returns the type of a field with its bounds, as a table shows it."""
     bounds = [
-        f"{sign} {value:g}" if isinstance(value, float) else f"{sign} {value}"
+        f"{sign}{value:g}" if isinstance(value, float) else f"{sign}{value}"
         for one in field.metadata
         for name, sign in BOUNDS.items()
         if (value := getattr(one, name, None)) is not None
     ]
-    return cell(", ".join([annotation_text(field.annotation), *bounds]))
+    text = annotation_text(field.annotation)
+    if field.default is None:
+        text = text.removesuffix(" or none")
+    return cell(" ".join([text, *bounds]))
 
 
 def annotation_text(annotation: Any) -> str:
@@ -270,15 +338,15 @@ def annotation_text(annotation: Any) -> str:
     if origin is typing.Annotated:
         return annotation_text(args[0])
     if origin is typing.Literal:
-        return " or ".join(f"`{value}`" for value in args)
+        return ", ".join(f"`{value}`" for value in args)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(annotation_text(part) for part in args))
     if origin in (tuple, list) or (inspect.isclass(origin) and issubclass(origin, Sequence)):
         parts = dict.fromkeys(annotation_text(part) for part in args if part is not Ellipsis)
         return f"list of {' and '.join(parts)}"
     if inspect.isclass(origin) and issubclass(origin, Mapping):
-        return f"mapping to {annotation_text(args[-1])}"
-    named = {str: "text", bool: "true or false", int: "integer", float: "number", object: "any value"}
+        return f"mapping to {annotation_text(args[-1])}" if args[-1] in (str, int, float) else "mapping"
+    named = {str: "text", bool: "boolean", int: "integer", float: "number", object: "any value"}
     if annotation in named:
         return named[annotation]
     if configs_in(annotation):
