@@ -36,7 +36,6 @@ from interlace.engines.rollout.config import EngineConfig
 from interlace.forecast.plan import PlanSettings
 from interlace.robots import envs
 from interlace.robots.envs.base import Simulator
-from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.config import FOLDERS, EpisodeConfig, EpisodeKind, OwnEpisodeConfig
 from interlace.run.recipe.config import Recipe
 from interlace.schedule.schedule import Schedule
@@ -52,12 +51,6 @@ BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length 
 HEADS = ("key", "type", "default", "meaning")
 
 
-def write_pages() -> None:
-    """Writes all pages."""
-    for name, text in pages().items():
-        (HERE / name).write_text(text, encoding="utf-8")
-
-
 def pages() -> Mapping[str, str]:
     """Returns the text of each page, by file name."""
     return {"settings.md": settings_page(), "metrics.md": metrics_page(), "api.md": api_page()}
@@ -67,72 +60,54 @@ def settings_page() -> str:
     """Returns the reference of all settings of a recipe."""
     parts = [
         f"# Settings\n\n{NOTE}\n\nAll keys of a recipe. `interlace train RECIPE KEY=VALUE` changes a key.\n"
-        "A section with the default `none` is absent unless it is set. A section as another one has the keys that both\n"
-        "share, in addition to the keys listed below it. If a setting belongs to some of several choices only, its\n"
-        "meaning begins with their names.",
+        "A section with the default `none` is absent unless it is set. A section as another one has the keys that\n"
+        "both share, in addition to the keys listed below it. A setting that only some choices have begins with their\n"
+        "names.",
         f"## Recipe\n\n{settings_table(Recipe, '')}",
     ]
     for name, field in Recipe.model_fields.items():
         for config in configs_in(field.annotation):
             parts.append(f"## `{name}`\n\n{summary(config)}\n\n{settings_table(config, name + '.')}")
-            parts.extend(chosen_tables(name))
+            parts.extend(CHOICES[name]() if name in CHOICES else ())
     parts.append(f"## `plan`\n\nSettings of `interlace plan`.\n\n{settings_table(PlanSettings, 'plan.')}")
     return "\n\n".join(parts) + "\n"
 
 
-def chosen_tables(section: str) -> Iterator[str]:
-    """Yields the tables of the settings that belong to a choice within a section."""
-    tables = {
-        "algorithm": algorithm_tables,
-        "schedule": schedule_tables,
-        "rollout": engine_tables,
-        "task": sampler_tables,
-        "episode": episode_tables,
-    }
-    if section in tables:
-        yield from tables[section]()
-
-
 def algorithm_tables() -> Iterator[str]:
-    """Yields the settings of all algorithms, those of several algorithms once."""
-    names = [
-        *algorithm_names(),
-        *(name for name in class_names(algorithms, Algorithm) if name not in algorithm_names()),
-    ]
-    choices = {name: create_algorithm(name, {}).Settings for name in names}
-    policy = {name: one for name, one in choices.items() if issubclass(one, PolicySettings)}
-    yield "### `algorithm`: common settings"
-    yield from choice_tables("algorithm", policy, PolicySettings, "algorithm.")
-    yield "### `algorithm`: from pairs"
-    pairs = {name: one for name, one in choices.items() if issubclass(one, PairSettings)}
-    yield from choice_tables("algorithm", pairs, AlgorithmConfig, "algorithm.", shows_base=False)
-    yield "### `algorithm`: from the replay"
-    replayed = {name: one for name, one in choices.items() if issubclass(one, ReplayedSettings) and name != "replayed"}
-    yield from choice_tables("algorithm", replayed, AlgorithmConfig, "algorithm.", shows_base=False)
+    """Yields the settings of all algorithms, by the class of settings that they share."""
+    names = dict.fromkeys([*algorithm_names(), *class_names(algorithms, Algorithm)])
+    found = {name: create_algorithm(name, {}).Settings for name in names if name != "replayed"}
+    kinds = ("common settings", PolicySettings, Config), ("from pairs", PairSettings, AlgorithmConfig)
+    for title, kind, base in (*kinds, ("from the replay", ReplayedSettings, AlgorithmConfig)):
+        yield f"### `algorithm`: {title}"
+        chosen = {name: settings for name, settings in found.items() if issubclass(settings, kind)}
+        yield from choice_tables("algorithm", chosen, base, "algorithm.")
 
 
 def schedule_tables() -> Iterator[str]:
-    """Yields the fields of a schedule."""
+    """Yields the fields of a schedule, with the first sentences of the vocabulary. All roles share the rows ROLE."""
     about = "The first sentence of each meaning; [schedules](../schedules.md#fields) has the rest, and the values."
-    yield f"### Fields of a schedule\n\n{about}\n\n{schedule_table()}"
+    meanings = {f"`schedule.{name}`": first_sentence(entry.meaning) for name, entry in vocabulary().fields.items()}
+    rows = {}
+    for _, (key, *cells, meaning) in setting_rows(Schedule, "schedule."):
+        shared = re.sub(r"(?<=placement\.)\w+", "ROLE", key)
+        rows.setdefault(shared, [shared, *cells, meanings.get(key, meaning)])
+    yield f"### Fields of a schedule\n\n{about}\n\n{table(HEADS, list(rows.values()))}"
 
 
 def engine_tables() -> Iterator[str]:
     """Yields the settings of the rollout engines."""
-    configs = [
-        config
-        for config in vars(engine_configs).values()
-        if inspect.isclass(config) and issubclass(config, EngineConfig) and config.__name__ not in ABSTRACT_ENGINES
-    ]
-    choices = {str(config.model_fields["engine"].default): config for config in configs}
-    yield from choice_tables("rollout", choices, EngineConfig, "rollout.", shows_base=False)
+    found = [one for one in vars(engine_configs).values() if inspect.isclass(one) and issubclass(one, EngineConfig)]
+    usable = [one for one in found if one.__name__ not in ABSTRACT_ENGINES]
+    choices = {str(one.model_fields["engine"].default): one for one in usable}
+    yield from choice_tables("rollout", choices, EngineConfig, "rollout.")
 
 
 def sampler_tables() -> Iterator[str]:
     """Yields the settings of the samplers of prompts."""
     names = class_names(samplers, PromptSampler)
     choices = {name: find_class("sampler", samplers, name, PromptSampler).Settings for name in names}
-    yield from choice_tables("task.sampler", choices, Config, "task.sampler.", shows_base=False)
+    yield from choice_tables("task.sampler", choices, Config, "task.sampler.")
 
 
 def episode_tables() -> Iterator[str]:
@@ -142,81 +117,55 @@ def episode_tables() -> Iterator[str]:
         package = importlib.import_module(folder)
         for name in class_names(package, EpisodeKind):
             choices[name] = find_class("episode", package, name, EpisodeKind).Config
-    yield from choice_tables("episode", choices, EpisodeConfig, "episode.", shows_base=False)
+    yield from choice_tables("episode", choices, EpisodeConfig, "episode.")
     yield "### Settings of environments"
     families = {
         name: find_class("environment", envs, name, Simulator).Settings for name in class_names(envs, Simulator)
     }
-    yield from choice_tables("episode.env.family", families, EnvSettings, "episode.env.settings.")
+    yield from choice_tables("episode.env.family", families, Config, "episode.env.settings.")
 
 
-def choice_tables(
-    title: str, choices: Mapping[str, type[Config]], base: type[Config], prefix: str, *, shows_base: bool = True
-) -> Iterator[str]:
+def choice_tables(title: str, choices: Mapping[str, type[Config]], base: type[Config], prefix: str) -> Iterator[str]:
     """Yields the settings that choices add to their base: first those of several choices, then those of each choice.
 
     A setting whose default alone depends on the choice is one row, with the defaults of the choices.
-    shows_base: the rows of the base itself precede; otherwise another table has them.
     """
     rows: dict[tuple[str, str, str], dict[str, str]] = {}
-    for name, config in (("", base), *choices.items()):
-        added = changed_fields(config, base) if name else set(base.model_fields)
-        for field, (key, kind, default, meaning) in setting_rows(config, prefix):
-            if field in added:
-                rows.setdefault((key, kind, meaning), {})[name] = default
-    shared = [(row, found) for row, found in rows.items() if "" in found or len(found) > 1]
-    if not shows_base:
-        shared = [(row, found) for row, found in shared if list(found) != [""]]
+    for choice, config in choices.items():
+        known = {name: field.default for name, field in base.model_fields.items()}
+        for name, (key, kind, default, meaning) in setting_rows(config, prefix):
+            if name not in ("engine", "name") and known.get(name, ...) != config.model_fields[name].default:
+                rows.setdefault((key, kind, meaning), {})[choice] = default
+    shared = [
+        [key, kind, defaults_text(found), owners_text(found, list(choices)) + meaning]
+        for (key, kind, meaning), found in rows.items()
+        if len(found) > 1
+    ]
     if shared:
-        lines = [
-            [key, kind, defaults_text(found), owners_text(found, list(choices)) + meaning]
-            for (key, kind, meaning), found in shared
-        ]
-        yield table(HEADS, lines)
-    for name in choices:
-        own = [
-            [key, kind, found[name], meaning] for (key, kind, meaning), found in rows.items() if list(found) == [name]
-        ]
+        yield table(HEADS, shared)
+    for choice in choices:
+        own = [[*row[:2], found[choice], row[2]] for row, found in rows.items() if list(found) == [choice]]
         if own:
-            yield f"### `{title}={name}`\n\n{table(HEADS, own)}"
-
-
-def changed_fields(config: type[Config], base: type[Config]) -> set[str]:
-    """Returns the fields that a class adds to its base, or whose default it changes."""
-    return {
-        name
-        for name, field in config.model_fields.items()
-        if name not in ("engine", "name")
-        and (name not in base.model_fields or field.default != base.model_fields[name].default)
-    }
+            yield f"### `{title}={choice}`\n\n{table(HEADS, own)}"
 
 
 def defaults_text(found: Mapping[str, str]) -> str:
-    """Returns the common default, then each other default with its choices. found: default of each choice."""
-    common = found.get("", max(found.values(), key=list(found.values()).count))
-    others: dict[str, list[str]] = {}
-    for name, default in found.items():
-        if default != common:
-            others.setdefault(default, []).append(name)
-    return "; ".join([common, *(f"{default} for {', '.join(names)}" for default, names in others.items())])
+    """Returns the most common default, then each other default with its choices. found: default of each choice."""
+    values = list(found.values())
+    common = max(values, key=values.count)
+    texts = [common] if values.count(common) > 1 else []
+    for default in dict.fromkeys(values):
+        if default not in texts:
+            texts.append(f"{default} for {', '.join(name for name in found if found[name] == default)}")
+    return "; ".join(texts)
 
 
 def owners_text(found: Mapping[str, str], names: Sequence[str]) -> str:
-    """Returns the choices that have a setting, in front of its meaning; empty if all of them have it."""
-    if "" in found or len(found) == len(names):
-        return ""
+    """Returns the choices that have a setting, to stand before its meaning; empty if all of them have it."""
     others = [name for name in names if name not in found]
+    if not others:
+        return ""
     return f"Not {', '.join(others)}. " if len(others) < len(found) else f"Only {', '.join(found)}. "
-
-
-def schedule_table() -> str:
-    """Returns the fields of a schedule, with the first sentences of the vocabulary. All roles share the rows ROLE."""
-    meanings = {f"`schedule.{name}`": first_sentence(entry.meaning) for name, entry in vocabulary().fields.items()}
-    rows = {}
-    for _, (key, *cells, meaning) in setting_rows(Schedule, "schedule."):
-        shared = re.sub(r"(?<=placement\.)\w+", "ROLE", key)
-        rows.setdefault(shared, [shared, *cells, meanings.get(key, meaning)])
-    return table(HEADS, list(rows.values()))
 
 
 def first_sentence(text: str) -> str:
@@ -224,10 +173,19 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[\w)])\. ", cell(text))[0].rstrip(".") + "."
 
 
-def settings_table(config: type[Config], prefix: str, *, only: set[str] | None = None) -> str:
-    """Returns the table of all keys below a config. only: names of its fields to list; None lists all."""
-    rows = [row for name, row in setting_rows(config, prefix) if only is None or name in only]
-    return table(HEADS, rows)
+def settings_table(config: type[Config], prefix: str) -> str:
+    """Returns the table of all keys below a config."""
+    return table(HEADS, [row for _, row in setting_rows(config, prefix)])
+
+
+CHOICES = {
+    "algorithm": algorithm_tables,
+    "schedule": schedule_tables,
+    "rollout": engine_tables,
+    "task": sampler_tables,
+    "episode": episode_tables,
+}
+"""Functions that yield the tables of the settings of each choice, by the section that contains the choice."""
 
 
 def setting_rows(config: type[Config], prefix: str) -> Iterator[tuple[str, Sequence[str]]]:
@@ -439,4 +397,5 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    write_pages()
+    for file_name, page in pages().items():
+        (HERE / file_name).write_text(page, encoding="utf-8")
