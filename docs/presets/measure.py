@@ -184,9 +184,10 @@ def write_presets() -> list[str]:
         written = {field: short_form(field, value) for field, value in yaml.safe_load(text).items()}
         fields = "<br>".join(f"`{one}`" for one in map(flow_line, written.items()))
         link = re.sub(r"(\S+)", r"[source](\1)", source.strip())
-        rows.append([f"`{name}`", f"{about.strip()} {link}".strip(), fields, differences])
-    heads = ["preset", "description", "fields that differ from the defaults", "differences from the original"]
-    return table(heads, rows)
+        rows.append([f"`{name}`", f"{about.strip()} {link}".strip() + f"<br>*Differences:* {differences}", fields])
+    return table(
+        ["preset", "description, and differences from the original", "fields that differ from the defaults"], rows
+    )
 
 
 def flow_line(pair: tuple[str, object]) -> str:
