@@ -98,8 +98,7 @@ def schedule_tables() -> Iterator[str]:
 def engine_tables() -> Iterator[str]:
     """Yields the settings of the rollout engines."""
     found = [one for one in vars(engine_configs).values() if inspect.isclass(one) and issubclass(one, EngineConfig)]
-    usable = [one for one in found if one.__name__ not in ABSTRACT_ENGINES]
-    choices = {str(one.model_fields["engine"].default): one for one in usable}
+    choices = {str(one.model_fields["engine"].default): one for one in found if one.__name__ not in ABSTRACT_ENGINES}
     yield from choice_tables("rollout", choices, EngineConfig, "rollout.")
 
 
@@ -179,37 +178,37 @@ def settings_table(config: type[Config], prefix: str) -> str:
 
 
 CHOICES = {
-    "algorithm": algorithm_tables,
-    "schedule": schedule_tables,
-    "rollout": engine_tables,
-    "task": sampler_tables,
+    "algorithm": algorithm_tables, "schedule": schedule_tables, "rollout": engine_tables, "task": sampler_tables,
     "episode": episode_tables,
-}
+}  # fmt: skip
 """Functions that yield the tables of the settings of each choice, by the section that contains the choice."""
 
 
 def setting_rows(config: type[Config], prefix: str) -> Iterator[tuple[str, Sequence[str]]]:
     """Yields a pair for each key: the field of the outermost config that contains it, and the row of the table.
 
-    A section of a kind that another table lists is one row with a link to that table.
+    Keys that the config shares with a section of another table are left out; the row of the section has a link to it.
     """
+    shared = shared_base(config, prefix)
     for name, field in config.model_fields.items():
         key = prefix + name
+        if CHOSEN.get(prefix.rstrip(".")) == name or (shared and name in shared.model_fields):
+            continue
         inner = configs_in(field.annotation)
-        if CHOSEN.get(prefix.rstrip(".")) == name:
-            continue
-        meaning = field_doc(config, name) or (summary(inner[0]) if inner else "")
-        if not prefix and inner:
-            yield name, [f"[`{key}`](#{key})", "section", default_text(field), cell(meaning)]
-            continue
-        known = next((places()[base] for part in inner for base in part.__mro__ if places().get(base, key) != key), "")
+        found = next((base for part in inner if (base := shared_base(part, f"{key}."))), None)
+        known = places()[found] if found else ""
         kind = f"section as [`{known}`](#{known.partition('.')[0]})" if known else "section"
-        yield name, [f"`{key}`", kind if inner else type_text(field), default_text(field), cell(meaning)]
-        for part in inner:
-            listed = next((base for base in part.__mro__ if base in places() and places()[base] != key), None)
-            for below, row in setting_rows(part, f"{key}.") if part is not listed else ():
-                if listed is None or below not in listed.model_fields:
-                    yield name, row
+        title = f"[`{key}`](#{key})" if inner and not prefix else f"`{key}`"
+        meaning = field_doc(config, name) or (summary(inner[0]) if inner else "")
+        yield name, [title, kind if inner else type_text(field), default_text(field), cell(meaning)]
+        for part in inner if prefix else ():
+            yield from ((name, row) for _, row in setting_rows(part, f"{key}."))
+
+
+def shared_base(config: type[Config], prefix: str) -> type[Config] | None:
+    """Returns the class, the config or one of its bases, whose keys another table lists; None if there is none."""
+    key = prefix.rstrip(".")
+    return next((base for base in config.__mro__ if places().get(base, key) != key), None)
 
 
 @cache
