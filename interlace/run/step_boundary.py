@@ -132,7 +132,7 @@ class StepBoundary:
             num_trained = sum(sample.num_total_tokens for sample in trained)
             metrics |= self.utilization.measure(metrics["perf/num_tokens"], num_trained, metrics["timing_s/step"])
         metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
-        boundary, num_updates = self._state_later(self._run.unconsumed_prompts()), self._run.num_updates
+        boundary, num_updates = self._state_later(self._run.list_unconsumed_prompts()), self._run.num_updates
         state, is_best = None, self._best.observe(result.step, metrics)
         place = self._saver.find_due(result.step, is_best=is_best)
         if place:
@@ -162,7 +162,7 @@ class StepBoundary:
         """Saves and evaluates after the end of the flow."""
         self.ledger = self._run.ledger()
         # Before running samples are discarded: a resumed run with more steps starts with their prompts.
-        unfinished = self._run.unconsumed_prompts()
+        unfinished = self._run.list_unconsumed_prompts()
         self.keep_transcripts(self._run.finish())
         if self.done_steps:  # first, so that a failing evaluation cannot lose the model
             await self._saver.save(self._state_later(unfinished)())
