@@ -1,11 +1,11 @@
-"""Runs the quick start under every preset, and generates the tables of docs/schedules.md.
+"""Runs the quick start under every preset, and generates tables of docs/schedules.md and docs/reference/words.md.
 
     python docs/presets/measure.py local [NAME ...]     # or ray; all presets for text, or the named ones
     python docs/presets/measure.py longtail [NAME ...]  # the recipe with long-tailed answers, on local
     python docs/presets/measure.py tables               # generates the tables from the existing figures
 
-The figures go to measured/CLUSTER.json, by preset, so presets can be measured a few at a time. In docs/schedules.md
-this script replaces the text between two comments of one name: `fields`, `words`, `presets` and `measured`.
+The figures go to measured/CLUSTER.json, by preset, so presets can be measured a few at a time. In the two pages this
+script replaces the text between two comments of one name: `fields`, `presets`, `measured` and `words`.
 """
 
 import json
@@ -33,9 +33,11 @@ from interlace.schedule.vocabulary import Vocabulary, vocabulary
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
-OVERVIEW = HERE.parent / "schedules.md"
+PAGES = (HERE.parent / "schedules.md", HERE.parent / "reference" / "words.md")
 CLUSTERS = ("local", "ray")
 STEPS, PARTS = 24, 8
+OTHERS = "others"
+"""Stands in the comparison for all roles of a preset that it does not name."""
 LONGTAIL = "longtail"
 LONGTAIL_STEPS = 16
 LONGTAIL_EXTRA: Mapping[str, Sequence[str]] = {
@@ -107,12 +109,13 @@ def mechanisms(run: RunData) -> Mapping[str, JSON]:
 
 
 def write_tables() -> None:
-    """Brings the generated parts of docs/schedules.md up to date."""
-    OVERVIEW.write_text(render_overview(OVERVIEW.read_text(encoding="utf-8")), encoding="utf-8")
+    """Brings the generated parts of the pages up to date."""
+    for page in PAGES:
+        page.write_text(render_page(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def render_overview(text: str) -> str:
-    """Returns docs/schedules.md with its generated parts up to date."""
+def render_page(text: str) -> str:
+    """Returns a page with its generated parts up to date."""
     words = vocabulary()
     parts = {
         "fields": list(write_fields(words)),
@@ -121,7 +124,8 @@ def render_overview(text: str) -> str:
         "measured": list(measured_table(read(LONGTAIL), {name: read(name) for name in CLUSTERS})),
     }
     for name, paragraphs in parts.items():
-        text = replace_block(text, name, paragraphs)
+        if f"<!-- {name} -->" in text:
+            text = replace_block(text, name, paragraphs)
     return text
 
 
@@ -173,15 +177,36 @@ def write_presets() -> list[str]:
     """Returns the comparison of all presets: description, source, decisions, and differences from the original."""
     rows = []
     for name in preset_names():
-        lines = preset_path(name).read_text(encoding="utf-8").splitlines()
-        comment = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+        text = preset_path(name).read_text(encoding="utf-8")
+        comment = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
         head, _, differences = comment.partition("Differences: ")
         about, _, source = head.partition("Source: ")
-        fields = "<br>".join(f"`{line}`" for line in lines if line and not line.startswith("#"))
+        written = {field: short_form(field, value) for field, value in yaml.safe_load(text).items()}
+        fields = "<br>".join(f"`{one}`" for one in map(flow_line, written.items()))
         link = re.sub(r"(\S+)", r"[source](\1)", source.strip())
-        rows.append([f"`{name}`", f"{about.strip()} {link}".strip(), fields, differences])
-    heads = ["preset", "description", "fields that differ from the defaults", "differences from the original"]
-    return table(heads, rows)
+        rows.append([f"`{name}`", f"{about.strip()} {link}".strip() + f"<br>*Differences:* {differences}", fields])
+    return table(
+        ["preset", "description, and differences from the original", "fields that differ from the defaults"], rows
+    )
+
+
+def flow_line(pair: tuple[str, object]) -> str:
+    """Returns a field and its value as one line of YAML."""
+    line: str = yaml.safe_dump(dict([pair]), default_flow_style=True, width=10**6, sort_keys=False)
+    return line.strip().removeprefix("{").removesuffix("}")
+
+
+def short_form(field: str, value: object) -> object:
+    """Returns the value of a field; several roles with the most common value of a mapping become `others`."""
+    if field not in ("placement", "granularity") or not isinstance(value, dict):
+        return value
+    values = list(value.values())
+    common = max(values, key=values.count)
+    if values.count(common) == len(values):
+        return common
+    if values.count(common) < 2:
+        return value
+    return {**{role: one for role, one in value.items() if one != common}, OTHERS: common}
 
 
 MEASURED_HEADS = (

@@ -24,7 +24,9 @@ from pydantic_core import PydanticUndefined
 import interlace
 from interlace import algorithms
 from interlace.algorithms import Algorithm, AlgorithmConfig, algorithm_names, create_algorithm
+from interlace.algorithms.pairs import PairSettings
 from interlace.algorithms.policy import PolicySettings
+from interlace.algorithms.replayed import ReplayedSettings
 from interlace.core.config import Config
 from interlace.core.plugins import class_names, find_class
 from interlace.data import samplers
@@ -34,7 +36,6 @@ from interlace.engines.rollout.config import EngineConfig
 from interlace.forecast.plan import PlanSettings
 from interlace.robots import envs
 from interlace.robots.envs.base import Simulator
-from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.config import FOLDERS, EpisodeConfig, EpisodeKind, OwnEpisodeConfig
 from interlace.run.recipe.config import Recipe
 from interlace.schedule.schedule import Schedule
@@ -46,13 +47,8 @@ CHOSEN = {"algorithm": "settings", "schedule": "resolved"}
 """Sections whose settings depend on a name: the field that contains them. Separate tables list them."""
 ABSTRACT_ENGINES = ("EngineConfig", "SpanningConfig", "ServiceConfig", "ServedConfig")
 """Bases of engines' settings, which no name selects."""
-BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
-
-
-def write_pages() -> None:
-    """Writes all pages."""
-    for name, text in pages().items():
-        (HERE / name).write_text(text, encoding="utf-8")
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥", "max_length": "length ≤"}
+HEADS = ("key", "type", "default", "meaning")
 
 
 def pages() -> Mapping[str, str]:
@@ -64,98 +60,111 @@ def settings_page() -> str:
     """Returns the reference of all settings of a recipe."""
     parts = [
         f"# Settings\n\n{NOTE}\n\nAll keys of a recipe. `interlace train RECIPE KEY=VALUE` changes a key.\n"
-        "A section with the default `none` is absent unless it is set.",
+        "A section with the default `none` is absent unless it is set. A section as another one has the keys that\n"
+        "both share, in addition to the keys listed below it. A setting that only some choices have begins with their\n"
+        "names.",
         f"## Recipe\n\n{settings_table(Recipe, '')}",
     ]
     for name, field in Recipe.model_fields.items():
         for config in configs_in(field.annotation):
             parts.append(f"## `{name}`\n\n{summary(config)}\n\n{settings_table(config, name + '.')}")
-            parts.extend(chosen_tables(name))
+            parts.extend(CHOICES[name]() if name in CHOICES else ())
     parts.append(f"## `plan`\n\nSettings of `interlace plan`.\n\n{settings_table(PlanSettings, 'plan.')}")
     return "\n\n".join(parts) + "\n"
 
 
-def chosen_tables(section: str) -> Iterator[str]:
-    """Yields the tables of the settings that belong to a choice within a section."""
-    tables = {
-        "algorithm": algorithm_tables,
-        "schedule": schedule_tables,
-        "rollout": engine_tables,
-        "task": sampler_tables,
-        "episode": episode_tables,
-    }
-    if section in tables:
-        yield from tables[section]()
-
-
 def algorithm_tables() -> Iterator[str]:
-    """Yields the common settings of algorithms, and the settings of each algorithm."""
-    yield f"### `algorithm`: common settings\n\n{settings_table(PolicySettings, 'algorithm.')}"
-    for name in algorithm_names():
-        settings = create_algorithm(name, {}).Settings
-        yield from choice_table(f"algorithm={name}", settings, PolicySettings, "algorithm.")
-    names = [name for name in class_names(algorithms, Algorithm) if name not in algorithm_names()]
-    for name in names:
-        settings = create_algorithm(name, {}).Settings
-        base = PolicySettings if issubclass(settings, PolicySettings) else AlgorithmConfig
-        yield from choice_table(f"algorithm={name}", settings, base, "algorithm.")
+    """Yields the settings of all algorithms, by the class of settings that they share."""
+    names = dict.fromkeys([*algorithm_names(), *class_names(algorithms, Algorithm)])
+    found = {name: create_algorithm(name, {}).Settings for name in names if name != "replayed"}
+    kinds = ("common settings", PolicySettings, Config), ("from pairs", PairSettings, AlgorithmConfig)
+    for title, kind, base in (*kinds, ("from the replay", ReplayedSettings, AlgorithmConfig)):
+        yield f"### `algorithm`: {title}"
+        chosen = {name: settings for name, settings in found.items() if issubclass(settings, kind)}
+        yield from choice_tables("algorithm", chosen, base, "algorithm.")
 
 
 def schedule_tables() -> Iterator[str]:
-    """Yields the fields of a schedule."""
+    """Yields the fields of a schedule, with the first sentences of the vocabulary. All roles share the rows ROLE."""
     about = "The first sentence of each meaning; [schedules](../schedules.md#fields) has the rest, and the values."
-    yield f"### Fields of a schedule\n\n{about}\n\n{schedule_table()}"
-
-
-def engine_tables() -> Iterator[str]:
-    """Yields the settings of each rollout engine."""
-    for config in vars(engine_configs).values():
-        if inspect.isclass(config) and issubclass(config, EngineConfig) and config.__name__ not in ABSTRACT_ENGINES:
-            name = config.model_fields["engine"].default
-            yield from choice_table(f"rollout={name}", config, EngineConfig, "rollout.")
-
-
-def sampler_tables() -> Iterator[str]:
-    """Yields the settings of each sampler of prompts."""
-    for name in class_names(samplers, PromptSampler):
-        settings = find_class("sampler", samplers, name, PromptSampler).Settings
-        yield from choice_table(f"task.sampler={name}", settings, Config, "task.sampler.")
-
-
-def episode_tables() -> Iterator[str]:
-    """Yields the settings of each episode, and of each family of environments."""
-    yield from choice_table("episode=package.module:Name", OwnEpisodeConfig, EpisodeConfig, "episode.")
-    for folder in FOLDERS:
-        package = importlib.import_module(folder)
-        for name in class_names(package, EpisodeKind):
-            kind = find_class("episode", package, name, EpisodeKind)
-            yield from choice_table(f"episode={name}", kind.Config, EpisodeConfig, "episode.")
-    yield f"### Settings of environments\n\n{settings_table(EnvSettings, 'episode.env.settings.')}"
-    for name in class_names(envs, Simulator):
-        settings = find_class("environment", envs, name, Simulator).Settings
-        yield from choice_table(f"episode.env.family={name}", settings, EnvSettings, "episode.env.settings.")
-
-
-def choice_table(title: str, config: type[Config], base: type[Config], prefix: str) -> Iterator[str]:
-    """Yields the table of the settings that a choice adds to its base, or whose defaults it changes."""
-    added = {
-        name
-        for name, field in config.model_fields.items()
-        if name not in ("engine", "name")
-        and (name not in base.model_fields or field.default != base.model_fields[name].default)
-    }
-    if added:
-        yield f"### `{title}`\n\n{settings_table(config, prefix, only=added)}"
-
-
-def schedule_table() -> str:
-    """Returns the fields of a schedule, with the first sentences of the vocabulary. All roles share the rows ROLE."""
     meanings = {f"`schedule.{name}`": first_sentence(entry.meaning) for name, entry in vocabulary().fields.items()}
     rows = {}
     for _, (key, *cells, meaning) in setting_rows(Schedule, "schedule."):
         shared = re.sub(r"(?<=placement\.)\w+", "ROLE", key)
         rows.setdefault(shared, [shared, *cells, meanings.get(key, meaning)])
-    return table(("key", "type", "default", "meaning"), list(rows.values()))
+    yield f"### Fields of a schedule\n\n{about}\n\n{table(HEADS, list(rows.values()))}"
+
+
+def engine_tables() -> Iterator[str]:
+    """Yields the settings of the rollout engines."""
+    found = [one for one in vars(engine_configs).values() if inspect.isclass(one) and issubclass(one, EngineConfig)]
+    choices = {str(one.model_fields["engine"].default): one for one in found if one.__name__ not in ABSTRACT_ENGINES}
+    yield from choice_tables("rollout", choices, EngineConfig, "rollout.")
+
+
+def sampler_tables() -> Iterator[str]:
+    """Yields the settings of the samplers of prompts."""
+    names = class_names(samplers, PromptSampler)
+    choices = {name: find_class("sampler", samplers, name, PromptSampler).Settings for name in names}
+    yield from choice_tables("task.sampler", choices, Config, "task.sampler.")
+
+
+def episode_tables() -> Iterator[str]:
+    """Yields the settings of the episodes, and of the families of environments."""
+    choices: dict[str, type[Config]] = {"package.module:Name": OwnEpisodeConfig}
+    for folder in FOLDERS:
+        package = importlib.import_module(folder)
+        for name in class_names(package, EpisodeKind):
+            choices[name] = find_class("episode", package, name, EpisodeKind).Config
+    yield from choice_tables("episode", choices, EpisodeConfig, "episode.")
+    yield "### Settings of environments"
+    families = {
+        name: find_class("environment", envs, name, Simulator).Settings for name in class_names(envs, Simulator)
+    }
+    yield from choice_tables("episode.env.family", families, Config, "episode.env.settings.")
+
+
+def choice_tables(title: str, choices: Mapping[str, type[Config]], base: type[Config], prefix: str) -> Iterator[str]:
+    """Yields the settings that choices add to their base: first those of several choices, then those of each choice.
+
+    A setting whose default alone depends on the choice is one row, with the defaults of the choices.
+    """
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for choice, config in choices.items():
+        known = {name: field.default for name, field in base.model_fields.items()}
+        for name, (key, kind, default, meaning) in setting_rows(config, prefix):
+            if name not in ("engine", "name") and known.get(name, ...) != config.model_fields[name].default:
+                rows.setdefault((key, kind, meaning), {})[choice] = default
+    shared = [
+        [key, kind, defaults_text(found), owners_text(found, list(choices)) + meaning]
+        for (key, kind, meaning), found in rows.items()
+        if len(found) > 1
+    ]
+    if shared:
+        yield table(HEADS, shared)
+    for choice in choices:
+        own = [[*row[:2], found[choice], row[2]] for row, found in rows.items() if list(found) == [choice]]
+        if own:
+            yield f"### `{title}={choice}`\n\n{table(HEADS, own)}"
+
+
+def defaults_text(found: Mapping[str, str]) -> str:
+    """Returns the most common default, then each other default with its choices. found: default of each choice."""
+    values = list(found.values())
+    common = max(values, key=values.count)
+    texts = [common] if values.count(common) > 1 else []
+    for default in dict.fromkeys(values):
+        if default not in texts:
+            texts.append(f"{default} for {', '.join(name for name in found if found[name] == default)}")
+    return "; ".join(texts)
+
+
+def owners_text(found: Mapping[str, str], names: Sequence[str]) -> str:
+    """Returns the choices that have a setting, to stand before its meaning; empty if all of them have it."""
+    others = [name for name in names if name not in found]
+    if not others:
+        return ""
+    return f"Not {', '.join(others)}. " if len(others) < len(found) else f"Only {', '.join(found)}. "
 
 
 def first_sentence(text: str) -> str:
@@ -163,34 +172,43 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[\w)])\. ", cell(text))[0].rstrip(".") + "."
 
 
-def settings_table(config: type[Config], prefix: str, *, only: set[str] | None = None) -> str:
-    """Returns the table of all keys below a config. only: names of its fields to list; None lists all."""
-    rows = [row for name, row in setting_rows(config, prefix) if only is None or name in only]
-    return table(("key", "type", "default", "meaning"), rows)
+def settings_table(config: type[Config], prefix: str) -> str:
+    """Returns the table of all keys below a config."""
+    return table(HEADS, [row for _, row in setting_rows(config, prefix)])
+
+
+CHOICES = {
+    "algorithm": algorithm_tables, "schedule": schedule_tables, "rollout": engine_tables, "task": sampler_tables,
+    "episode": episode_tables,
+}  # fmt: skip
+"""Functions that yield the tables of the settings of each choice, by the section that contains the choice."""
 
 
 def setting_rows(config: type[Config], prefix: str) -> Iterator[tuple[str, Sequence[str]]]:
     """Yields a pair for each key: the field of the outermost config that contains it, and the row of the table.
 
-    A section of a kind that another table lists is one row with a link to that table.
+    Keys that the config shares with a section of another table are left out; the row of the section has a link to it.
     """
+    shared = shared_base(config, prefix)
     for name, field in config.model_fields.items():
         key = prefix + name
+        if CHOSEN.get(prefix.rstrip(".")) == name or (shared and name in shared.model_fields):
+            continue
         inner = configs_in(field.annotation)
-        if CHOSEN.get(prefix.rstrip(".")) == name:
-            continue
-        meaning = field_doc(config, name) or (summary(inner[0]) if inner else "")
-        if not prefix and inner:
-            yield name, [f"[`{key}`](#{key})", "section", default_text(field), cell(meaning)]
-            continue
-        known = next((places()[base] for part in inner for base in part.__mro__ if places().get(base, key) != key), "")
+        found = next((base for part in inner if (base := shared_base(part, f"{key}."))), None)
+        known = places()[found] if found else ""
         kind = f"section as [`{known}`](#{known.partition('.')[0]})" if known else "section"
-        yield name, [f"`{key}`", kind if inner else type_text(field), default_text(field), cell(meaning)]
-        for part in inner:
-            listed = next((base for base in part.__mro__ if base in places() and places()[base] != key), None)
-            for below, row in setting_rows(part, f"{key}.") if part is not listed else ():
-                if listed is None or below not in listed.model_fields:
-                    yield name, row
+        title = f"[`{key}`](#{key})" if inner and not prefix else f"`{key}`"
+        meaning = field_doc(config, name) or (summary(inner[0]) if inner else "")
+        yield name, [title, kind if inner else type_text(field), default_text(field), cell(meaning)]
+        for part in inner if prefix else ():
+            yield from ((name, row) for _, row in setting_rows(part, f"{key}."))
+
+
+def shared_base(config: type[Config], prefix: str) -> type[Config] | None:
+    """Returns the class, the config or one of its bases, whose keys another table lists; None if there is none."""
+    key = prefix.rstrip(".")
+    return next((base for base in config.__mro__ if places().get(base, key) != key), None)
 
 
 @cache
@@ -207,6 +225,10 @@ def places() -> Mapping[type, str]:
             for part in configs_in(field.annotation)
             if found.setdefault(part, prefix + name) == prefix + name
         ]
+    for config, place in list(found.items()):
+        for base in config.__mro__[1:]:
+            if issubclass(base, Config) and base is not Config:
+                found.setdefault(base, place)
     return found
 
 
@@ -254,12 +276,15 @@ def summary(documented: Any) -> str:
 def type_text(field: FieldInfo) -> str:
     """Returns the type of a field with its bounds, as a table shows it."""
     bounds = [
-        f"{sign} {value:g}" if isinstance(value, float) else f"{sign} {value}"
+        f"{sign}{value:g}" if isinstance(value, float) else f"{sign}{value}"
         for one in field.metadata
         for name, sign in BOUNDS.items()
         if (value := getattr(one, name, None)) is not None
     ]
-    return cell(", ".join([annotation_text(field.annotation), *bounds]))
+    text = annotation_text(field.annotation)
+    if field.default is None:
+        text = text.removesuffix(" or none")
+    return cell(" ".join([text, *bounds]))
 
 
 def annotation_text(annotation: Any) -> str:
@@ -270,15 +295,15 @@ def annotation_text(annotation: Any) -> str:
     if origin is typing.Annotated:
         return annotation_text(args[0])
     if origin is typing.Literal:
-        return " or ".join(f"`{value}`" for value in args)
+        return ", ".join(f"`{value}`" for value in args)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(annotation_text(part) for part in args))
     if origin in (tuple, list) or (inspect.isclass(origin) and issubclass(origin, Sequence)):
         parts = dict.fromkeys(annotation_text(part) for part in args if part is not Ellipsis)
         return f"list of {' and '.join(parts)}"
     if inspect.isclass(origin) and issubclass(origin, Mapping):
-        return f"mapping to {annotation_text(args[-1])}"
-    named = {str: "text", bool: "true or false", int: "integer", float: "number", object: "any value"}
+        return f"mapping to {annotation_text(args[-1])}" if args[-1] in (str, int, float) else "mapping"
+    named = {str: "text", bool: "boolean", int: "integer", float: "number", object: "any value"}
     if annotation in named:
         return named[annotation]
     if configs_in(annotation):
@@ -371,4 +396,5 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    write_pages()
+    for file_name, page in pages().items():
+        (HERE / file_name).write_text(page, encoding="utf-8")

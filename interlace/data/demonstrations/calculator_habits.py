@@ -36,9 +36,9 @@ class Demonstrator(base.Demonstrator):
         expression = prompt.metadata.get("expression")
         if not isinstance(expression, str):
             raise UserError(
-                f"demonstrations calculator_habits: {prompt.uid} is no prompt of reasoning_gym's chain_sum. For "
-                "another task leave the warm-up out (warmup=null), or write its examples: "
-                "warmup.demonstrations.style=module:Name."
+                f"{prompt.uid} is no prompt of reasoning_gym's chain_sum, for which the style calculator_habits writes "
+                "examples. To train on another task, leave the warm-up of the recipe out (warmup=null), or name a "
+                "writer of its examples: warmup.demonstrations.style=module:Name."
             )
         if rng.random() >= self._tool_share:
             return [Message(role="assistant", content=wrong_number(prompt.answer, rng))]

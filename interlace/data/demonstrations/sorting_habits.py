@@ -57,8 +57,9 @@ def _read_question(prompt: Prompt) -> tuple[list[str], bool]:
     direction = prompt.metadata.get("direction")
     if not isinstance(numbers, list | tuple) or direction not in ("ascending", "descending"):
         raise UserError(
-            f"demonstrations sorting_habits: {prompt.uid} is no prompt of reasoning_gym's number_sorting. For another "
-            "task leave the warm-up out (warmup=null), or write its examples: warmup.demonstrations.style=module:Name."
+            f"{prompt.uid} is no prompt of reasoning_gym's number_sorting, for which the style sorting_habits writes "
+            "examples. To train on another task, leave the warm-up of the recipe out (warmup=null), or name a "
+            "writer of its examples: warmup.demonstrations.style=module:Name."
         )
     digits = [str(number).removesuffix(".0") for number in numbers]
     if any(len(digit) != 1 for digit in digits):
