@@ -16,7 +16,7 @@ from interlace.schedule.roles import HOST
 from interlace.schedule.schedule import Schedule
 
 DEVICES = 32
-SEARCH_S, SEARCH_SAMPLES = 900.0, 60_000
+SEARCH_S, SEARCH_SAMPLES = 1500.0, 150_000
 """Limits of a search; the samples end it, so that the plan does not depend on the machine."""
 PLACEMENTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "collocated": ("rlinf-embodied-collocated", {}),

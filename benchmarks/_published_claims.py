@@ -168,9 +168,9 @@ def claim(name: str, preset: str, baseline: str, published: tuple[float, float],
 CLAIMS = (
     claim("StreamRL, synchronous, against its own colocated", "streamrl-sync", "verl-colocated", (1.06, 1.41), STREAM,
           reason="training is a seventh of the step of the colocated run, and only it can overlap; with verl's mix of "
-          "lengths 0.97x (ablation below)"),
+          "lengths 0.96x (ablation below)"),
     claim("StreamRL, asynchronous, against verl", "streamrl-async", "verl-colocated", (1.41, 2.66), STREAM,
-          reason="with verl's mix of lengths 1.5x (ablation below)"),
+          reason="with verl's mix of lengths 1.45x (ablation below)"),
     claim("RollPacker against verl, 8k tokens", "rollpacker", "verl-colocated", (1.30, 2.03), packed(16, 8192, 82),
           by_steps=True),
     claim("RollPacker against verl, 16k tokens", "rollpacker", "verl-colocated", (1.48, 2.22), packed(32, 16384, 277),
