@@ -9,7 +9,6 @@ from interlace.algorithms.base import Algorithm, check_advantages
 from interlace.core.causes import SampleFailure
 from interlace.core.prompts import PromptSource
 from interlace.core.types import (
-    Prompt,
     Sample,
     SampleGroup,
     SampleKey,
@@ -193,10 +192,6 @@ class PolicyRun:
     async def install_weights(self) -> None:
         """Sends the actor's weights to all engines without a new version, if a run ends between two publications."""
         await self.publisher.install()
-
-    def unconsumed_prompts(self) -> list[Prompt]:
-        """Returns the prompts that were drawn and not trained on, in order, for a checkpoint."""
-        return self.admission.unconsumed_prompts()
 
     def select(self, samples: Stream) -> Stream:
         """Drops groups from which the algorithm learns nothing, before further models read their samples.

@@ -151,7 +151,10 @@ class _PolicySession(RunProcess):
         groups, sources = await self._launch(cluster, recipe)
         await self._say_how_it_computes(groups)
         self._progress.say(await join_weights(groups, recipe))
-        hosted = await host(cluster, recipe, groups, stream, resumed=self._job.start.state)
+        resumed = self._job.start.state
+        hosted = await host(cluster, recipe, groups, stream, resumed=resumed)
+        if resumed:
+            hosted.run.admission.resume(resumed.draw_groups(stream))
         pool = hosted.run.rollout.pool
         hosted.run.redraws.notes.follow(self._progress.say)
         pool.membership.notes.follow(self._progress.say)

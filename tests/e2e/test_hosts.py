@@ -163,12 +163,6 @@ def ray_hosts() -> Iterator[tuple[Hosts, Mapping[str, str]]]:
         yield made, start_ray(made)
 
 
-RENUMBERED = pytest.mark.xfail(
-    reason="Groups in flight at a checkpoint are drawn again under new numbers. The old numbers end in no event, so "
-    "they count as lost."
-)
-
-
 def synchronous_presets() -> list[str]:
     return [name for name in preset_names() if load_schedule(name).staleness_bound == 0]
 
@@ -183,7 +177,7 @@ def test_a_preset_trains_over_two_nodes(ray_hosts: tuple[Hosts, Mapping[str, str
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("preset", ["verl-colocated", pytest.param("areal", marks=RENUMBERED)])
+@pytest.mark.parametrize("preset", ["verl-colocated", "areal"])
 def test_a_run_that_loses_a_node_continues_on_the_other(hosts: Hosts, calm: Path, preset: str) -> None:
     going = start_on_ray(hosts, preset, start_ray(hosts))
     going.wait_for_step(3)
