@@ -57,8 +57,8 @@ class GreedyBaseline:
         return stream.plus(BASELINE)
 
     def take(self, gid: int) -> float:
-        """Returns and removes the baseline of a group."""
-        return self._rewards.pop(gid)
+        """Returns the baseline of a group. It is kept until the group is consumed, which may be drawn again."""
+        return self._rewards[gid]
 
     async def _measure_baseline(self, sample: Sample) -> None:
         prompt, gid = sample.prompt, sample.key.gid

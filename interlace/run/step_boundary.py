@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from interlace.core.payload import is_lost
 from interlace.core.types import Metrics, TerminalEvent
 from interlace.data.stream import PromptStream
 from interlace.flows.step_metrics import SCORED
@@ -238,14 +239,15 @@ class StepBoundary:
                 num_tokens=entry.sample.num_tokens,
             )
             for entry in self._last_ended[:LOGGED_SAMPLES]
+            if not is_lost(entry.sample.segments)
         ]  # fmt: skip
         self._logger.log_samples(step, samples)
 
     def _state_later(self) -> Callable[[], RunState]:
         """Returns a function that makes the current state."""
-        admission = self._run.admission
-        groups = admission.groups_in_flight()
-        stream = self._stream.state_later([*(group.prompt for group in groups), *admission.waiting_prompts()])
+        in_flight = self._run.admission.in_flight()
+        groups = in_flight.groups
+        stream = self._stream.state_later([*(group.prompt for group in groups), *in_flight.waiting])
         done_steps, num_groups, before = self.done_steps, self._run.num_groups, self.before
 
         def state() -> RunState:

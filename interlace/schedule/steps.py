@@ -10,6 +10,7 @@ group's place is filled in one of two ways:
 """
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from interlace.schedule.gate import Gate
@@ -97,9 +98,9 @@ class Steps:
         else:
             self._finish_empty(ticket)
 
-    def take(self, need: int, step: int) -> Taken:
-        """Takes up to `need` finished places for a step, as the batcher permits."""
-        tickets = self.batcher.take(need, step)
+    def take(self, need: int, step: int, may_take: Callable[[int], bool] = lambda _gid: True) -> Taken:
+        """Takes up to `need` finished places for a step, as the batcher permits. may_take: see Batcher.take()."""
+        tickets = self.batcher.take(need, step, lambda gid: gid in self._empty or may_take(gid))
         groups = [ticket for ticket in tickets if ticket.gid not in self._empty]
         for ticket in tickets:
             self._held.pop(ticket.gid, None)

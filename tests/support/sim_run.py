@@ -21,8 +21,8 @@ from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
-from interlace.stages.admission import GroupInFlight
 from interlace.stages.factory import LoopSizes, StageFactory
+from interlace.stages.group_rows import GroupInFlight
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor
 
 MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]
@@ -43,9 +43,9 @@ class Boundary:
     def of(cls, run: PolicyRun, done_steps: int) -> "Boundary":
         assert isinstance(run.prompts, CountedPrompts)
         prompts = run.prompts.copy()
-        prompts.hand_back(run.admission.waiting_prompts())
-        groups = run.admission.groups_in_flight()
-        return cls(done_steps=done_steps, num_groups=run.num_groups, groups=groups, prompts=prompts)
+        in_flight = run.admission.in_flight()
+        prompts.hand_back(in_flight.waiting)
+        return cls(done_steps=done_steps, num_groups=run.num_groups, groups=in_flight.groups, prompts=prompts)
 
 
 async def nothing(_run: PolicyRun) -> None:
@@ -219,7 +219,7 @@ async def _run(
     prompts = start.prompts.copy() if start else CountedPrompts(work.num_prompts)
     run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, work.episode)
     if start:
-        run.admission.resume(start.groups)
+        run.admission.resumed.add(start.groups)
 
     async def main() -> None:
         await run.start(_Observer(run, record, stop_after, between))

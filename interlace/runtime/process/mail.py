@@ -194,7 +194,8 @@ class _Line:
 
     def send(self, message: Call) -> None:
         """Writes a message. Raises OSError if the other end is gone."""
-        write_all(self._connection.sendmsg, encode(message, self._shared))
+        # By value: the controller owns all files of contents, and removes those that it has no reference to.
+        write_all(self._connection.sendmsg, encode(message, self._shared, by_value=True))
 
     def close(self) -> None:
         """Closes the connection."""

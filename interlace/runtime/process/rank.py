@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from interlace.core.errors import InterlaceError, WorkerDiedError
+from interlace.core.payload import remove_orphans
 from interlace.runtime.clock import Clock
 from interlace.runtime.process.connection import RankConnection
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Call, Dumps, Reply, encode, plain_dumps
@@ -37,6 +38,8 @@ class ProcessRank(ABC):
         """on_failure: called with failures that no caller waits for, in particular the death of the process."""
         self._context, self._on_failure = context, on_failure
         self._shared, self._dumps = shared, dumps
+        self._process_number: int | None = None
+        """Number of the rank's process. None before its start."""
         self.open_calls = OpenCalls(clock)
         self._connection = RankConnection(
             shared, on_reply=self._handle_reply, on_unreadable=self._fail_unreadable, on_lost=self._handle_loss
@@ -90,6 +93,8 @@ class ProcessRank(ABC):
         self.open_calls.fail_all(WorkerDiedError(f"{self.name} was ended while {self.open_calls.describe()}."))
         self._connection.close()
         await self._end()
+        if self._shared:
+            remove_orphans(self._shared.folder, self._process_number)
 
     @abstractmethod
     async def _end(self) -> None:
@@ -157,6 +162,8 @@ class ProcessRank(ABC):
     async def _explain_death(self) -> None:
         doing = self.open_calls.describe()
         cause = await self._cause_of_death()
+        if self._shared:
+            remove_orphans(self._shared.folder, self._process_number)
         if self._closing:
             return
         self._fail_connection(WorkerDiedError(f"{self.name} died while {doing} {cause}"))
