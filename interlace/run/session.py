@@ -124,6 +124,9 @@ class RunProcess(ABC):
         )
         trace = StepTrace(cluster, folder.traces, self._progress, recipe.logging.trace_steps)
         done_steps = None
+        kept = self._checkpoints, self._job.memory
+        for each in kept:
+            each.keep_start(start.done_steps if start.checkpoint else None)
         try:
             with (
                 open_loggers(info, recipe.logging.loggers, say=self._progress.say) as logger,
@@ -133,6 +136,8 @@ class RunProcess(ABC):
         finally:
             await trace.close()
             await cluster.shutdown()
+            for each in kept:
+                each.keep_start(None)
         boundary = self._boundary
         return TrainReport(
             done_steps=self.done_steps if done_steps is None else done_steps,

@@ -27,6 +27,7 @@ from interlace.run.evaluator import RIGHT_FROM, Evaluator
 from interlace.run.failed_updates import FailedUpdates
 from interlace.run.films import keep_films
 from interlace.run.host import Hosted
+from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, set_schedule
 from interlace.run.resume import RunStart
@@ -50,6 +51,8 @@ class TrainJob:
     stop: StopSignal
     planner: ScheduleChanger | None
     start: RunStart
+    memory: MemoryCheckpoints
+    """Checkpoints in shared memory."""
     callbacks: Callbacks = field(default_factory=Callbacks)
 
 
@@ -133,7 +136,8 @@ class StepBoundary:
             metrics |= self.utilization.measure(metrics["perf/num_tokens"], num_trained, metrics["timing_s/step"])
         metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
         state, is_best = None, self._best.observe(result.step, metrics)
-        if is_best or (recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0):
+        place = self._saver.find_due(result.step, is_best=is_best)
+        if place:
             state = boundary()
             metrics["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(result.step, metrics)
@@ -146,8 +150,8 @@ class StepBoundary:
         self._notes.refuse_failures(result)
         if is_best:
             self._best.mark(result.step)
-        if state:
-            self._saver.write(state)
+        if state and place:
+            self._saver.write(state, place)
         if failing := self._failed_updates.failing(result.metrics):
             await self._saver.save(boundary())  # the failed updates did not change the weights
             self._failed_updates.refuse(failing, result.step)
