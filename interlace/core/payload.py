@@ -56,6 +56,9 @@ class Stored(Generic[T]):
 
     __slots__ = ("__weakref__", "_is_new", "_owner", "_parts", "_path", "_value")
 
+    travels = False
+    """True if a process on any machine of the run can read the value by its reference."""
+
     def __init__(self, value: T | None = None, path: str = "", parts: Sequence[int] = ()) -> None:
         """path: file with the value. parts: bytes of its parts: a pickle, then the arrays that it refers to."""
         self._value, self._path, self._parts = value, path, tuple(parts)
@@ -113,7 +116,7 @@ class StoredSegments(Sequence["Segment"]):
         self.content, self.sizes, self.versions = content, sizes, versions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if _by_value.get():
+        if _by_value.get() and not self.content.travels:
             return tuple, (self.content.read()[0],)
         return StoredSegments, (self.content, self.sizes, self.versions)
 
@@ -171,7 +174,8 @@ class StoredText:
         self._segments = segments
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (str, (self.read(),)) if _by_value.get() else (StoredText, (self._segments,))
+        is_sent_whole = _by_value.get() and not self._segments.content.travels
+        return (str, (self.read(),)) if is_sent_whole else (StoredText, (self._segments,))
 
     def read(self) -> str:
         """Reads the text."""
@@ -209,7 +213,7 @@ class PayloadStore:
         Returns None if the value is small or of a class of the user's script, and if the memory has no room. It must
         then be sent whole.
         """
-        body, arrays = (dumps or _pickle_value)(value)
+        body, arrays = (dumps or pickle_value)(value)
         parts = [memoryview(body), *arrays]
         path = f"{self._folder}/payload-{os.getpid()}-{next(self._numbers)}"
         if sum(part.nbytes for part in parts) < MIN_BYTES or b"__main__" in body or not self._write(parts, path):
@@ -252,7 +256,8 @@ class PayloadStore:
         return True
 
 
-def _pickle_value(value: object) -> tuple[bytes, list[memoryview]]:
+def pickle_value(value: object) -> tuple[bytes, list[memoryview]]:
+    """Pickles a value. Returns the pickle, and the arrays that it refers to."""
     arrays: list[memoryview] = []
     return pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: arrays.append(buffer.raw())), arrays
 

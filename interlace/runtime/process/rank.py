@@ -3,7 +3,7 @@
 import asyncio
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from interlace.core.errors import InterlaceError, WorkerDiedError
@@ -63,13 +63,10 @@ class ProcessRank(ABC):
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """Runs an operation on the rank's process, after the operations called before."""
         async with self._sending:
-            await self._before_call((*args, *kwargs.values()))
-            if self._dead:
-                raise self._dead
-            if self._closed:
-                raise WorkerDiedError(f"{self.name} was ended.")
+            _check_open(self)
             call = Call(number=self.open_calls.next_number, method=method, args=args, kwargs=kwargs)
-            parts = self._encode_call(call, self._shared)
+            parts = await self._prepare_call(call)
+            _check_open(self)
             answer = self.open_calls.add(method, (args, kwargs))
             self._connection.write(parts)
         reply = await answer
@@ -104,11 +101,12 @@ class ProcessRank(ABC):
     async def _cause_of_death(self) -> str:
         """Returns the identity of the process and the cause of its death, as far as it is known within GRACE_S."""
 
-    async def _before_call(self, values: Sequence[Any]) -> None:  # noqa: B027 - most connections send at once
-        """Waits until a call with these arguments can be sent."""
-
     async def _before_result(self, value: Any) -> None:  # noqa: B027 - most connections deliver a result in one part
         """Waits until a result is complete."""
+
+    async def _prepare_call(self, call: Call) -> list[bytes | memoryview]:
+        """Returns the parts of a call's message, after everything that must arrive before it."""
+        return self._encode_call(call, self._shared)
 
     def _encode_call(self, call: Call, shared: SharedArrays | None = None) -> list[bytes | memoryview]:
         try:
@@ -172,3 +170,11 @@ class ProcessRank(ABC):
         self._dead = error
         self.open_calls.fail_all(error)
         self._on_failure(error)
+
+
+def _check_open(rank: ProcessRank) -> None:
+    """Raises an error if no reply of a rank can come any more."""
+    if rank._dead:
+        raise rank._dead
+    if rank._closed:
+        raise WorkerDiedError(f"{rank.name} was ended.")
