@@ -60,6 +60,12 @@ class SampleFailure:
     cause: Cause
     is_final: bool = False
     """True if the sample was tried again before, so that it ends now."""
+    is_loss: bool = False
+    """True if the sample was whole and its content was lost. Another attempt then has the same noise."""
+
+
+LOST_CONTENT = SampleFailure(reason="the content of the response is lost", cause=Cause.RESOURCE, is_loss=True)
+"""Failure of a sample whose stored content cannot be read any more: see core/payload.py."""
 
 
 _ERRNOS = "|".join(
@@ -68,7 +74,7 @@ _ERRNOS = "|".join(
     if hasattr(errno, name)
 )
 _INFRASTRUCTURE = re.compile(
-    r"^(\w+\.)*(Connection\w*Error|BrokenPipeError|Dist(Backend|Network|Store)Error|ncclError)\b"
+    r"^(\w+\.)*(Connection\w*Error|BrokenPipeError|PayloadLostError|Dist(Backend|Network|Store)Error|ncclError)\b"
     rf"|^OSError: \[Errno ({_ERRNOS})\]|^RuntimeError: .*gloo/transport|CUDA error: uncorrectable ECC"
 )
 """First line of an error that a connection, a device or a disk caused. gloo raises only RuntimeError."""

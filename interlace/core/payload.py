@@ -4,6 +4,7 @@ The process that generates a sample writes its tokens, log-probs and text into a
 Messages contain a reference (`StoredSegments`): sizes, versions, and the name of the file. A reader maps the file, so
 it reads only the pages of the arrays that it uses. The process that receives the reference from the producer, which is
 the controller, owns the file, and removes it with its last reference. The file outlives the process that wrote it.
+Files of a dead process that no reference names are removed by remove_orphans().
 """
 
 import contextlib
@@ -35,6 +36,8 @@ MIN_BYTES = 8192
 _ALIGNMENT = 64
 _FREE_SHARE = 0.5
 """Share of the shared memory that payloads leave free for messages and libraries."""
+_owned: set[str] = set()
+"""Files that this process received a reference to from their producer."""
 _by_value: ContextVar[bool] = ContextVar("by_value", default=False)
 
 
@@ -53,23 +56,34 @@ class Stored(Generic[T]):
 
     __slots__ = ("__weakref__", "_is_new", "_owner", "_parts", "_path", "_value")
 
+    travels = False
+    """True if a process on any machine of the run can read the value by its reference."""
+
     def __init__(self, value: T | None = None, path: str = "", parts: Sequence[int] = ()) -> None:
         """path: file with the value. parts: bytes of its parts: a pickle, then the arrays that it refers to."""
         self._value, self._path, self._parts = value, path, tuple(parts)
         self._is_new = False
-        """True in the process that wrote the file. The process that receives this object then owns the file."""
+        """True in the process that wrote the file. It owns the file until another process may receive this object."""
         self._owner = 0
         """Process that removes the file. 0 if it is another process than this one."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         if _by_value.get() or not self._path:
             return Stored, (self.read(),)
+        if self._is_new:
+            self._owner = 0
         return _receive_value, (self._path, self._parts, self._is_new)
 
     def __del__(self) -> None:
         if self._owner and self._owner == os.getpid():  # a forked process has a copy, and is not the owner
+            _owned.discard(self._path)
             with contextlib.suppress(OSError):
                 os.remove(self._path)  # noqa: PTH107 - as for `open` in PayloadStore
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the value is in a file that does not exist any more."""
+        return bool(self._path) and not os.path.exists(self._path)  # noqa: PTH110 - as for `open` in PayloadStore
 
     def read(self) -> T:
         """Returns the value; do not modify it. A file is mapped, once. Raises PayloadLostError if it does not exist."""
@@ -102,7 +116,7 @@ class StoredSegments(Sequence["Segment"]):
         self.content, self.sizes, self.versions = content, sizes, versions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if _by_value.get():
+        if _by_value.get() and not self.content.travels:
             return tuple, (self.content.read()[0],)
         return StoredSegments, (self.content, self.sizes, self.versions)
 
@@ -118,6 +132,11 @@ class StoredSegments(Sequence["Segment"]):
 
     def __iter__(self) -> Iterator["Segment"]:
         return iter(self.content.read()[0])
+
+
+def is_lost(segments: Sequence["Segment"]) -> bool:
+    """Returns whether the content of a sample with these segments cannot be read any more."""
+    return isinstance(segments, StoredSegments) and segments.content.is_lost
 
 
 class StoredColumn(Sequence[Any]):
@@ -155,7 +174,8 @@ class StoredText:
         self._segments = segments
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (str, (self.read(),)) if _by_value.get() else (StoredText, (self._segments,))
+        is_sent_whole = _by_value.get() and not self._segments.content.travels
+        return (str, (self.read(),)) if is_sent_whole else (StoredText, (self._segments,))
 
     def read(self) -> str:
         """Reads the text."""
@@ -193,13 +213,13 @@ class PayloadStore:
         Returns None if the value is small or of a class of the user's script, and if the memory has no room. It must
         then be sent whole.
         """
-        body, arrays = (dumps or _pickle_value)(value)
+        body, arrays = (dumps or pickle_value)(value)
         parts = [memoryview(body), *arrays]
         path = f"{self._folder}/payload-{os.getpid()}-{next(self._numbers)}"
         if sum(part.nbytes for part in parts) < MIN_BYTES or b"__main__" in body or not self._write(parts, path):
             return None
         stored: Stored[T] = Stored(None, path, [part.nbytes for part in parts])
-        stored._is_new = True
+        stored._is_new, stored._owner = True, os.getpid()
         return stored
 
     def put_sample(self, segments: Sequence["Segment"], text: str) -> StoredSegments | None:
@@ -236,15 +256,29 @@ class PayloadStore:
         return True
 
 
-def _pickle_value(value: object) -> tuple[bytes, list[memoryview]]:
+def pickle_value(value: object) -> tuple[bytes, list[memoryview]]:
+    """Pickles a value. Returns the pickle, and the arrays that it refers to."""
     arrays: list[memoryview] = []
     return pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: arrays.append(buffer.raw())), arrays
 
 
 def _receive_value(path: str, parts: Sequence[int], is_new: bool) -> Stored[Any]:
     found: Stored[Any] = Stored(None, path, parts)
-    found._owner = os.getpid() if is_new else 0
+    if is_new:
+        found._owner = os.getpid()
+        _owned.add(path)
     return found
+
+
+def remove_orphans(folder: Path, process: int | None) -> int:
+    """Removes the files of a process that has ended, except those that this process owns. Returns their number.
+
+    Call it after all messages of the process were received: a file may be in a message.
+    """
+    left = [path for path in folder.glob(f"payload-{process}-*") if str(path) not in _owned]
+    for path in left:
+        path.unlink(missing_ok=True)
+    return len(left)
 
 
 def _map_file(path: str) -> NDArray[np.uint8]:

@@ -73,6 +73,18 @@ class PromptStream:
         for draw in self._find_numbers(prompts, self._drawn, self._pending):
             insort(self._pending, draw)
 
+    def take(self, uid: str, epoch: int) -> Prompt:
+        """Serves a prompt that was handed back, out of turn. Raises UserError if it is not waiting."""
+        position = self._position.get(uid)
+        number = None if position is None else self._sampler.number_of(PromptDraw(position, epoch))
+        if number is None or number not in self._pending:
+            raise UserError(
+                f"the checkpoint has a group in flight of prompt {uid!r} of epoch {epoch}, and this prompt is not "
+                "among those to draw again: state.json was edited. Resume from an earlier checkpoint."
+            )
+        self._pending.remove(number)
+        return self._draw_prompt(number)
+
     def observe(self, solved: Iterable[tuple[str, float]]) -> None:
         """Gives the sampler the results of trained samples: uid of the prompt, and 1 if solved, else 0."""
         self._sampler.observe(mean_rates((self._position[uid], rate) for uid, rate in solved if uid in self._position))

@@ -48,17 +48,17 @@ class GreedyBaseline:
     def admitted(self, wave: Sequence[Sample]) -> None:
         """Starts a baseline for each group of a wave, and discards the baselines of dropped groups."""
         self._rewards = {gid: reward for gid, reward in self._rewards.items() if self._admission.ticket(gid)}
-        for sample in wave:
-            if sample.key.index == 0:
-                self._cluster.spawn(self._measure_baseline(sample), name=f"baseline {sample.key.gid}")
+        first = {sample.key.gid: sample for sample in reversed(wave)}
+        for gid in dict.fromkeys(sample.key.gid for sample in wave):
+            self._cluster.spawn(self._measure_baseline(first[gid]), name=f"baseline {gid}")
 
     def attach(self, stream: Stream) -> Stream:
         """Returns the stream of samples whose groups have a baseline."""
         return stream.plus(BASELINE)
 
     def take(self, gid: int) -> float:
-        """Returns and removes the baseline of a group."""
-        return self._rewards.pop(gid)
+        """Returns the baseline of a group. It is kept until the group is consumed, which may be drawn again."""
+        return self._rewards[gid]
 
     async def _measure_baseline(self, sample: Sample) -> None:
         prompt, gid = sample.prompt, sample.key.gid
@@ -74,7 +74,7 @@ class GreedyBaseline:
         results = await self._reward.with_cause("baseline").score([greedy])
         if self._admission.ticket(gid) is None:
             return
-        keys = [SampleKey(gid, index) for index in range(self._admission.rows.find_size(gid))]
+        keys = self._admission.rows.find_keys(gid)
         if results[0].failure is not None:
             for key in keys:
                 if key in self._admission.channel:

@@ -15,7 +15,6 @@ from interlace.core.types import (
     FloatArray,
     RewardResult,
     SampleGroup,
-    SampleKey,
     TerminalEvent,
 )
 from interlace.flows.steps import LoopSettings
@@ -148,18 +147,20 @@ class RewardRole:
         return scored.plus("reward", "reward_parts")
 
 
-def _refuse_failure(key: SampleKey, failure: SampleFailure) -> bool:
-    raise ValueError(f"sample {key}: {failure.reason}")
-
-
 class ReferenceRole:
     """The role that computes log-probs of the reference policy. Without replicas it passes samples through."""
 
     def __init__(
-        self, stages: StageFactory, replicas: Sequence[G], operation: Compute[G, FloatArray], *, num_top: int = 0
+        self,
+        stages: StageFactory,
+        replicas: Sequence[G],
+        operation: Compute[G, FloatArray],
+        *,
+        on_failed: OnFailed,
+        num_top: int = 0,
     ) -> None:
         """operation: computes [L] log-probs of each sample, or with num_top [L, 1 + 2 num_top]: log-probs, then ids and
-        log-probs of the most probable tokens.
+        log-probs of the most probable tokens. on_failed: called with each sample whose content is lost.
         """
 
         def columns(logprobs: FloatArray) -> Columns:
@@ -175,7 +176,7 @@ class ReferenceRole:
                 operation=operation,
                 writes=("ref_logprobs", "teacher_top") if num_top else ("ref_logprobs",),
                 to_columns=columns,
-                on_failed=_refuse_failure,
+                on_failed=on_failed,
             )
             if replicas
             else None
@@ -198,7 +199,16 @@ class CriticRole:
     Without a group it passes samples through and `update` does nothing.
     """
 
-    def __init__(self, stages: StageFactory, group: CriticGroup | None, needs: Needs, *, whole_batch: bool) -> None:
+    def __init__(
+        self,
+        stages: StageFactory,
+        group: CriticGroup | None,
+        needs: Needs,
+        *,
+        whole_batch: bool,
+        on_failed: OnFailed,
+    ) -> None:
+        """on_failed: called with each sample whose content is lost."""
         column = "process_rewards" if needs.process_reward else "values"
 
         def columns(values: FloatArray) -> Columns:
@@ -212,7 +222,7 @@ class CriticRole:
                 operation=CriticGroup.process_rewards if needs.process_reward else CriticGroup.values,
                 writes=(column,),
                 to_columns=columns,
-                on_failed=_refuse_failure,
+                on_failed=on_failed,
             )
             # With several minibatches, wait for the whole batch: late samples would get values of updated weights.
             whole_batch = whole_batch or stages.sizes.minibatches > 1

@@ -9,7 +9,6 @@ from interlace.algorithms.base import Algorithm, check_advantages
 from interlace.core.causes import SampleFailure
 from interlace.core.prompts import PromptSource
 from interlace.core.types import (
-    Prompt,
     Sample,
     SampleGroup,
     SampleKey,
@@ -123,7 +122,8 @@ class PolicyRun:
         self._meter = StepMeter(cluster)
         self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings, self.admission, episode, self._on_failed)
-        self.redraws = Redraws(settings.recovery, cluster, self.admission, generate=self.rollout.stage.generate)
+        generate = self.rollout.stage.generate
+        self.redraws = Redraws(settings.recovery, cluster, self.admission, generate=generate, give_up=self._fail_sample)
         player = Player(cluster, self.rollout.pool, episode, settings.limits)
         self.outside = OutsideGeneration(self.rollout.pool, player, self._meter)
         self._baseline = self._make_greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
@@ -138,7 +138,7 @@ class PolicyRun:
         )
         self.reference = self._make_reference(stages, groups)
         whole = algorithm.needs.batch_statistics
-        self.critic = CriticRole(stages, groups.critic, algorithm.needs, whole_batch=whole)
+        self.critic = CriticRole(stages, groups.critic, algorithm.needs, whole_batch=whole, on_failed=self._on_failed)
         proximal = groups.actor if algorithm.needs.proximal_logprobs else None
         self.actor = (
             stages.train_stage("actor", groups.actor, whole_batch=whole, proximal=proximal)
@@ -146,18 +146,17 @@ class PolicyRun:
             else SkippedStage()
         )
         self.replay = ReplayRole()
-        self._batches = stages.batches(
-            self.admission, self.rollout.pool, finish=partial(add_batch_statistics, algorithm)
-        )
+        finish, draw_again = partial(add_batch_statistics, algorithm), self.redraws.take_group
+        self._batches = stages.batches(self.admission, self.rollout.pool, finish=finish, draw_again=draw_again)
         self.publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
 
     def _make_reference(self, stages: StageFactory, groups: RoleGroups) -> ReferenceRole:
         if shares_base(groups):
-            return ReferenceRole(stages, [groups.actor], ActorGroup.base_logprobs)
+            return ReferenceRole(stages, [groups.actor], ActorGroup.base_logprobs, on_failed=self._on_failed)
         num_top = self._algorithm.needs.teacher_top
         scoring = ReferenceGroup.top_logprobs if num_top else ReferenceGroup.logprobs
-        return ReferenceRole(stages, groups.reference, scoring, num_top=num_top)
+        return ReferenceRole(stages, groups.reference, scoring, num_top=num_top, on_failed=self._on_failed)
 
     def _make_greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
         if not isinstance(episode, SingleTurn) or reward is None:  # the check of the recipe refuses this earlier
@@ -193,10 +192,6 @@ class PolicyRun:
     async def install_weights(self) -> None:
         """Sends the actor's weights to all engines without a new version, if a run ends between two publications."""
         await self.publisher.install()
-
-    def list_unconsumed_prompts(self) -> list[Prompt]:
-        """Returns the prompts that were drawn and not trained on, in order, for a checkpoint."""
-        return self.admission.list_unconsumed_prompts()
 
     def select(self, samples: Stream) -> Stream:
         """Drops groups from which the algorithm learns nothing, before further models read their samples.
@@ -306,6 +301,10 @@ class PolicyRun:
             return True
         self._failed.count(key, failure, num_scored=self.reward.num_scored)
         return False
+
+    def _fail_sample(self, key: SampleKey, failure: SampleFailure) -> None:
+        self._failed.count(key, failure, num_scored=self.reward.num_scored)
+        self._channel.end(key, TerminalEvent.FAILED)
 
     def ledger(self) -> Ledger:
         """Returns the ledger of device-seconds since the start of the run."""

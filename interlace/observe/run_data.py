@@ -169,7 +169,7 @@ def _read_transcript(row: Row) -> Transcript:
         step=int(_read_number(row, "step") or 0),
         uid=str(row.get("uid", "")),
         prompt=str(row.get("prompt", "")),
-        response=str(row.get("response", "")),
+        response=str(row.get("response") or ""),
         num_tokens=int(_read_number(row, "num_tokens") or 0),
         reward=_read_number(row, "reward"),
         version_min=_read_integer(row, "version_min"),

@@ -5,7 +5,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
-from interlace.core.types import Sample, TerminalEvent
+from interlace.core.errors import PayloadLostError
+from interlace.core.types import IntArray, Sample, TerminalEvent
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.jsonl import Row, read_rows, to_line
 
@@ -45,21 +46,22 @@ def read_transcripts(folder: Path) -> list[Row]:
 
 def _make_row(step: int, ended: EndedSample) -> Mapping[str, object]:
     sample = ended.sample
+    response, token_ids = _read_response(sample)
     row = {
         "step": step,
         "group": sample.key.gid,
         "uid": sample.prompt.uid,
         "index": sample.key.index,
         "prompt": sample.prompt.text,
-        "response": sample.text,
-        "token_ids": sample.token_ids,
+        "response": response,
+        "token_ids": token_ids,
         "num_tokens": sample.num_tokens,
         "reward": sample.reward,
         "version_min": min(sample.versions.values, default=None),
         "version_max": max(sample.versions.values, default=None),
         "event": ended.event,
     }
-    if len(sample.segments) > 1:
+    if len(sample.segments) > 1 and token_ids is not None:
         row["segments"] = [
             {"parent": segment.parent, "kind": segment.kind, "num_tokens": len(segment.token_ids)}
             for segment in sample.segments
@@ -70,3 +72,11 @@ def _make_row(step: int, ended: EndedSample) -> Mapping[str, object]:
     if sample.scored is not None:
         row["scored"] = sample.scored.reward  # Reward without the term that compares lengths within the group
     return {**row, "reason": ended.reason} if ended.reason else row
+
+
+def _read_response(sample: Sample) -> tuple[str | None, IntArray | None]:
+    """Returns text and tokens of a sample. None if its content is lost: the row still shows how the sample ended."""
+    try:
+        return sample.text, sample.token_ids
+    except PayloadLostError:
+        return None, None

@@ -16,6 +16,8 @@ OnFailed = Callable[[SampleKey, SampleFailure], bool]
 
 ADMITTED = ("key", "prompt")
 GENERATED = ("segments", "finish_reason", "text")
+EPISODE = ("counts", "outcome")
+"""Further columns of a sample that an episode generated."""
 SELECTED = "selected"
 """Mark: the algorithm keeps the group of the sample."""
 ADVANTAGES_DONE = "advantages_done"

@@ -4,11 +4,14 @@ import time
 from collections.abc import Callable
 
 from interlace.core.causes import is_infrastructure_error
-from interlace.core.errors import InterlaceError, RemoteError, WorkerDiedError, first_line
+from interlace.core.errors import InterlaceError, PayloadLostError, RemoteError, WorkerDiedError, first_line
 from interlace.core.recovery import RecoveryConfig, RestartBudget
 
 ROLE = "trainer"
 """Key of recovery.restarts_per_hour for restarts of the whole run."""
+
+LOSSES = (WorkerDiedError, PayloadLostError)
+"""Errors after which a run can start again, in addition to some of RemoteError."""
 
 
 def describe_loss(error: InterlaceError) -> str:
@@ -31,10 +34,11 @@ class RunRestarts:
     def allow(self, error: InterlaceError, done_steps: int) -> bool:
         """Counts a loss after `done_steps` steps. Returns whether the run starts again.
 
-        A loss is the death or the hang of a process, or an operation that failed by a connection, a device or a disk.
+        A loss is the death or the hang of a process, an operation that failed by a connection, a device or a disk, or
+        the content of a sample.
         If a limit is reached, adds its sentence to the error.
         """
-        if not self._is_on or not (isinstance(error, WorkerDiedError) or is_infrastructure_error(error)):
+        if not self._is_on or not (isinstance(error, LOSSES) or is_infrastructure_error(error)):
             return False
         self._in_a_row = 0 if done_steps > self._furthest_step else self._in_a_row
         self._furthest_step = max(self._furthest_step, done_steps)

@@ -43,7 +43,8 @@ def restore_checkpoints(folder: RunFolder, recipe: Recipe) -> Iterator[RestoredP
 
 def _restore_parts(path: Path, recipe: Recipe) -> Iterator[RestoredPart]:
     state = RunState.read(path)
-    yield RestoredPart(what=f"{path.name}: state after step {state.done_steps}, {state.num_groups} groups admitted")
+    groups = f"{state.num_groups} groups admitted, {len(state.in_flight)} in flight"
+    yield RestoredPart(what=f"{path.name}: state after step {state.done_steps}, {groups}")
     model = load_model(recipe.model.stored_in(path)).model
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     yield RestoredPart(what=f"{path.name}: model of {num_weights:,} weights")

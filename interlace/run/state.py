@@ -5,10 +5,24 @@ from pathlib import Path
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.data.stream import StreamState
+from interlace.data.stream import PromptStream, StreamState
 from interlace.run.evaluation import Evaluation
+from interlace.stages.group_rows import GroupInFlight
 
 STATE_FILE = "state.json"
+
+
+class SavedGroup(Config):
+    """A group in flight: admitted, and not trained on."""
+
+    gid: int
+    """Its number."""
+    uid: str
+    """Its prompt, which is among the pending draws of the stream."""
+    epoch: int
+    """Epoch of the prompt."""
+    ended: tuple[int, ...] = ()
+    """Indices of its samples that have ended."""
 
 
 class RunState(Config):
@@ -21,6 +35,15 @@ class RunState(Config):
     """State of the prompt stream. It includes prompts that were drawn but not trained on, which are drawn first."""
     before: Evaluation | None
     """Held-out accuracy before the first step."""
+    in_flight: tuple[SavedGroup, ...] = ()
+    """Groups that are admitted again under their numbers, ascending. Each sample then ends once in the samples."""
+
+    def draw_groups(self, stream: PromptStream) -> list[GroupInFlight]:
+        """Returns the groups in flight, with their prompts of a restored stream."""
+        return [
+            GroupInFlight(gid=group.gid, prompt=stream.take(group.uid, group.epoch), ended=group.ended)
+            for group in self.in_flight
+        ]
 
     def write(self, folder: Path) -> None:
         """Writes the state into the folder of a checkpoint."""

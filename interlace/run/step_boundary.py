@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from interlace.core.types import Metrics, Prompt, TerminalEvent
+from interlace.core.payload import is_lost
+from interlace.core.types import Metrics, TerminalEvent
 from interlace.data.stream import PromptStream
 from interlace.flows.step_metrics import SCORED
 from interlace.flows.steps import Ended, StepResult
@@ -31,7 +32,7 @@ from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, set_schedule
 from interlace.run.resume import RunStart
 from interlace.run.saving import Saver
-from interlace.run.state import RunState
+from interlace.run.state import RunState, SavedGroup
 from interlace.run.step_notes import StepNotes
 from interlace.run.step_trace import StepTrace
 from interlace.run.utilization import UtilizationMeter
@@ -116,6 +117,8 @@ class StepBoundary:
         write_transcripts(self._folder.samples, result.step, result.ended)
         self._notes.say(result, is_unchanged=self._run.publisher.is_unchanged)
         self._stream.observe(list_solved(result.ended, self._recipe))
+        # Before any wait: a sample that ends later ends in the next step, which a resumed run repeats.
+        boundary, num_updates = self._state_later(), self._run.num_updates
         evaluation: Metrics = {}
         self.after = None
         if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:
@@ -132,7 +135,6 @@ class StepBoundary:
             num_trained = sum(sample.num_total_tokens for sample in trained)
             metrics |= self.utilization.measure(metrics["perf/num_tokens"], num_trained, metrics["timing_s/step"])
         metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
-        boundary, num_updates = self._state_later(self._run.list_unconsumed_prompts()), self._run.num_updates
         state, is_best = None, self._best.observe(result.step, metrics)
         place = self._saver.find_due(result.step, is_best=is_best)
         if place:
@@ -161,11 +163,11 @@ class StepBoundary:
     async def finish(self) -> None:
         """Saves and evaluates after the end of the flow."""
         self.ledger = self._run.ledger()
-        # Before running samples are discarded: a resumed run with more steps starts with their prompts.
-        unfinished = self._run.list_unconsumed_prompts()
+        # The state before running samples are discarded: a resumed run with more steps admits their groups again.
+        last_state = self._boundary or self._state_later()
         self.keep_transcripts(self._run.finish())
         if self.done_steps:  # first, so that a failing evaluation cannot lose the model
-            await self._saver.save(self._state_later(unfinished)())
+            await self._saver.save(last_state())
         self._failed_updates.refuse_a_run_without_updates()
         if self._evaluator.has_prompts and self.after is None and not self._is_to_change:
             await self._run.install_weights()
@@ -241,11 +243,24 @@ class StepBoundary:
                 num_tokens=entry.sample.num_tokens,
             )
             for entry in self._last_ended[:LOGGED_SAMPLES]
+            if not is_lost(entry.sample.segments)
         ]  # fmt: skip
         self._logger.log_samples(step, samples)
 
-    def _state_later(self, unfinished: Sequence[Prompt]) -> Callable[[], RunState]:
-        """Returns a function that makes the current state. unfinished: drawn prompts that were not trained on."""
-        stream = self._stream.state_later(unfinished)
+    def _state_later(self) -> Callable[[], RunState]:
+        """Returns a function that makes the current state."""
+        in_flight = self._run.admission.in_flight()
+        groups = in_flight.groups
+        stream = self._stream.state_later([*(group.prompt for group in groups), *in_flight.waiting])
         done_steps, num_groups, before = self.done_steps, self._run.num_groups, self.before
-        return lambda: RunState(done_steps=done_steps, num_groups=num_groups, stream=stream(), before=before)
+
+        def state() -> RunState:
+            saved = (
+                SavedGroup(gid=group.gid, uid=group.prompt.uid, epoch=group.prompt.attempt, ended=tuple(group.ended))
+                for group in groups
+            )
+            return RunState(
+                done_steps=done_steps, num_groups=num_groups, stream=stream(), before=before, in_flight=tuple(saved)
+            )
+
+        return state

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from interlace.core.errors import RemoteError, WorkerDiedError
+from interlace.core.errors import RemoteError
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
@@ -35,7 +35,7 @@ from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import imagining, open_learning
-from interlace.run.restarts import RunRestarts, describe_loss
+from interlace.run.restarts import LOSSES, RunRestarts, describe_loss
 from interlace.run.resume import RunStart, find_resumed_start, identify_run
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess, TrainReport
@@ -95,7 +95,7 @@ def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool
         )
         try:
             report: TrainReport | None = asyncio.run(session.train())
-        except (WorkerDiedError, RemoteError) as error:
+        except (*LOSSES, RemoteError) as error:
             if stop.requested or not restarts.allow(error, session.done_steps):
                 raise
             progress.say(f"{describe_loss(error)} The run starts again from its newest checkpoint.")
@@ -173,7 +173,10 @@ class _PolicySession(RunProcess):
         groups, sources = await self._launch(cluster, recipe)
         await self._say_how_it_computes(groups)
         self._progress.say(await join_weights(groups, recipe))
-        hosted = await host(cluster, recipe, groups, stream, resumed=self._job.start.state)
+        resumed = self._job.start.state
+        hosted = await host(cluster, recipe, groups, stream, resumed=resumed)
+        if resumed:
+            hosted.run.admission.resumed.add(resumed.draw_groups(stream))
         pool = hosted.run.rollout.pool
         hosted.run.redraws.notes.follow(self._progress.say)
         pool.membership.notes.follow(self._progress.say)

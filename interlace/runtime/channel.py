@@ -151,18 +151,18 @@ class Channel(Generic[K, R]):
             cursor._open_row(key)
         self._offer_to_all(key)
 
-    def reopen(self, key: K, record: R, columns: Sequence[str]) -> None:
-        """Replaces an open row by one of which only `columns`, and its marks so far, exist.
+    def reopen(self, key: K, record: R, columns: Sequence[str], *, without: Sequence[str] = ()) -> None:
+        """Replaces an open row by one of which only `columns`, and its marks except `without`, exist.
 
-        ValueError if a counting reader has had the row.
+        Counting readers that have had the row take it back. It is the caller's part that they then get all rows again
+        that they count together.
         """
-        for cursor in self._cursors:
-            if cursor._calls and key in cursor._leased:
-                raise ValueError(f"channel {self.name!r}: reader {cursor.name!r} has counted row {key} already")
-        self._rows[key], self._have[key] = record, self._masks.find(tuple(columns)) | self._have[key] & self._marks
+        marks = self._have[key] & self._marks & ~self._masks.find(tuple(without))
+        before, self._rows[key] = self._rows[key], record
+        self._have[key] = self._masks.find(tuple(columns)) | marks
         self._unread[key] = (1 << len(self._cursors)) - 1
         for cursor in self._cursors:
-            cursor._reopen_row(key)
+            cursor._reopen_row(key, before)
         self._offer_to_all(key)
 
     def put(self, key: K, values: Mapping[str, object], *, marks: Sequence[str] = ()) -> bool:
@@ -265,6 +265,11 @@ def with_columns(record: R, values: Mapping[str, object]) -> R:
     return copy
 
 
+def is_counted(channel: Channel[K, R], key: K) -> bool:
+    """Returns whether a counting reader has had an open row of a channel."""
+    return any(cursor._calls and key in cursor._leased for cursor in channel._cursors)
+
+
 class ReaderCalls(Protocol[R_contra]):
     """Callbacks of a reader that only counts. They run inside the put or end that causes them."""
 
@@ -274,6 +279,10 @@ class ReaderCalls(Protocol[R_contra]):
 
     def row_ended(self, row: R_contra, event: TerminalEvent, /) -> None:
         """Called when a row ended that the reader had not acknowledged."""
+        ...
+
+    def row_reopened(self, row: R_contra, /) -> None:
+        """Called when a row that was ready starts again. row: as it was. It becomes ready once more, or ends."""
         ...
 
 
@@ -356,9 +365,11 @@ class Cursor(Generic[K, R]):
     def _open_row(self, key: K) -> None:
         self._above[key] = None
 
-    def _reopen_row(self, key: K) -> None:
+    def _reopen_row(self, key: K, before: R) -> None:
         self._ready.pop(key, None)
-        self._leased.pop(key, None)
+        was_leased = self._leased.pop(key, _ABSENT) is None
+        if self._calls and was_leased:
+            self._calls.row_reopened(before)
         self._above[key] = None
 
     def _offer(self, key: K) -> None:

@@ -181,12 +181,14 @@ class WorkerContext:
     def open_payload_store(self) -> PayloadStore | None:
         """Returns the store of values that stay on this machine.
 
-        None if the rank is in the run's process, or does not share its memory.
+        None if the rank is in the run's process, or if no store reaches the other ranks.
         """
         directory = self.directory
-        if directory is None or directory.shared is None or directory.process == os.getpid():
+        if directory is None or directory.process == os.getpid():
             return None
-        return PayloadStore(directory.shared) if directory.shared.is_dir() else None
+        if directory.shared is None or not directory.shared.is_dir():
+            return directory.open_remote_store()
+        return PayloadStore(directory.shared)
 
     def _mailbox(self) -> "Mailbox":
         from interlace.runtime.process.mail import mailbox_of

@@ -36,7 +36,10 @@ class Gate:
         self.capacity = math.floor((1 + schedule.depth) * self.groups_per_version + 1e-9)
 
     def restore(self, admitted: int) -> None:
-        """Resumes a run whose groups were numbered up to `admitted`. Untrained groups count as returned."""
+        """Resumes a run whose groups were numbered up to `admitted`. Untrained groups count as returned.
+
+        A group in flight takes its slot back when it is admitted again.
+        """
         self.admitted, self.returned = admitted, admitted - self.consumed
 
     @property

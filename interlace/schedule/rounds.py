@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from interlace.core.prompts import PromptSource
@@ -15,6 +16,14 @@ class Launch:
 
     prompt: Prompt
     num_samples: int
+    ended: Sequence[int] = ()
+    """Indices of samples that ended before the run was resumed, and are not drawn again."""
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """Returns the indices of the samples to draw."""
+        indices = range(self.num_samples)
+        return [index for index in indices if index not in self.ended] if self.ended else indices
 
 
 class Rounds:

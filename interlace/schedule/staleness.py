@@ -1,6 +1,7 @@
 """Bound on staleness: the batcher decides which finished groups may be trained on now."""
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,14 +101,20 @@ class Batcher:
         heapq.heappush(self._beyond, (ticket.gid, self._arrivals, ticket))
         self._let_in()
 
-    def take(self, need: int, step: int) -> list[Ticket]:
-        """Takes up to `need` groups for `step`, and counts them as consumed."""
+    def take(self, need: int, step: int, may_take: Callable[[int], bool] = lambda _gid: True) -> list[Ticket]:
+        """Takes up to `need` groups for `step`, and counts them as consumed.
+
+        may_take: returns False for the gid of a group that is no longer ready. It stays outstanding, until ready() is
+        called again.
+        """
         taken: list[Ticket] = []
         while len(taken) < need and (place := self._find_allowed_queue(step)) is not None:
             ticket = heapq.heappop(self._ready[place])[1]
             if not self._ready[place]:
                 del self._ready[place]
             self._num_ready -= 1
+            if not may_take(ticket.gid):
+                continue
             self._remove_ticket(ticket)
             self._window.take(ticket.gid)
             self._let_in()

@@ -10,6 +10,7 @@ group's place is filled in one of two ways:
 """
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from interlace.schedule.gate import Gate
@@ -65,6 +66,16 @@ class Steps:
         self._held[ticket.gid] = ticket
         return ticket
 
+    def readmit(self, gid: int) -> Ticket:
+        """Assigns a ticket to a group of an earlier process, under its number.
+
+        Called in ascending order of numbers, before the first admit().
+        """
+        ticket = self._hold_place(gid, self._take_places(1))
+        self.gate.returned -= 1
+        self._held[gid] = ticket
+        return ticket
+
     def use_refill(self, step: int) -> bool:
         """Uses one of a step's refills. Returns False if none is left."""
         self._num_refills[step] = self._num_refills.get(step, 0) + 1
@@ -87,9 +98,9 @@ class Steps:
         else:
             self._finish_empty(ticket)
 
-    def take(self, need: int, step: int) -> Taken:
-        """Takes up to `need` finished places for a step, as the batcher permits."""
-        tickets = self.batcher.take(need, step)
+    def take(self, need: int, step: int, may_take: Callable[[int], bool] = lambda _gid: True) -> Taken:
+        """Takes up to `need` finished places for a step, as the batcher permits. may_take: see Batcher.take()."""
+        tickets = self.batcher.take(need, step, lambda gid: gid in self._empty or may_take(gid))
         groups = [ticket for ticket in tickets if ticket.gid not in self._empty]
         for ticket in tickets:
             self._held.pop(ticket.gid, None)
@@ -97,9 +108,12 @@ class Steps:
         return Taken(tickets=groups, num_empty=len(tickets) - len(groups))
 
     def _new_ticket(self, step: int) -> Ticket:
-        ticket = Ticket(gid=self._next_gid, step=step, deadline=self.gate.deadline)
         self._next_gid += 1
         self.gate.admitted += 1
+        return self._hold_place(self._next_gid - 1, step)
+
+    def _hold_place(self, gid: int, step: int) -> Ticket:
+        ticket = Ticket(gid=gid, step=step, deadline=self.gate.deadline)
         self.batcher.admit(ticket)
         return ticket
 

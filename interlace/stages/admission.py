@@ -5,49 +5,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from interlace.core.prompts import PromptSource
-from interlace.core.types import Prompt, Sample, SampleKey, TerminalEvent
-from interlace.rollouts.stream import ADMITTED, SampleChannel
-from interlace.runtime.channel import with_columns
+from interlace.core.types import Sample, SampleKey, TerminalEvent
+from interlace.rollouts.stream import SampleChannel
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.rounds import Launch, Rounds
 from interlace.schedule.staleness import Ticket
 from interlace.schedule.steps import Steps, Taken
-
-
-class GroupRows:
-    """Opens the rows of a group and ends them. A group is live from its first row until its end."""
-
-    def __init__(self, channel: SampleChannel) -> None:
-        self._channel = channel
-        self._launches: dict[int, Launch] = {}
-        """Launch of each live group, by gid."""
-
-    def open(self, gid: int, launch: Launch) -> list[Sample]:
-        """Opens one row for each sample of a group. Returns the samples."""
-        self._launches[gid] = launch
-        first = Sample(key=SampleKey(gid, 0), prompt=launch.prompt)
-        others = [{"key": SampleKey(gid, index)} for index in range(1, launch.num_samples)]
-        samples = [first, *(with_columns(first, key) for key in others)]
-        for sample in samples:
-            self._channel.open(sample.key, sample, ADMITTED)
-        return samples
-
-    def find_size(self, gid: int) -> int:
-        """Returns the number of samples that a live group was launched with."""
-        return self._launches[gid].num_samples
-
-    def find_prompt(self, gid: int) -> Prompt:
-        """Returns the prompt of a live group."""
-        return self._launches[gid].prompt
-
-    def end(self, gid: int, event: TerminalEvent) -> None:
-        """Ends all rows of a group."""
-        for index in range(self._launches.pop(gid).num_samples):
-            self._channel.end(SampleKey(gid, index), event)
-
-    def forget(self, gid: int) -> None:
-        """Removes a group that was taken. Its consumer ends the rows."""
-        del self._launches[gid]
+from interlace.stages.group_rows import GroupInFlight, GroupRows, InFlight, ResumedGroups
 
 
 class Admission:
@@ -82,13 +46,15 @@ class Admission:
         self._on_admit = on_admit
         self._source, self._samples_per_prompt, self._rounds = source, samples_per_prompt, rounds
         self.steps, self.rows = steps, GroupRows(channel)
+        self.resumed = ResumedGroups(self.rows, samples_per_prompt)
+        """Groups in flight of the checkpoint that the run continues from."""
         self._round_step = 0
         self._pump_due = self._ended = self._paused = False
 
     @property
     def closed(self) -> bool:
         """True if no group can be admitted before a publication or a dropped group returns slots."""
-        exhausted = self._rounds.exhausted if self._rounds else self._source.exhausted
+        exhausted = self._rounds.exhausted if self._rounds else self._source.exhausted and not self.resumed
         return self._ended or exhausted or self.gate.room <= 0
 
     def ticket(self, gid: int) -> Ticket | None:
@@ -99,16 +65,21 @@ class Admission:
         """Returns the live groups, in order of admission."""
         return self.steps.live_gids()
 
-    def list_unconsumed_prompts(self) -> list[Prompt]:
-        """Returns the prompts that were drawn and not trained on. A resumed run admits them again."""
-        kept = self._rounds.waiting_prompts if self._rounds else []
-        return [self.rows.find_prompt(gid) for gid in self.live_gids()] + kept
+    def in_flight(self) -> InFlight:
+        """Returns the prompts that were drawn and not trained on, for a checkpoint."""
+        live = [
+            GroupInFlight(gid=gid, prompt=self.rows.find_prompt(gid), ended=self.rows.find_ended(gid))
+            for gid in self.live_gids()
+        ]
+        waiting = self._rounds.waiting_prompts if self._rounds else []
+        return InFlight(groups=[*live, *self.resumed.waiting], waiting=waiting)
 
     def end(self) -> None:
         """Ends the run: live groups end as `surplus`, and no further group is admitted."""
         self._ended = True
         for gid in self.live_gids():
             self.retire(gid, TerminalEvent.SURPLUS)
+        self.resumed.end()
 
     def pump(self) -> None:
         """Admits groups until the gate has no room."""
@@ -142,13 +113,13 @@ class Admission:
         """Records a generated sample. Its group, and then the round, may be complete with it."""
         rounds = self._rounds
         if rounds and self.ticket(key.gid) and rounds.generated(key.gid):
-            for index in range(self.rows.find_size(key.gid)):
-                self.channel.end_unwritten(SampleKey(key.gid, index), "segments", TerminalEvent.SURPLUS)
+            for other in self.rows.find_keys(key.gid):
+                self.channel.end_unwritten(other, "segments", TerminalEvent.SURPLUS)
             self._end_surplus_of_full(rounds)
 
-    def consume(self, need: int, step: int) -> Taken:
-        """Takes up to `need` complete groups or empty places of a step."""
-        taken = self.steps.take(need, step)
+    def consume(self, need: int, step: int, may_take: Callable[[int], bool]) -> Taken:
+        """Takes up to `need` complete groups or empty places of a step. may_take: see Batcher.take()."""
+        taken = self.steps.take(need, step, may_take)
         for ticket in taken.tickets:
             self.rows.forget(ticket.gid)
         return taken
@@ -180,6 +151,9 @@ class Admission:
         wave: list[Sample] = []
         while not self.closed and most > 0:
             most -= 1
+            if self.resumed:
+                wave += self.resumed.open_next(self.steps)
+                continue
             launch = Launch(prompt=next(self._source), num_samples=self._samples_per_prompt)
             wave += self.rows.open(self.steps.admit().gid, launch)
         return wave
@@ -187,6 +161,7 @@ class Admission:
     def _pump_round(self, rounds: Rounds) -> list[Sample]:
         """Opens one round per step. Within a round, replaces dropped groups when too few live groups are left."""
         wave: list[Sample] = []
+        self.resumed.end(self._source)  # rounds launch other numbers of samples, so groups cannot be taken over
         if not rounds.is_open and self.gate.room >= self.gate.prompts_per_step:
             step = self._round_step = self.steps.begin_step()
             return [

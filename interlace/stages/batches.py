@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
+from interlace.core.payload import is_lost
 from interlace.core.types import Metrics, SampleGroup, TerminalEvent
 from interlace.rollouts.lending import Lending
 from interlace.rollouts.pool import EnginePool
@@ -58,13 +59,15 @@ class Batches:
         *,
         lending: Lending,
         finish: Callable[[list[SampleGroup]], list[SampleGroup]],
+        draw_again: Callable[[int], None],
     ) -> None:
         """lending: gets the complete share of each open batch, and ends loans of the training devices.
 
         finish: maps the groups of a closed batch to the groups to train on (statistics of the whole batch).
+        draw_again: called with the gid of a complete group whose contents are lost.
         """
         self._admission, self._pool, self._waits, self._finish = admission, pool, waits, finish
-        self._on_straggler, self._lending = schedule.on_straggler, lending
+        self._on_straggler, self._lending, self._draw_again = schedule.on_straggler, lending, draw_again
         self._complete: dict[int, SampleGroup] = {}
         self._open: Batch | None = None
         self._num_returned = 0
@@ -100,7 +103,7 @@ class Batches:
         batch = self._open
         if batch is None or batch.closed:
             return
-        taken = self._admission.consume(batch.num_missing, batch.step)
+        taken = self._admission.consume(batch.num_missing, batch.step, self._may_take)
         batch.num_empty += taken.num_empty
         for ticket in taken.tickets:
             batch.add(self._complete.pop(ticket.gid), self._admission.gate.version)
@@ -115,6 +118,14 @@ class Batches:
         if not batch.closed:
             self._lending.look((len(batch.groups) + len(self._complete)) / max(1, batch.size - batch.num_empty))
             self._hurry()
+
+    def _may_take(self, gid: int) -> bool:
+        """Returns whether the contents of a complete group exist. If not, the group is drawn again."""
+        if not any(is_lost(sample.segments) for sample in self._complete[gid].samples):
+            return True
+        del self._complete[gid]
+        self._draw_again(gid)
+        return False
 
     def step_ended(self) -> None:
         """Records that a batch was trained on, and lends the training devices to rollout again."""

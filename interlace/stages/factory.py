@@ -213,14 +213,23 @@ class StageFactory:
         pool: EnginePool,
         *,
         finish: Callable[[list[SampleGroup]], list[SampleGroup]],
+        draw_again: Callable[[int], None],
     ) -> Batches:
-        """Creates the stage that forms batches. finish: see Batches."""
+        """Creates the stage that forms batches. finish, draw_again: see Batches."""
         trained = [
             device for role in ("actor", "critic") for devices in self._cluster.place(role) for device in devices
         ]
         lending = Lending(pool.drivers, [device.index for device in trained], self._schedule.lend_until)
         self.live.lending = lending
-        return Batches(admission, pool, self._schedule, self._cluster.waits, lending=lending, finish=finish)
+        return Batches(
+            admission,
+            pool,
+            self._schedule,
+            self._cluster.waits,
+            lending=lending,
+            finish=finish,
+            draw_again=draw_again,
+        )
 
     def watch_stalls(self) -> None:
         """Registers the stages with the watchdog. Call it after all stages are created."""

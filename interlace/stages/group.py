@@ -48,6 +48,12 @@ class GroupStage:
         if group.samples.pop(index, None) is None:
             self._count_down(gid, group)
 
+    def row_reopened(self, sample: Sample) -> None:
+        """Takes a sample back out of its group, if the group was not passed on yet."""
+        group = self._gathered.get(sample.key.gid)
+        if group and group.samples.pop(sample.key.index, None):
+            group.num_missing += 1
+
     def _begin(self, gid: int) -> "_PartialGroup":
         group = self._gathered[gid] = _PartialGroup(num_missing=self._admission.rows.find_size(gid))
         return group

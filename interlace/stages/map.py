@@ -5,7 +5,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from interlace.core.causes import SampleFailure
+from interlace.core.causes import LOST_CONTENT, SampleFailure
+from interlace.core.errors import PayloadLostError, RemoteError
+from interlace.core.payload import is_lost
 from interlace.core.types import Sample, TerminalEvent
 from interlace.rollouts.stream import Columns, OnFailed, Stream
 from interlace.runtime.cluster import Cluster
@@ -100,20 +102,38 @@ class AttachedMap(Generic[G, R]):
     async def _serve_granule(self, replica: G, samples: Sequence[Sample]) -> None:
         self._write(samples, await self._results(replica, samples, cause=self._stage.name))
 
-    async def _results(self, replica: G, samples: Sequence[Sample], cause: str = "") -> Sequence[R]:
+    async def _results(self, replica: G, samples: Sequence[Sample], cause: str = "") -> "Sequence[R | SampleFailure]":
         """Returns one result per sample. The call contains the samples without a given result."""
         found = [self._given(sample) for sample in samples] if self._given else [None] * len(samples)
         is_whole = found.count(None) == len(found)  # the usual case
         asked = (
             samples if is_whole else [sample for sample, result in zip(samples, found, strict=True) if result is None]
         )
-        results: list[R] = []
-        if asked:
-            results, _ = await replica.inline(self._stage.operation, asked, cause=cause)
+        results = await self._call(replica, asked, cause) if asked else []
         if is_whole:
             return results
         rest = iter(results)
         return [next(rest) if result is None else result for result in found]
+
+    async def _call(self, replica: G, samples: Sequence[Sample], cause: str) -> "Sequence[R | SampleFailure]":
+        """Returns the result of each sample. A sample whose content is lost, before or during the call, has a failure.
+
+        A rank that cannot read a sample fails the whole call, so the call is made again without it.
+        """
+        left = [sample for sample in samples if not is_lost(sample.segments)]
+        results: Sequence[R | SampleFailure] = []
+        try:
+            if left:
+                answers, _ = await replica.inline(self._stage.operation, left, cause=cause)
+                results = answers
+        except (RemoteError, PayloadLostError):
+            if not any(is_lost(sample.segments) for sample in left):
+                raise
+            results = await self._call(replica, left, cause)
+        if len(left) == len(samples):
+            return results
+        found = dict(zip([sample.key for sample in left], results, strict=True))
+        return [found.get(sample.key, LOST_CONTENT) for sample in samples]
 
     async def _granule_released(self, replica: G) -> bool:
         while not self._released:
@@ -138,9 +158,11 @@ class AttachedMap(Generic[G, R]):
         if ready % share:
             self._released.append(ready % share)
 
-    def _write(self, samples: Sequence[Sample], results: Sequence[R]) -> None:
+    def _write(self, samples: Sequence[Sample], results: "Sequence[R | SampleFailure]") -> None:
         for sample, result in zip(samples, results, strict=True):
-            columns = self._stage.to_columns(result)
+            columns = result if isinstance(result, SampleFailure) else self._stage.to_columns(result)
+            if sample.key in self._channel and self._channel.record(sample.key).segments is not sample.segments:
+                continue  # the sample was reopened during the call
             if not isinstance(columns, SampleFailure):
                 self._channel.put(sample.key, columns)  # does nothing if the sample ended during the call
             elif sample.key in self._channel and not self._stage.on_failed(sample.key, columns):

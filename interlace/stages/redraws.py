@@ -5,12 +5,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from interlace.core.causes import Cause, SampleFailure
+from interlace.core.causes import LOST_CONTENT, Cause, SampleFailure
 from interlace.core.errors import InterlaceError
 from interlace.core.recovery import Breaker, RecoveryConfig
 from interlace.core.types import Metrics, Sample, SampleKey
 from interlace.observe.notes import Notes
 from interlace.rollouts.stream import ADMITTED
+from interlace.runtime.channel import is_counted
 from interlace.runtime.cluster import Cluster
 from interlace.stages.admission import Admission
 
@@ -20,7 +21,7 @@ LAST_PROBE_S = 60.0
 class Redraws:
     """Draws failed samples again.
 
-    Consumes: failures of samples, and notes that a sample was scored.
+    Consumes: failures of samples, complete groups whose contents are lost, and notes that a sample was scored.
     Produces: samples without results, for the generation stage; pauses of admission.
     Waits for: the next probe, while the breaker is open.
     Unblocked by: a scored sample.
@@ -33,9 +34,11 @@ class Redraws:
         admission: Admission,
         *,
         generate: Callable[[list[Sample]], None],
+        give_up: Callable[[SampleKey, SampleFailure], None],
     ) -> None:
-        """generate: begins samples."""
+        """generate: begins samples. give_up: ends a sample that failed."""
         self._config, self._cluster, self._admission, self._generate = config, cluster, admission, generate
+        self._give_up = give_up
         self._breaker = Breaker(config.failures_in_a_row)
         self._num_attempts: dict[SampleKey, int] = {}
         """Further attempts of live samples so far."""
@@ -49,6 +52,9 @@ class Redraws:
     def take(self, key: SampleKey, failure: SampleFailure) -> bool:
         """Takes a failed sample. Returns whether it is drawn again; otherwise it ends as failed."""
         cause = failure.cause
+        if failure.is_loss and is_counted(self._admission.channel, key):
+            self.take_group(key.gid)
+            return True
         if not cause.is_infrastructure or key not in self._admission.channel:
             return False
         if self._breaker.failed(cause):
@@ -61,7 +67,9 @@ class Redraws:
             self._num_attempts[key] = num_before + 1
         self._counts[cause] += 1
         sample = self._admission.channel.record(key)
-        again = Sample(key=key, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
+        again = Sample(key=key, prompt=sample.prompt)
+        if not failure.is_loss:
+            again = replace(again, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
         self._cluster.timeline.drop_tokens(sample.num_sampled)
         self._admission.reopen(again, ADMITTED)
         if is_paused:
@@ -69,6 +77,13 @@ class Redraws:
         else:
             self._generate([again])
         return True
+
+    def take_group(self, gid: int) -> None:
+        """Draws the samples of a generated group again whose contents are lost. The group is then computed again."""
+        for sample in self._admission.rows.reopen(gid):
+            self._cluster.timeline.drop_tokens(sample.num_sampled)
+            if not self.take(sample.key, LOST_CONTENT):
+                self._give_up(sample.key, LOST_CONTENT)
 
     def scored(self) -> None:
         """Takes note that a sample was scored, which ends a pause."""

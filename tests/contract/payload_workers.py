@@ -1,6 +1,7 @@
 """Workers that keep and read contents, in a module that ranks import without models."""
 
 import os
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,15 @@ class Camera(Worker):
         import torch
 
         return Picture(key=number, content=self.context.keep(torch.full(PICTURE, number, dtype=torch.bfloat16)))
+
+    @operation(on_device=False)
+    def take_and_die(self) -> Picture:
+        """Writes a picture that no reply will name."""
+        import torch
+
+        self._last = self.context.keep(torch.full(PICTURE, 9, dtype=torch.bfloat16))
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
 
     @operation(on_device=False)
     def process(self) -> int:

@@ -132,3 +132,28 @@ def test_values_that_a_worker_keeps_are_read_where_they_are_used(kind: str, requ
         assert sizes == [2, 2]
 
     run(kind, request, body)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_contents_that_no_reply_has_named_are_removed_when_their_rank_dies(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    async def body(cluster: Cluster) -> None:
+        camera = await cluster.start("camera", Camera, on="0", may_die=True)
+        learner = await cluster.start("learner", Learner, on="0", may_die=True)
+        folder = Path(cluster._folder.path)  # type: ignore[attr-defined]
+        files = lambda: len([*folder.glob("payload-*")])  # noqa: E731
+        kept = await camera.take(3)
+        await camera.take(4)
+        await camera.process()
+        gc.collect()
+        assert files() == 1, "nothing refers to the reply before the last one"
+        with pytest.raises(WorkerDiedError, match="camera"):
+            await camera.take_and_die()
+        assert files() == 1
+        assert await learner.learn([kept]) == [3]
+        del kept
+        gc.collect()
+        assert not files()
+
+    run(kind, request, body)

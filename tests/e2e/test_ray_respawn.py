@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from interlace.core import payload
 from interlace.core.errors import RestartBudgetError
-from interlace.core.types import Metrics
+from interlace.core.payload import StoredSegments
+from interlace.core.types import Metrics, Response
 from interlace.observe.progress import QuietProgress
+from interlace.rollouts.generate import GenerateStage
+from interlace.run import launch
+from interlace.run.make_engines import EngineSource, make_rollout_engine
 from interlace.runtime.worker import Worker, WorkerContext
+from interlace.workers.rollout import RolloutBundle
 from tests.support.robots import SMALL as ROBOT
 from tests.support.training import equal_weights, final_weights, metrics, run, run_recipe, samples
 
@@ -87,6 +93,48 @@ def test_killed_ranks_are_replaced_and_the_weights_are_those_of_a_run_without_ki
     assert samples(tmp_path, "killed") == samples(tmp_path, "whole")
     assert metrics(tmp_path, "killed") == metrics(tmp_path, "whole")
     assert equal_weights(final_weights(tmp_path, "killed"), final_weights(tmp_path, "whole"))
+
+
+def make_rollout(source: EngineSource, context: WorkerContext) -> RolloutBundle:
+    payload.MIN_BYTES = 0  # in the rank's process: the responses of this test are short
+    return make_rollout_engine(source, context)
+
+
+def test_contents_that_are_deleted_or_lost_with_their_rank_are_drawn_again(
+    tmp_path: Path, processes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, stored = GenerateStage._take_response, list[Path]()
+
+    def lose(stage: GenerateStage, response: Response) -> None:
+        segments = response.completion.segments
+        assert isinstance(segments, StoredSegments)
+        path = Path(segments.content._path)
+        stored.append(path)
+        if len(stored) == 5:
+            path.unlink()
+        if len(stored) == 40:
+            process = processes["rollout/0[rank 0]"]
+            os.kill(process, signal.SIGKILL)
+            files = list(path.parent.glob(f"payload-{process}-*"))
+            assert path in files
+            for file in files:  # as with the memory of a machine that is gone
+                file.unlink()
+        take(stage, response)
+
+    run(tmp_path, "whole", SETTINGS)
+    monkeypatch.setattr(GenerateStage, "_take_response", lose)
+    monkeypatch.setattr(launch, "make_rollout_engine", make_rollout)
+    notes = KillAfterSteps({}, processes)
+    report = run(tmp_path, "lost", ON_RAY, progress=notes)
+    assert report.done_steps == 6 and len(stored) > 6 * 16
+    assert "rollout/0 runs again" in notes.said
+    assert not any("from its newest checkpoint" in text for text in notes.said)
+    rows = metrics(tmp_path, "lost")
+    assert sum(row.pop("redrawn/resource", 0) for row in rows) == len(stored) - 6 * 16 >= 2
+    assert rows == metrics(tmp_path, "whole")
+    assert samples(tmp_path, "lost") == samples(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path, "lost"), final_weights(tmp_path, "whole"))
+    assert not any(path.exists() for path in stored)
 
 
 def test_an_exhausted_budget_ends_the_run_with_its_state_saved(tmp_path: Path, processes: dict[str, int]) -> None:

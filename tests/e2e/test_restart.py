@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import RemoteError, RestartBudgetError, WorkerDiedError
-from interlace.core.types import Metrics
+from interlace.core.types import Metrics, SampleKey, TerminalEvent
 from interlace.observe.progress import QuietProgress
+from interlace.run.chaos.certificate import EndedKey, SampleCounts
 from interlace.run.chaos.processes import role_processes
+from interlace.run.evaluation import Evaluation
+from interlace.run.evaluator import Evaluator
 from interlace.run.session import RunProcess
+from interlace.run.state import RunState
 from interlace.workers.actor import ActorWorker
 from tests.support.processes import named
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
@@ -147,6 +151,60 @@ def test_the_failed_process_of_a_run_is_freed_before_the_next_one(tmp_path: Path
     finally:
         gc.enable()
     assert num_alive[:2] == [1, 1]
+
+
+SLOW = ("schedule.concurrency=1", "sampling.max_new_tokens=128")
+"""One long sample at a time, so that groups are unfinished at each boundary."""
+
+
+class LoseTrainer(QuietProgress):
+    """Ends the run after these steps as a dead trainer does, once each."""
+
+    def __init__(self, *steps: int) -> None:
+        self._steps = set(steps)
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        if step in self._steps:
+            self._steps.remove(step)
+            raise WorkerDiedError("actor/0[rank 0] died")
+
+
+def count_samples(root: Path, name: str) -> SampleCounts:
+    rows = samples(root, name)
+    keys = [EndedKey(int(str(row["group"])), int(str(row["index"])), str(row["event"])) for row in rows]
+    return SampleCounts.of(keys, 4)
+
+
+def test_each_sample_of_an_asynchronous_run_ends_once_after_restarts_and_a_resume(tmp_path: Path) -> None:
+    """areal generates up to eight steps ahead, so that each checkpoint has groups in flight."""
+    settings = ("warmup=null", "evaluation.num_prompts=1", "checkpoint_every=2", "schedule=areal")
+    run(tmp_path, "lost", ["steps=6", *settings], progress=LoseTrainer(3, 5), stop_after=6)
+    run(tmp_path, "lost", ["steps=8", *settings], resume=True, stop_after=7)
+    saved = RunState.read(tmp_path / "lost" / "checkpoints" / "step_7")
+    assert {group.gid for group in saved.in_flight} <= {int(str(row["group"])) for row in samples(tmp_path, "lost")}
+    run(tmp_path, "lost", ["steps=9", *settings], resume=True)
+    counts = count_samples(tmp_path, "lost")
+    assert (counts.lost, counts.duplicated, counts.events) == (0, 0, {"trained": 9 * 4 * 4})
+
+
+def test_a_group_that_ends_during_an_evaluation_ends_once_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, dropped = Evaluator.evaluate, []
+
+    async def drop_group(self: Evaluator) -> Evaluation:
+        admission = self._run.admission
+        first = {gid: admission.channel.record(SampleKey(gid, 0)) for gid in admission.live_gids()}
+        for gid in [gid for gid, sample in first.items() if sample.advantages is None][-1:]:
+            dropped.append(gid)
+            admission.retire(gid, TerminalEvent.FILTERED)
+        return await evaluate(self)
+
+    monkeypatch.setattr(Evaluator, "evaluate", drop_group)
+    settings = ("steps=4", "warmup=null", "evaluation.num_prompts=1", "eval_every=1", "schedule=areal", *SLOW)
+    run(tmp_path, "lost", [*settings, "checkpoint_every=1"], progress=LoseTrainer(2))
+    counts = count_samples(tmp_path, "lost")
+    assert dropped and (counts.lost, counts.duplicated) == (0, 0)
 
 
 @pytest.mark.slow  # two processes that import torch

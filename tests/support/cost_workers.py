@@ -168,6 +168,11 @@ class CountedPrompts:
     def exhausted(self) -> bool:
         return not self._again and self._total is not None and self._next >= self._total
 
+    def copy(self) -> "CountedPrompts":
+        made = CountedPrompts(self._total)
+        made._next, made._again = self._next, list(self._again)
+        return made
+
     def hand_back(self, prompts: Iterable[Prompt]) -> None:
         self._again += prompts
 

@@ -1,6 +1,6 @@
 """Mutations that each remove one rule of the schedule, to show the behaviour of the runtime without it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from interlace.core.types import Sample
@@ -29,8 +29,8 @@ def slots_at_consumption() -> Mutation:
     """Returns slots of the gate when a group is taken, not at the publication."""
     consume = Admission.consume
 
-    def consumed(self: Admission, need: int, step: int) -> Taken:
-        taken = consume(self, need, step)
+    def consumed(self: Admission, need: int, step: int, may_take: Callable[[int], bool]) -> Taken:
+        taken = consume(self, need, step, may_take)
         if taken.tickets:
             self._pump_soon()
         return taken

@@ -22,11 +22,30 @@ from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.stages.factory import LoopSizes, StageFactory
+from interlace.stages.group_rows import GroupInFlight
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor
 
 MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]
 Between = Callable[[PolicyRun], Awaitable[object]]
 """Function that is called at each step boundary, as an evaluation is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """State of a simulated run at a step boundary, from which another one continues."""
+
+    done_steps: int
+    num_groups: int
+    groups: Sequence[GroupInFlight]
+    prompts: CountedPrompts
+
+    @classmethod
+    def of(cls, run: PolicyRun, done_steps: int) -> "Boundary":
+        assert isinstance(run.prompts, CountedPrompts)
+        prompts = run.prompts.copy()
+        in_flight = run.admission.in_flight()
+        prompts.hand_back(in_flight.waiting)
+        return cls(done_steps=done_steps, num_groups=run.num_groups, groups=in_flight.groups, prompts=prompts)
 
 
 async def nothing(_run: PolicyRun) -> None:
@@ -54,6 +73,8 @@ class Record:
     seconds: float = 0.0
     cluster: SimCluster | None = None
     ledger: Ledger | None = None
+    boundary: Boundary | None = None
+    """State at the end of the last step."""
     closed_s: float = 0.0
     """Time at which the last ledger was closed."""
 
@@ -87,7 +108,6 @@ class Workload:
     costs: Costs = Costs()
     num_devices: int = 4
     device_memory: int = 100
-    done_steps: int = 0
     refill_rounds: int = 10**6
     episode: Episode = SINGLE_TURN
     limits: SessionLimits = NO_LIMITS
@@ -100,6 +120,7 @@ class _Observer:
 
     async def on_step(self, result: StepResult) -> bool:
         record = self._record
+        record.boundary = Boundary.of(self._run, result.step)
         record.results.append(result)
         record.add(result.ended)
         trained = {e.sample.prompt.uid for e in result.ended if e.event == TerminalEvent.TRAINED}
@@ -117,12 +138,13 @@ def simulate(
     recorder: Recorder | None = None,
     make_cluster: MakeCluster = on_sim,
     between: Between = nothing,
+    start: Boundary | None = None,
 ) -> Record:
-    """Runs a workload to its end on the virtual clock."""
+    """Runs a workload on the virtual clock, from its start or from a boundary, to its end."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     try:
-        main = _run(schedule, work, stop_after, recorder or NoRecorder(), make_cluster, between)
+        main = _run(schedule, work, stop_after, recorder or NoRecorder(), make_cluster, between, start)
         return loop.run_until_complete(main)
     finally:
         loop.wind_up()
@@ -169,6 +191,7 @@ async def _run(
     recorder: Recorder,
     make_cluster: MakeCluster,
     between: Between,
+    start: Boundary | None,
 ) -> Record:
     devices = tuple(
         Device(index=i, pool="cpu", pool_index=i, memory_bytes=work.device_memory) for i in range(work.num_devices)
@@ -182,7 +205,7 @@ async def _run(
             prompts_per_step=work.prompts_per_step,
             samples_per_prompt=work.samples_per_prompt,
             num_steps=work.num_steps,
-            done_steps=work.done_steps,
+            done_steps=start.done_steps if start else 0,
             minibatches=work.minibatches,
             epochs=work.epochs,
         ),
@@ -191,8 +214,12 @@ async def _run(
     settings = LoopSettings(sampling=sampling, limits=work.limits, recovery=work.recovery)
     record = Record(cluster=cluster)
     algorithm = CostAlgorithm(work.costs, work.needs, work.refill_rounds)
-    prompts = CountedPrompts(work.num_prompts)
+    if start:
+        stages.gate.restore(start.num_groups)
+    prompts = start.prompts.copy() if start else CountedPrompts(work.num_prompts)
     run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, work.episode)
+    if start:
+        run.admission.resumed.add(start.groups)
 
     async def main() -> None:
         await run.start(_Observer(run, record, stop_after, between))

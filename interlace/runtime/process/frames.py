@@ -66,14 +66,18 @@ class _Shared:
 
 
 def encode(
-    message: Call | Reply | _Shared, shared: SharedArrays | None = None, dumps: Dumps | None = None
+    message: Call | Reply | _Shared,
+    shared: SharedArrays | None = None,
+    dumps: Dumps | None = None,
+    *,
+    by_value: bool = False,
 ) -> list[bytes | memoryview]:
     """Returns the parts to write, in order. dumps: replaces the plain way to pickle.
 
-    shared: memory that the receiver shares. If None, the receiver may be on another machine, so that the message has
-    contents of samples in place of references.
+    shared: memory that the receiver shares. If None, the receiver may be on another machine. The message then has
+    contents of samples in place of references, as with `by_value`.
     """
-    with pickling_by_value(shared is None):
+    with pickling_by_value(by_value or shared is None):
         body, beside = (dumps or plain_dumps)(message)
     if shared and sum(raw.nbytes for raw in beside) >= SHARED_BYTES and (found := shared.share(beside)):
         return encode(_Shared(body=body, spans=found[0], made=found[1]))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from interlace.core.errors import InterlaceError
+from interlace.core.payload import PayloadStore
 from interlace.runtime.process.frames import Assembler, Call, encode
 from interlace.runtime.process.shared import SharedArrays, write_all
 
@@ -51,6 +52,10 @@ class Directory(Protocol):
         """Shared-memory folder of the machine on which the directory was made. None if there is no such folder."""
         ...
 
+    def open_remote_store(self) -> PayloadStore | None:
+        """Returns the store of values for a rank that does not share the run's memory. None if there is none."""
+        ...
+
     def publish(self, name: str, address: str) -> None:
         """Writes an entry."""
         ...
@@ -69,6 +74,10 @@ class FolderDirectory:
         self._folder, self.run = folder, str(folder)
         self.process = os.getpid()
         self.shared: Path | None = None
+
+    def open_remote_store(self) -> PayloadStore | None:
+        """Returns None: all ranks are on one machine."""
+        return None
 
     def publish(self, name: str, address: str) -> None:
         """See Directory."""
@@ -194,7 +203,8 @@ class _Line:
 
     def send(self, message: Call) -> None:
         """Writes a message. Raises OSError if the other end is gone."""
-        write_all(self._connection.sendmsg, encode(message, self._shared))
+        # By value: the controller owns all files of contents, and removes those that it has no reference to.
+        write_all(self._connection.sendmsg, encode(message, self._shared, by_value=True))
 
     def close(self) -> None:
         """Closes the connection."""

@@ -3,10 +3,11 @@
 import asyncio
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from interlace.core.errors import InterlaceError, WorkerDiedError
+from interlace.core.payload import remove_orphans
 from interlace.runtime.clock import Clock
 from interlace.runtime.process.connection import RankConnection
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Call, Dumps, Reply, encode, plain_dumps
@@ -37,6 +38,8 @@ class ProcessRank(ABC):
         """on_failure: called with failures that no caller waits for, in particular the death of the process."""
         self._context, self._on_failure = context, on_failure
         self._shared, self._dumps = shared, dumps
+        self._process_number: int | None = None
+        """Number of the rank's process. None before its start."""
         self.open_calls = OpenCalls(clock)
         self._connection = RankConnection(
             shared, on_reply=self._handle_reply, on_unreadable=self._fail_unreadable, on_lost=self._handle_loss
@@ -60,13 +63,10 @@ class ProcessRank(ABC):
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """Runs an operation on the rank's process, after the operations called before."""
         async with self._sending:
-            await self._before_call((*args, *kwargs.values()))
-            if self._dead:
-                raise self._dead
-            if self._closed:
-                raise WorkerDiedError(f"{self.name} was ended.")
+            _check_open(self)
             call = Call(number=self.open_calls.next_number, method=method, args=args, kwargs=kwargs)
-            parts = self._encode_call(call, self._shared)
+            parts = await self._prepare_call(call)
+            _check_open(self)
             answer = self.open_calls.add(method, (args, kwargs))
             self._connection.write(parts)
         reply = await answer
@@ -90,6 +90,8 @@ class ProcessRank(ABC):
         self.open_calls.fail_all(WorkerDiedError(f"{self.name} was ended while {self.open_calls.describe()}."))
         self._connection.close()
         await self._end()
+        if self._shared:
+            remove_orphans(self._shared.folder, self._process_number)
 
     @abstractmethod
     async def _end(self) -> None:
@@ -99,11 +101,12 @@ class ProcessRank(ABC):
     async def _cause_of_death(self) -> str:
         """Returns the identity of the process and the cause of its death, as far as it is known within GRACE_S."""
 
-    async def _before_call(self, values: Sequence[Any]) -> None:  # noqa: B027 - most connections send at once
-        """Waits until a call with these arguments can be sent."""
-
     async def _before_result(self, value: Any) -> None:  # noqa: B027 - most connections deliver a result in one part
         """Waits until a result is complete."""
+
+    async def _prepare_call(self, call: Call) -> list[bytes | memoryview]:
+        """Returns the parts of a call's message, after everything that must arrive before it."""
+        return self._encode_call(call, self._shared)
 
     def _encode_call(self, call: Call, shared: SharedArrays | None = None) -> list[bytes | memoryview]:
         try:
@@ -157,6 +160,8 @@ class ProcessRank(ABC):
     async def _explain_death(self) -> None:
         doing = self.open_calls.describe()
         cause = await self._cause_of_death()
+        if self._shared:
+            remove_orphans(self._shared.folder, self._process_number)
         if self._closing:
             return
         self._fail_connection(WorkerDiedError(f"{self.name} died while {doing} {cause}"))
@@ -165,3 +170,11 @@ class ProcessRank(ABC):
         self._dead = error
         self.open_calls.fail_all(error)
         self._on_failure(error)
+
+
+def _check_open(rank: ProcessRank) -> None:
+    """Raises an error if no reply of a rank can come any more."""
+    if rank._dead:
+        raise rank._dead
+    if rank._closed:
+        raise WorkerDiedError(f"{rank.name} was ended.")

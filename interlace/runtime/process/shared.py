@@ -105,6 +105,11 @@ class SharedArrays:
         self._starts: list[int] = []
         self._known: dict[int, tuple[int, str]] = {}
 
+    @property
+    def folder(self) -> Path:
+        """The folder in memory."""
+        return self._folder
+
     def share(self, arrays: Sequence[memoryview]) -> tuple[list[SharedSpan], str] | None:
         """Returns the arrays' spans, and the name of the segment made for them ('' if none was needed).
 

@@ -19,6 +19,7 @@ from interlace.runtime.process.admission import TOKEN_BYTES, admit
 from interlace.runtime.process.frames import Call, Pickled, plain_dumps, with_buffers
 from interlace.runtime.process.server import WorkerServer
 from interlace.runtime.process.shared import SharedArrays
+from interlace.runtime.ray import contents
 from interlace.runtime.ray.tensors import find_stored, store_large
 from interlace.runtime.worker import Worker, WorkerContext
 
@@ -127,6 +128,14 @@ class RankActor:
     def take(self, tables: dict[str, list[Any]]) -> None:
         """See Tables."""
         self._tables.take(tables)
+
+    def hand_over_contents(self, keys: list[str]) -> list[Any]:
+        """See contents.hand_over()."""
+        return contents.hand_over(keys)
+
+    def take_contents(self, references: dict[str, list[Any]]) -> None:
+        """See contents.take()."""
+        contents.take(references)
 
     def run(self, factory: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
         """Constructs the worker and serves it until the controller hangs up."""

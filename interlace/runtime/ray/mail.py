@@ -6,6 +6,9 @@ from pathlib import Path
 import ray
 from ray.experimental import internal_kv
 
+from interlace.core.payload import PayloadStore
+from interlace.runtime.ray.contents import RemotePayloads
+
 
 class StoreDirectory:
     """A directory for ranks on any machine of the cluster."""
@@ -19,6 +22,10 @@ class StoreDirectory:
     def host(self) -> str:
         """See Directory."""
         return str(ray.util.get_node_ip_address())
+
+    def open_remote_store(self) -> PayloadStore:
+        """See Directory."""
+        return RemotePayloads()
 
     def publish(self, name: str, address: str) -> None:
         """See Directory."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
@@ -10,9 +12,11 @@ from ray.exceptions import RayError
 
 from interlace.core.errors import InterlaceError, RemoteError, WorkerDiedError
 from interlace.runtime.clock import Clock
+from interlace.runtime.process.frames import Call, Reply
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.actor import Endpoint, dumps
+from interlace.runtime.ray.contents import RemoteContent, collecting, take_missing
 from interlace.runtime.ray.tensors import find_stored
 from interlace.runtime.worker import Worker, WorkerContext
 
@@ -34,6 +38,10 @@ class RayRank(ProcessRank):
         self._actor, self._lost_part = actor, lost_part
         self._where = ""
         """The process and its machine, for messages."""
+        self._late: deque[tuple[Reply, list[RemoteContent[Any]]]] = deque()
+        """Replies whose contents wait for their references, and the replies after them."""
+        self._contents: weakref.WeakSet[RemoteContent[Any]] = weakref.WeakSet()
+        """Contents that the process owns."""
         self._life: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Completes when the process ends, with Ray's explanation as the exception."""
 
@@ -51,7 +59,7 @@ class RayRank(ProcessRank):
             ) from None
         except RayError as error:
             raise WorkerDiedError(f"{self.name} died before its worker was made. Ray says: {error}") from error
-        self._where = f"(process {endpoint.process} on {endpoint.host})"
+        self._where, self._process_number = f"(process {endpoint.process} on {endpoint.host})", endpoint.process
         if not endpoint.shares_memory:
             self._shared = None
         self._life = asyncio.ensure_future(_await_end(self._actor.run.remote(factory, self._context)))
@@ -91,14 +99,49 @@ class RayRank(ProcessRank):
             )
         return f"{self._where}. If memory ran out there, use smaller batches or other devices. Ray says: {reason}"
 
-    async def _before_call(self, values: Sequence[Any]) -> None:
+    async def _prepare_call(self, call: Call) -> list[bytes | memoryview]:
         # Ray transfers and counts the references; the frame contains only names.
-        tables = {table.key: [table.ref] for table in find_stored(values)}
-        if tables:
-            try:
+        tables = {table.key: [table.ref] for table in find_stored((*call.args, *call.kwargs.values()))}
+        with collecting() as named:
+            parts = await super()._prepare_call(call)
+        contents = {content.key: [content.ref] for content in named}
+        try:
+            if tables:
                 await self._actor.take.remote(tables)
+            if contents:
+                await self._actor.take_contents.remote(contents)
+        except RayError as error:
+            raise self._lose(error) from error
+        return parts
+
+    def _handle_reply(self, reply: Reply) -> None:
+        """Handles a reply after the references of its contents have arrived, and replies in their order."""
+        missing = take_missing()
+        if not missing and not self._late:
+            super()._handle_reply(reply)
+            return
+        self._late.append((reply, missing))
+        if len(self._late) == 1:
+            self._start_task(self._handle_late_replies())
+
+    async def _handle_late_replies(self) -> None:
+        while self._late:
+            reply, missing = self._late[0]
+            try:
+                references = await self._actor.hand_over_contents.remote([content.key for content in missing])
             except RayError as error:
-                raise self._lose(error) from error
+                self._lose(error)
+                return
+            for content, reference in zip(missing, references, strict=True):
+                content.ref = reference
+                self._contents.add(content)
+            self._late.popleft()
+            super()._handle_reply(reply)
+
+    def _fail_connection(self, error: InterlaceError) -> None:
+        for content in self._contents:  # the process owned them
+            content.has_ended = True
+        super()._fail_connection(error)
 
     def _lose(self, error: RayError) -> InterlaceError:
         """Counts the rank as dead, because Ray does not reach its process. Returns the error of its calls."""

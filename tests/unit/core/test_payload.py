@@ -13,7 +13,14 @@ import pytest
 from interlace.core import payload
 from interlace.core.causes import cause_of
 from interlace.core.errors import PayloadLostError
-from interlace.core.payload import PayloadStore, StoredColumn, StoredSegments, StoredText
+from interlace.core.payload import (
+    PayloadStore,
+    StoredColumn,
+    StoredSegments,
+    StoredText,
+    is_lost,
+    remove_orphans,
+)
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, Request, Response, Sample, SampleKey, SamplingParams, Segment
 from interlace.robots.replay.trajectory_file import sample_from_bytes, sample_to_bytes
@@ -99,6 +106,23 @@ def test_the_receiver_owns_the_file_and_readers_do_not(folder: Path) -> None:
     assert owned[0].token_ids[0] == 0
     del owned
     assert not list(folder.glob("payload-*")) and tokens[1] == 1, "a mapped file can be read after its removal"
+
+
+def test_the_writer_removes_a_file_that_it_never_sent(folder: Path) -> None:
+    kept = store(folder, segments(False))
+    assert len(list(folder.glob("payload-*"))) == 1
+    del kept
+    assert not list(folder.glob("payload-*"))
+
+
+def test_files_of_a_dead_process_without_a_reference_are_removed(folder: Path) -> None:
+    sent, lost = store(folder, segments(False)), store(folder, segments(False))
+    owned = pickle.loads(pickle.dumps(sent))
+    pickle.dumps(lost)  # into a message that never arrives
+    (folder / f"payload-{os.getpid()}1-0").touch()  # of another process
+    assert remove_orphans(folder, os.getpid()) == 1
+    assert owned[0].token_ids[-1] == SIZE - 1 and not is_lost(owned) and is_lost(lost)
+    (folder / f"payload-{os.getpid()}1-0").unlink()
 
 
 def test_a_receiver_on_another_machine_gets_the_content(folder: Path) -> None:

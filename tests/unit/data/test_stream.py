@@ -89,6 +89,17 @@ def test_only_a_prompt_that_is_out_can_be_handed_back() -> None:
         stream.hand_back([out[0]])
 
 
+def test_a_waiting_prompt_is_served_out_of_turn_once() -> None:
+    stream = PromptStream(prompts(10), seed=0)
+    first = take(stream, 6)
+    stream.restore(stream.state(unfinished=[first[1], first[4], first[2]]))
+    assert names([stream.take(first[4].uid, first[4].attempt)]) == names([first[4]])
+    for uid, epoch in ((first[4].uid, first[4].attempt), (first[0].uid, first[0].attempt), ("other/0", 0)):
+        with pytest.raises(UserError, match="not among those to draw again"):
+            stream.take(uid, epoch)
+    assert names(take(stream, 2)) == names([first[1], first[2]])
+
+
 def test_a_state_of_other_prompts_is_refused() -> None:
     state = PromptStream(prompts(5), seed=0).state()
     for other in (PromptStream(prompts(6), seed=0), PromptStream(prompts(5), seed=1)):

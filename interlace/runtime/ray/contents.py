@@ -1,0 +1,135 @@
+"""Contents of samples in Ray's object store, for ranks on other machines than the controller.
+
+A rank that does not share the controller's memory puts a content into the store of its node. Messages contain its key;
+Ray's reference is passed beside them by calls of the rank's actor, because Ray counts it. A reader fetches the content
+from the node that has it. The content is lost with the process that put it, which owns it.
+"""
+
+import pickle
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+
+from interlace.core import payload
+from interlace.core.errors import PayloadLostError
+from interlace.core.payload import Dumps, PayloadStore, Stored, pickle_value
+
+T = TypeVar("T")
+
+
+class RemoteContent(Stored[T]):
+    """A value in the object store of a machine."""
+
+    __slots__ = ("has_ended", "key", "ref")
+
+    travels = True
+
+    def __init__(self, key: str, ref: Any = None) -> None:
+        """key: names the object across processes. ref: Ray's reference. If None, it was passed on, or follows."""
+        super().__init__()
+        self.key, self.has_ended = key, False
+        self.ref = ref or _references.pop_taken(key)
+        if self.ref is None:
+            _references.missing.append(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        named = _named.get()
+        if named is not None:
+            named.append(self)
+        return RemoteContent, (self.key,)
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the process that owns the value has ended."""
+        return self.has_ended
+
+    def read(self) -> T:
+        """See Stored."""
+        if self._value is None:
+            try:
+                # Copied, because the store's memory is read-only.
+                parts = [np.array(part) for part in ray.get(self.ref)]
+            except RayError as error:
+                raise PayloadLostError(f"the content of a sample is lost: {error}") from error
+            self._value = pickle.loads(parts[0].data, buffers=parts[1:])
+        return cast("T", self._value)
+
+
+class RemotePayloads(PayloadStore):
+    """Writer of values into the object store of this machine."""
+
+    def __init__(self) -> None:
+        """Needs no folder."""
+
+    def put(self, value: T, dumps: Dumps | None = None) -> Stored[T] | None:
+        """See PayloadStore."""
+        body, arrays = (dumps or pickle_value)(value)
+        parts = [memoryview(body), *arrays]
+        if sum(part.nbytes for part in parts) < payload.MIN_BYTES or b"__main__" in body:
+            return None
+        ref = ray.put([np.frombuffer(part, np.uint8) for part in parts])
+        _references.kept[ref.hex()] = ref
+        return RemoteContent(ref.hex(), ref)
+
+
+class _References:
+    """References of this process, by key, on their way from or to another process."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+        """References of contents that this process put and whose receiver does not have them yet."""
+        self.missing: list[RemoteContent[Any]] = []
+        """Contents that arrived before their references."""
+        self._taken: defaultdict[str, list[Any]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def take(self, references: Mapping[str, Sequence[Any]]) -> None:
+        """Accepts the references of contents that the next message names."""
+        with self._lock:
+            for key, (ref,) in references.items():
+                self._taken[key].append(ref)
+
+    def pop_taken(self, key: str) -> Any:
+        """Returns the reference of a content of a message; None if it did not arrive."""
+        with self._lock:
+            found = self._taken.get(key)
+            ref = found.pop() if found else None
+            if found == []:
+                del self._taken[key]
+            return ref
+
+
+_references = _References()
+_named: ContextVar[list[RemoteContent[Any]] | None] = ContextVar("named", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[list[RemoteContent[Any]]]:
+    """Collects the contents that are pickled inside."""
+    found: list[RemoteContent[Any]] = []
+    before = _named.set(found)
+    try:
+        yield found
+    finally:
+        _named.reset(before)
+
+
+def take_missing() -> list[RemoteContent[Any]]:
+    """Returns the contents that arrived without a reference since the last call."""
+    found, _references.missing = _references.missing, []
+    return found
+
+
+def hand_over(keys: Sequence[str]) -> list[Any]:
+    """Returns the references of contents that this process put. Their receiver holds them then."""
+    return [_references.kept.pop(key) for key in keys]
+
+
+take: Callable[[Mapping[str, Sequence[Any]]], None] = _references.take
