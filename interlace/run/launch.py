@@ -141,19 +141,22 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
         "rollout": wrap_engine(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
         "reference": _reference_worker(initial),
         "critic": critic,
-        "actor": wrap_engine(actor, _actor_maker(sources, base if recipe.actor.lora else source, initial)),
+        "actor": wrap_engine(actor, _actor_maker(sources, base if recipe.actor.lora else source, base)),
     }
     return {**workers, "reward": _reward_worker(recipe, recipe.reward)} if recipe.reward else workers
 
 
 def _actor_maker(
-    sources: ModelSources, source: EngineSource, initial: EngineSource
+    sources: ModelSources, source: EngineSource, base: EngineSource
 ) -> "Callable[[WorkerContext], tuple[TrainEngine, PreTrainedTokenizerBase]]":
-    """Returns the function that makes the engine of the trained model: a policy, or a reward model."""
+    """Returns the function that makes the engine of the trained model: a policy, or a reward model.
+
+    base: the model before training, whose body a reward model has.
+    """
     algorithm = algorithm_of(sources.recipe)
     if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
         folder = None if sources.policy.path == sources.initial.path else Path(sources.policy.path)
-        return partial(make_trained_reward_model, initial, folder)
+        return partial(make_trained_reward_model, base, folder)
     return partial(make_actor_engine, source)
 
 

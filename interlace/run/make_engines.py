@@ -132,18 +132,31 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
 def make_trained_reward_model(
     source: EngineSource, folder: Path | None, context: WorkerContext
 ) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
-    """Makes the engine that trains a reward model: of a checkpoint, or a new head on the body of the recipe's model."""
-    from interlace.engines.train import RewardModelEngine, new_reward_model
+    """Makes the engine that trains a reward model: of a checkpoint, or a new head on the body of the recipe's model.
 
-    recipe = source.recipe
-    loaded = load_source(source, context, trained=True)
+    With `actor.lora` only an adapter of the body and the head are trained, and both are in the checkpoint's adapter.
+    """
+    from interlace.engines.train import Adapter, RewardModelEngine, new_reward_model
+    from interlace.engines.train.reward_model import HEAD
+    from interlace.models.loading import portable_name
+
+    recipe, lora = source.recipe, source.recipe.actor.lora
+    loaded = load_source(source, context, trained=lora is None)
+    model, adapter = new_reward_model(loaded.model, None if lora else folder, seed=recipe.seed), None
+    if lora is not None:
+        model.to(loaded.model.dtype)  # type: ignore[arg-type]  # transformers' own stub
+        name = portable_name(recipe.model, is_warmed_up=recipe.warmup is not None)
+        adapter = Adapter(model, lora, seed=recipe.seed, base_name=name, head=HEAD)
+        if source.adapter:
+            adapter.load(source.adapter)
     engine = RewardModelEngine(
-        new_reward_model(loaded.model, folder, seed=recipe.seed),
+        model,
         loss=algorithm_of(recipe).loss,
         optimizer=recipe.optimizer,
         config=train_config(recipe, loaded.tokenizer),
         device=torch_device(context),
         ranks=join_ranks(context, recipe.actor),
+        adapter=adapter,
     )
     return engine, loaded.tokenizer
 
