@@ -52,6 +52,10 @@ class EngineSource:
     """Address of the server that an engine is, for one that joins a run."""
     wrap: Wrap | None = None
     """Replaces the engine by another, in this process."""
+    longest: int = 1
+    """Tokens of the longest sequence that an engine must hold."""
+    reserved_bytes: int = 0
+    """Bytes of an engine's devices that other workers need."""
 
 
 def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
@@ -72,6 +76,8 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         instance=int(context.group.rpartition("/")[2]),
         logs=source.logs,
         url=source.url,
+        longest=source.longest,
+        reserved_bytes=source.reserved_bytes,
     )
     engine = create_kind(recipe.rollout).create(loaded, site)
     if source.wrap:
