@@ -186,6 +186,7 @@ def test_chosen_episodes_are_filmed_before_and_after(tmp_path: Path, workers: in
     pytest.importorskip("pygame")
     pytest.importorskip("imageio_ffmpeg")
     shown = ["evaluation.num_shown=2", "logging.loggers=[tensorboard]", f"episode.workers={workers}"]
+    shown.append("evaluation.filmed=first")
     run(tmp_path, "filmed", ["steps=1", *shown])
     folder = tmp_path / "filmed"
     films = read_films(folder / "videos")
@@ -198,13 +199,33 @@ def test_chosen_episodes_are_filmed_before_and_after(tmp_path: Path, workers: in
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+def test_outcomes_choose_the_filmed_episodes(tmp_path: Path, workers: int) -> None:
+    """They are run once more for the film, with the outcome that chose them, and no training result changes."""
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    settings = ["steps=1", "logging.loggers=[]", f"episode.workers={workers}", "task.starts.heldout_size=6"]
+    run(tmp_path, "chosen", settings)
+    run(tmp_path, "every", [*settings, "evaluation.filmed=first", "evaluation.num_shown=100"])
+    chosen, every = (read_films(tmp_path / name / "videos") for name in ("chosen", "every"))
+    lengths = {film.name: int(film.caption.split()[-2]) for film in every if film.step == 0}
+    first = {film.label: film for film in chosen if film.step == 0}
+    assert {"best", "worst"} <= set(first) <= {"best", "worst", "random failure"} and len(lengths) == 6
+    assert all(f"after {lengths[film.name]} actions" in film.caption for film in first.values())
+    assert lengths[first["worst"].name] == min(lengths.values())
+    assert lengths[first["best"].name] == max(lengths.values())
+    assert samples(tmp_path, "chosen") == samples(tmp_path, "every")
+    write_report([RunFolder.named(tmp_path, "chosen")], tmp_path / "report.html")
+    assert "worst: CartPole-v1, start" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 def test_episodes_that_rows_choose_among_are_filmed_too(tmp_path: Path, workers: int) -> None:
     pytest.importorskip("pygame")
     pytest.importorskip("imageio_ffmpeg")
     env = "{family: gymnasium, num_envs: 8, workers: 1, settings: {tasks: [CartPole-v1], horizon: 40}}"
     features = "[{of: [0, 1, 2, 3], scale: [2.4, 3.0, 0.2, 3.0]}]"
     others = f"episode.others={{'0': {{name: robot, env: {env}, features: {features}}}}}"
-    shown = ["evaluation.num_shown=2", f"episode.workers={workers}", "steps=1"]
+    shown = ["evaluation.num_shown=2", "evaluation.filmed=first", f"episode.workers={workers}", "steps=1"]
     run(tmp_path, "rows", [others, "episode.column=task", *shown])
     assert [film.step for film in read_films(tmp_path / "rows" / "videos")] == [0, 0, 1, 1]
 
