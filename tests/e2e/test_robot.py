@@ -10,6 +10,7 @@ import pytest
 
 from interlace.cli.eval import evaluated_recipe
 from interlace.core.errors import UserError
+from interlace.models.loading import load_tokenizer
 from interlace.observe.films import read_films
 from interlace.observe.progress import QuietProgress
 from interlace.observe.report.page import write_report
@@ -17,6 +18,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.run.evaluate_model import evaluate_model
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.prompts import recipe_prompts
 from tests.support.robots import DOT, SMALL, run
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
 
@@ -196,6 +198,26 @@ def test_chosen_episodes_are_filmed_before_and_after(tmp_path: Path, workers: in
     assert list((folder / "tensorboard" / "videos").iterdir())
     write_report([RunFolder.named(tmp_path, "filmed")], tmp_path / "report.html")
     assert "contact sheet" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_perturbed_set_has_the_same_states_and_its_interval(tmp_path: Path) -> None:
+    sets = "{language: {starts: {instructions: [shove the puck south, shove it north], heldout_size: 8}}}"
+    settings = [*SMALL, *DOT, "steps=1", "warmup=null", f"model.cache_dir={tmp_path}", f"task.heldout_sets={sets}"]
+    recipe = load_recipe("robot-cartpole", [*settings, "task.starts.heldout_size=8", "evaluation.samples_per_prompt=0"])
+    prompts = recipe_prompts(recipe, load_tokenizer(recipe.model)).heldout
+    own, other = ([prompt for prompt in prompts if prompt.source == name] for name in ("", "language"))
+    columns = ("task", "init_state")
+    assert [[one.metadata[name] for name in columns] for one in own] == [
+        [one.metadata[name] for name in columns] for one in other
+    ]
+    found = evaluate_model(recipe, QuietProgress()).estimates
+    assert found["language"]["greedy"].num_prompts == found["task"]["greedy"].num_prompts == 8
+    assert {"shove the puck south", "shove it north"} <= set(found), "and each task's"
+    greedy = found["language"]["greedy"]
+    assert greedy.low is not None and greedy.high is not None and greedy.low <= greedy.value <= greedy.high
+    beyond = "{language: {starts: {instructions: [push it], tasks: [2]}}}"
+    with pytest.raises(UserError, match=r"of task.heldout_sets.language.starts is of task 2"):
+        check_recipe(load_recipe("robot-cartpole", [*settings, f"task.heldout_sets={beyond}"]))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
