@@ -27,7 +27,7 @@ from interlace.run.library import ProgramInputs, Reward, Sections, Settings, tra
 from interlace.run.program_rows import ColumnMap, rows_by_place
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
-from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.load import load_recipe, override_key
 from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ class _Asked:
                 raise UserError("overrides are for a recipe by name or path: change the Recipe, or give settings.")
             return self.sections.recipe(self.recipe)
         if self.recipe is not None:
-            return self.sections.recipe(load_recipe(str(self.recipe), self.overrides))
+            changed = [override_key(override) for override in self.overrides]
+            return self.sections.recipe(load_recipe(str(self.recipe), self.overrides), changed)
         if self.overrides:
             raise UserError("overrides are for a recipe by name or path: without one, give settings, such as steps=10.")
         if missing := [

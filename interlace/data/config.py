@@ -288,7 +288,8 @@ class DataConfig(SourceConfig):
     mixture: tuple[MixtureSource, ...] = ()
     """Sources whose prompts are drawn by weight; in place of a single source."""
     heldout_sets: dict[str, Annotated[NamedSource, BeforeValidator(expand_named)]] = Field(default_factory=dict)
-    """Further held-out sets by name: all rows of each source. Metrics of evaluations carry the name."""
+    """Further held-out sets by name: all rows of each source, and of `starts` the held-out ones, which are the same
+    states for the same seed. Metrics of evaluations carry the name."""
     format: PromptFormat = PromptFormat()
     sampler: SamplerChoice = SamplerChoice()
     """Order of the prompts of a single source."""

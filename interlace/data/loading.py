@@ -119,7 +119,8 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write
             raise UserError(f"source {part.label!r} of task.mixture has no prompt to train on. Remove it.")
     for name, source in config.heldout_sets.items():
         style = source.format or config.format
-        heldout += loader.prompts(_source_rows(source, style)[0], source, style, name)
+        ours, theirs = _source_rows(source, style)
+        heldout += loader.prompts(ours if source.starts is None else theirs, source, style, name)
     # Starts of one instruction have equal texts and differ in their states.
     has_starts = any(source.starts is not None for source in (config, *config.mixture))
     taken = set() if has_starts else {prompt.text for prompt in heldout}

@@ -6,7 +6,13 @@ from interlace.models.size import model_size
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import num_spanned
-from interlace.run.recipe.memory import MemoryLoads, check_memory, forecast_memory, largest_microbatch
+from interlace.run.recipe.memory import (
+    MemoryLoads,
+    check_memory,
+    forecast_memory,
+    largest_microbatch,
+    longest_sequence,
+)
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
@@ -29,8 +35,9 @@ class AcceptsHere:
         self._made_of = recipe, devices, longest_prompt
         self._needs = algorithm_of(recipe).needs
         self._model = empty_model(recipe.model)
-        microbatch = largest_microbatch(recipe, longest_prompt)
-        self._loads = MemoryLoads(size=model_size(self._model), num_lora=None, microbatch_tokens=microbatch)
+        size, microbatch = model_size(self._model), largest_microbatch(recipe, longest_prompt)
+        longest = longest_sequence(recipe, longest_prompt, size.context)
+        self._loads = MemoryLoads(size=size, num_lora=None, microbatch_tokens=microbatch, longest=longest)
 
     def __reduce__(self) -> tuple[type["AcceptsHere"], tuple[Recipe, tuple[Device, ...], int]]:
         return AcceptsHere, self._made_of

@@ -33,6 +33,8 @@ class Film:
     frames: Sequence[NDArray[np.uint8]]
     """Pictures of equal size, [H, W, 3] each."""
     frames_per_s: float = 10.0
+    label: str = ""
+    """Reason why the episode was filmed, such as `worst`; empty for one without a choice by outcome."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +46,8 @@ class FilmRecord:
     name: str
     video: Path | None
     """Path of the .mp4 file; None if videos could not be written."""
+    label: str = ""
+    """Reason why the episode was filmed; see Film."""
 
 
 def write_films(folder: Path, step: int, films: Sequence[Film]) -> str:
@@ -58,12 +62,13 @@ def write_films(folder: Path, step: int, films: Sequence[Film]) -> str:
     records = []
     for number, film in enumerate(films):
         _check(film)
-        path = target / f"{number:02d}-{_ODD.sub('-', film.name)}.mp4"
+        path = target / f"{number:02d}-{_ODD.sub('-', f'{film.label} {film.name}'.strip())}.mp4"
         try:
             _write_video(path, film)
         except ImportError as error:
             missing = f"no videos, only contact sheets: {error}. Install them: pip install 'interlace[robots]'"
-        records.append({"name": film.name, "caption": film.caption, "video": "" if missing else path.name})
+        video = "" if missing else path.name
+        records.append({"name": film.name, "caption": film.caption, "label": film.label, "video": video})
     (target / SHEET).write_bytes(png(contact_sheet(films)))
     write_atomic(target / _INDEX, json.dumps(records, indent=1))
     return missing
@@ -76,7 +81,8 @@ def read_films(folder: Path) -> list[FilmRecord]:
         step = int(path.parent.name.removeprefix("step_"))
         for row in json.loads(path.read_text(encoding="utf-8")):
             video = path.parent / row["video"] if row["video"] else None
-            found.append(FilmRecord(step=step, name=row["name"], caption=row["caption"], video=video))
+            label = row.get("label", "")
+            found.append(FilmRecord(step=step, name=row["name"], caption=row["caption"], video=video, label=label))
     return found
 
 

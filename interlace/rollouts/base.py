@@ -24,7 +24,7 @@ from interlace.rollouts.envs.episode import EnvEpisode, Simulators
 from interlace.rollouts.envs.jobs import Start
 
 FILMED = "filmed"
-"""Column of a prompt that requests a video of its episode."""
+"""Column of a prompt that requests a video of its episode: true, or the label of the film."""
 
 Context: TypeAlias = Sequence[int] | Sequence[Message | Mapping[str, JSON]]
 """The whole context of a turn: token ids or messages. A mapping is a message in OpenAI's form."""

@@ -12,6 +12,7 @@ from interlace.rollouts.base import FILMED
 from interlace.rollouts.turns import make_answered_sample
 from interlace.run.estimates import Estimate, estimate
 from interlace.run.evaluation import OWN, Evaluation
+from interlace.run.film_choice import choose_films
 from interlace.run.host import Hosted
 
 RIGHT_FROM = 0.5
@@ -42,6 +43,7 @@ class Evaluator:
     async def evaluate(self) -> Evaluation:
         """Answers and scores all held-out prompts with the current weights."""
         greedy = await self._answer_prompts(self._make_params(0.0), 1)
+        await self._film_chosen(greedy)
         sampled = await self._answer_prompts(
             self._make_params(self._settings.temperature), self._settings.samples_per_prompt
         )
@@ -137,24 +139,27 @@ class Evaluator:
         self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams, kind: str
     ) -> Sequence[Scored]:
         """Runs episodes. The recipe's reward scores the episodes that give no reward themselves."""
-        filmed = {p.uid for p in self._prompts[: self._settings.num_shown]} if kind == "greedy" else set()
-        named = [
-            (
-                replace(
-                    prompt,
-                    uid=f"evaluation/{kind}/{prompt.uid}",
-                    metadata={**prompt.metadata, FILMED: True} if prompt.uid in filmed else prompt.metadata,
-                ),
-                index,
-            )
-            for prompt, index in asked
-        ]
+        is_filmed = kind == "greedy" and self._settings.filmed == "first"
+        filmed = {p.uid for p in self._prompts[: self._settings.num_shown]} if is_filmed else set()
+        named = [(_name_episode(prompt, kind, prompt.uid in filmed), index) for prompt, index in asked]
         found = await self._run.outside.play(named, params)
         samples = [replace(sample, prompt=prompt) for sample, (prompt, _) in zip(found, asked, strict=True)]
         left = [sample for sample in samples if sample.outcome is None]
         scored = iter(await self._reward.with_cause("evaluation").score(left) if self._reward and left else ())
         none = RewardResult(failure="its episode brought no reward, and the recipe has none")
         return [(sample, sample.outcome or next(scored, none)) for sample in samples]
+
+    async def _film_chosen(self, greedy: Sequence[Scored]) -> None:
+        """Runs the greedy episodes that the outcomes choose once more, with the same noise, and films them."""
+        settings = self._settings
+        if not (self._plays and settings.num_shown and settings.filmed == "outcome"):
+            return
+        robots = [each for each in greedy if {TASK, INIT_STATE} <= each[0].prompt.metadata.keys()]
+        right = [self._is_right(result, sample.prompt.source) for sample, result in robots]
+        chosen = choose_films([result for _, result in robots], right, self._seed)
+        named = [(_name_episode(robots[place][0].prompt, "greedy", label), 0) for place, label in chosen.items()]
+        if named:
+            await self._run.outside.play(named, self._make_params(0.0))
 
     def _find_share(self, scored: Sequence[Scored]) -> float:
         return sum(self._is_right(result, sample.prompt.source) for sample, result in scored) / len(scored)
@@ -166,3 +171,9 @@ class Evaluator:
         if scoring is None:
             return result.failure is None and result.reward > RIGHT_FROM
         return scoring.is_right(result)
+
+
+def _name_episode(prompt: Prompt, kind: str, film: bool | str) -> Prompt:
+    """Returns the prompt of an evaluation's episode. film: True or a label for a filmed episode."""
+    metadata = {**prompt.metadata, FILMED: film} if film else prompt.metadata
+    return replace(prompt, uid=f"evaluation/{kind}/{prompt.uid}", metadata=metadata)

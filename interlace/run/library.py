@@ -16,6 +16,7 @@ from interlace.run.program_model import is_model, save_model_object
 from interlace.run.program_rows import ColumnMap, write_rows
 from interlace.run.recipe.config import SHORT, Recipe, is_offline
 from interlace.run.recipe.load import KEPT, load_recipe
+from interlace.run.recipe.own_rows import adapt_to_rows
 
 Section: TypeAlias = Config | Mapping[str, object]
 """A section of a recipe: its Config, or a mapping with the keys of the YAML file."""
@@ -135,9 +136,17 @@ class Sections:
     rows: Path | None
     """File of the program's rows, if it gave rows."""
 
-    def recipe(self, base: Recipe | None = None) -> Recipe:
-        """Returns the recipe, as changes of the base recipe if one is given. Raises UserError."""
-        values = dict(self.values) if base is None else _merge_sections(base.model_dump(mode="json"), self.values)
+    def recipe(self, base: Recipe | None = None, changed: Sequence[str] = ()) -> Recipe:
+        """Returns the recipe, as changes of the base recipe if one is given. Raises UserError.
+
+        changed: dotted keys that the user set in the base recipe.
+        """
+        values = dict(self.values)
+        if base is not None:
+            values = _merge_sections(base.model_dump(mode="json"), self.values)
+            if is_offline(base):
+                values |= {"task": self.values["task"]} if "task" in self.values else {}
+            adapt_to_rows(values, [*self.values, *changed])
         try:
             recipe = Recipe.model_validate(values)
         except ValidationError as error:

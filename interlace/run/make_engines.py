@@ -52,6 +52,10 @@ class EngineSource:
     """Address of the server that an engine is, for one that joins a run."""
     wrap: Wrap | None = None
     """Replaces the engine by another, in this process."""
+    longest: int = 1
+    """Tokens of the longest sequence that an engine must hold."""
+    reserved_bytes: int = 0
+    """Bytes of an engine's devices that other workers need."""
 
 
 def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
@@ -72,6 +76,8 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         instance=int(context.group.rpartition("/")[2]),
         logs=source.logs,
         url=source.url,
+        longest=source.longest,
+        reserved_bytes=source.reserved_bytes,
     )
     engine = create_kind(recipe.rollout).create(loaded, site)
     if source.wrap:
@@ -132,18 +138,31 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
 def make_trained_reward_model(
     source: EngineSource, folder: Path | None, context: WorkerContext
 ) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
-    """Makes the engine that trains a reward model: of a checkpoint, or a new head on the body of the recipe's model."""
-    from interlace.engines.train import RewardModelEngine, new_reward_model
+    """Makes the engine that trains a reward model: of a checkpoint, or a new head on the body of the recipe's model.
 
-    recipe = source.recipe
-    loaded = load_source(source, context, trained=True)
+    With `actor.lora` only an adapter of the body and the head are trained, and both are in the checkpoint's adapter.
+    """
+    from interlace.engines.train import Adapter, RewardModelEngine, new_reward_model
+    from interlace.engines.train.reward_model import HEAD
+    from interlace.models.loading import portable_name
+
+    recipe, lora = source.recipe, source.recipe.actor.lora
+    loaded = load_source(source, context, trained=lora is None)
+    model, adapter = new_reward_model(loaded.model, None if lora else folder, seed=recipe.seed), None
+    if lora is not None:
+        model.to(loaded.model.dtype)  # type: ignore[arg-type]  # transformers' own stub
+        name = portable_name(recipe.model, is_warmed_up=recipe.warmup is not None)
+        adapter = Adapter(model, lora, seed=recipe.seed, base_name=name, head=HEAD)
+        if source.adapter:
+            adapter.load(source.adapter)
     engine = RewardModelEngine(
-        new_reward_model(loaded.model, folder, seed=recipe.seed),
+        model,
         loss=algorithm_of(recipe).loss,
         optimizer=recipe.optimizer,
         config=train_config(recipe, loaded.tokenizer),
         device=torch_device(context),
         ranks=join_ranks(context, recipe.actor),
+        adapter=adapter,
     )
     return engine, loaded.tokenizer
 

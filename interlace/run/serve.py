@@ -96,7 +96,7 @@ async def _serve(
         )
     renderer = create_renderer(tokenizer, recipe.renderer, sampling.stop_token_ids) if tokenizer.chat_template else None
     limits = SessionLimits(
-        renderer=renderer, max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.max_tokens)
+        renderer=renderer, max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.kv_tokens)
     )
     visitors = PoolVisitors(cluster, pool, sampling, limits)
     server = SessionServer(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+import interlace
 from interlace.core.errors import UserError
 from interlace.observe.quiet import QuietWatch
 from interlace.observe.report.page import write_report
@@ -205,9 +206,26 @@ def test_conversations_are_imitated_in_the_words_of_the_assistant(tmp_path: Path
 def test_rows_of_another_kind_are_refused_with_the_recipe_to_use(
     tmp_path: Path, recipe: str, row: dict[str, object], message: str
 ) -> None:
-    changes = [f"task={rows(tmp_path, row)}", "eval_every=0", *(() if recipe == "sft" else ("warmup=null",))]
+    changes = [f"task={rows(tmp_path, row)}"]
     with pytest.raises(UserError, match=message):
         check_recipe(load_recipe(recipe, changes))
+
+
+@pytest.mark.parametrize("recipe", ["sft", "dpo", "reward-model"])
+def test_own_rows_need_no_other_setting(tmp_path: Path, recipe: str) -> None:
+    """They replace the recipe's task, prompt format and warm-up, on the command line and in a program."""
+    own = [{"prompt": f"1+{number}=", "completion": "2"} for number in range(4)]
+    if recipe != "sft":
+        own = [{"prompt": f"1+{number}=", "chosen": "2", "rejected": "3"} for number in range(4)]
+    task = f"task={rows(tmp_path, *own)}"
+    recipes = [load_recipe(recipe, [task]), load_recipe(recipe, [task, "task.files.heldout_size=2", "warmup.steps=7"])]
+    assert recipes[0].warmup is None and recipes[0].eval_every == 0
+    assert recipes[1].warmup is not None and recipes[1].warmup.steps == 7 and recipes[1].eval_every > 0
+    check_recipe(recipes[0])
+    assert load_recipe(recipe, ["steps=1"]).eval_every > 0, "rows that are not replaced keep their settings"
+    sizes = {"steps": 1, "prompts_per_step": 2, "cluster": {"devices": "cpu:2"}, "logging": {"loggers": []}}
+    run = interlace.train(recipe, data=own, name="own", folder=tmp_path, quiet=True, **sizes)  # type: ignore[arg-type]
+    assert len(run.metrics) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from interlace.cli.eval import make_evaluated_recipe
 from interlace.core.errors import UserError
+from interlace.models.loading import load_tokenizer
 from interlace.observe.films import read_films
 from interlace.observe.progress import QuietProgress
 from interlace.observe.report.page import write_report
@@ -17,6 +18,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.run.evaluate_model import evaluate_model
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.prompts import recipe_prompts
 from tests.support.robots import DOT, SMALL, run
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
 
@@ -186,6 +188,7 @@ def test_chosen_episodes_are_filmed_before_and_after(tmp_path: Path, workers: in
     pytest.importorskip("pygame")
     pytest.importorskip("imageio_ffmpeg")
     shown = ["evaluation.num_shown=2", "logging.loggers=[tensorboard]", f"episode.workers={workers}"]
+    shown.append("evaluation.filmed=first")
     run(tmp_path, "filmed", ["steps=1", *shown])
     folder = tmp_path / "filmed"
     films = read_films(folder / "videos")
@@ -197,6 +200,46 @@ def test_chosen_episodes_are_filmed_before_and_after(tmp_path: Path, workers: in
     assert "contact sheet" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_perturbed_set_has_the_same_states_and_its_interval(tmp_path: Path) -> None:
+    sets = "{language: {starts: {instructions: [shove the puck south, shove it north], heldout_size: 8}}}"
+    settings = [*SMALL, *DOT, "steps=1", "warmup=null", f"model.cache_dir={tmp_path}", f"task.heldout_sets={sets}"]
+    recipe = load_recipe("robot-cartpole", [*settings, "task.starts.heldout_size=8", "evaluation.samples_per_prompt=0"])
+    prompts = recipe_prompts(recipe, load_tokenizer(recipe.model)).heldout
+    own, other = ([prompt for prompt in prompts if prompt.source == name] for name in ("", "language"))
+    columns = ("task", "init_state")
+    assert [[one.metadata[name] for name in columns] for one in own] == [
+        [one.metadata[name] for name in columns] for one in other
+    ]
+    found = evaluate_model(recipe, QuietProgress()).estimates
+    assert found["language"]["greedy"].num_prompts == found["task"]["greedy"].num_prompts == 8
+    assert {"shove the puck south", "shove it north"} <= set(found), "and each task's"
+    greedy = found["language"]["greedy"]
+    assert greedy.low is not None and greedy.high is not None and greedy.low <= greedy.value <= greedy.high
+    beyond = "{language: {starts: {instructions: [push it], tasks: [2]}}}"
+    with pytest.raises(UserError, match=r"of task.heldout_sets.language.starts is of task 2"):
+        check_recipe(load_recipe("robot-cartpole", [*settings, f"task.heldout_sets={beyond}"]))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_outcomes_choose_the_filmed_episodes(tmp_path: Path, workers: int) -> None:
+    """They are run once more for the film, with the outcome that chose them, and no training result changes."""
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    settings = ["steps=1", "logging.loggers=[]", f"episode.workers={workers}", "task.starts.heldout_size=6"]
+    run(tmp_path, "chosen", settings)
+    run(tmp_path, "every", [*settings, "evaluation.filmed=first", "evaluation.num_shown=100"])
+    chosen, every = (read_films(tmp_path / name / "videos") for name in ("chosen", "every"))
+    lengths = {film.name: int(film.caption.split()[-2]) for film in every if film.step == 0}
+    first = {film.label: film for film in chosen if film.step == 0}
+    assert {"best", "worst"} <= set(first) <= {"best", "worst", "random failure"} and len(lengths) == 6
+    assert all(f"after {lengths[film.name]} actions" in film.caption for film in first.values())
+    assert lengths[first["worst"].name] == min(lengths.values())
+    assert lengths[first["best"].name] == max(lengths.values())
+    assert samples(tmp_path, "chosen") == samples(tmp_path, "every")
+    write_report([RunFolder.named(tmp_path, "chosen")], tmp_path / "report.html")
+    assert "worst: CartPole-v1, start" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_episodes_that_rows_choose_among_are_filmed_too(tmp_path: Path, workers: int) -> None:
     pytest.importorskip("pygame")
@@ -204,7 +247,7 @@ def test_episodes_that_rows_choose_among_are_filmed_too(tmp_path: Path, workers:
     env = "{family: gymnasium, num_envs: 8, workers: 1, settings: {tasks: [CartPole-v1], horizon: 40}}"
     features = "[{of: [0, 1, 2, 3], scale: [2.4, 3.0, 0.2, 3.0]}]"
     others = f"episode.others={{'0': {{name: robot, env: {env}, features: {features}}}}}"
-    shown = ["evaluation.num_shown=2", f"episode.workers={workers}", "steps=1"]
+    shown = ["evaluation.num_shown=2", "evaluation.filmed=first", f"episode.workers={workers}", "steps=1"]
     run(tmp_path, "rows", [others, "episode.column=task", *shown])
     assert [film.step for film in read_films(tmp_path / "rows" / "videos")] == [0, 0, 1, 1]
 

@@ -2,13 +2,15 @@
 torch.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 
 KVKind = Literal["slots", "pages"]
+AUTO_TOKENS = 65536
+"""Longest sequence, in tokens, of an engine whose KV cache has the size `auto`."""
 
 
 class EngineConfig(Config):
@@ -18,10 +20,16 @@ class EngineConfig(Config):
     """Name of a built-in engine (native, address, interlace, vllm, sglang), or package.module:Class of your own."""
     max_running: int = Field(default=64, ge=1)
     """Most sequences that one engine decodes at the same time."""
-    max_tokens: int = Field(default=65536, ge=1)
-    """Capacity of one engine's KV cache, in tokens."""
+    max_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Capacity of one engine's KV cache, in tokens. With auto, a native engine takes the size from the free memory of
+    its device at its start; other engines take 65536. A sequence then has at most 65536 tokens on every device."""
     max_batch_tokens: int = Field(default=2048, ge=1)
     """Most tokens of one forward pass; longer prompts run in chunks."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Returns max_tokens as a number, for forecasts and for the length of a sequence; of auto, AUTO_TOKENS."""
+        return AUTO_TOKENS if self.max_tokens == "auto" else self.max_tokens
 
 
 class SpanningConfig(EngineConfig):

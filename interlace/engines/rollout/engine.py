@@ -1,6 +1,7 @@
 """Native rollout engine: continuous batching for any transformers causal LM, in this process."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from interlace.engines.rollout.decode_loop import DecodeLoop
 from interlace.engines.rollout.given_inputs import input_reader
 from interlace.engines.rollout.installed_versions import InstalledVersions
 from interlace.engines.rollout.kv_residence import KVResidence
+from interlace.engines.rollout.kv_size import KVNeeds, longest_sequence, size_kv_cache
 from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.prepare_model import ServingConfig, num_retained, serve
@@ -54,13 +56,18 @@ class NativeParts:
         seed: int,
         num_threads: int,
         mesh: "DeviceMesh | None",
+        kv_needs: KVNeeds,
     ) -> None:
         """See NativeEngine."""
         self._model = model
-        context = context_length(model.config) or config.max_tokens
+        context, longest = context_length(model.config) or config.kv_tokens, longest_sequence(config)
+        sized = size_kv_cache(model, config, kv_needs, mesh)
+        config = sized.config
         serving = serve(model, ServingConfig(engine=config, longest=context, num_threads=num_threads, mesh=mesh))
         self._runner, self._attention, self._pool = serving.runner, serving.attention, serving.pool
         self._store, self._report = serving.store, serving.report
+        if sized.note:
+            self._report = replace(serving.report, notes=(*serving.report.notes, sized.note))
         self._weights = LiveWeights(model)
         self.agreement = Agreement(mesh)
         self._table = SequenceTable(config.max_running, seed)
@@ -74,7 +81,8 @@ class NativeParts:
         self._kv = KVResidence(self._pool, self._store, self._table, self._scheduler, self._prefixes)
         self._versions = InstalledVersions(self._weights, self._runner)
         self._limits = Limits(
-            context=context, longest=self._store.longest, vocab_size=model.config.get_text_config().vocab_size,
+            context=context, longest=min(longest, self._store.longest),
+            vocab_size=model.config.get_text_config().vocab_size,
             has_tokenizer=tokenizer is not None, reads=input_reader(model),
             num_drawable=self._decode_loop.num_drawable,
         )  # fmt: skip
@@ -162,6 +170,7 @@ class NativeEngine(NativeParts):
         seed: int = 0,
         num_threads: int = 1,
         mesh: "DeviceMesh | None" = None,
+        kv_needs: KVNeeds | None = None,
     ) -> None:
         """Prepares the model and verifies the properties that report() returns.
 
@@ -169,11 +178,15 @@ class NativeEngine(NativeParts):
         num_threads: threads of torch, a setting of the whole process (if threads contend for a core, small products
         become hundreds of times slower), and of the C++ decoder, whose threads run whole rows and synchronize only at
         the end of a pass. mesh: ranks that share the model's layers. Each rank has such an engine, and all must receive
-        the same calls.
+        the same calls. kv_needs: for max_tokens=auto. Raises UserError if the KV cache does not hold
+        their longest sequence.
         """
         torch.set_num_threads(num_threads)
         loaded, tokenizer = _load_model(model, tokenizer)
-        super().__init__(loaded, config or NativeConfig(), tokenizer, seed=seed, num_threads=num_threads, mesh=mesh)
+        super().__init__(
+            loaded, config or NativeConfig(), tokenizer, seed=seed, num_threads=num_threads, mesh=mesh,
+            kv_needs=kv_needs or KVNeeds(),
+        )  # fmt: skip
         self._live: dict[str, SequenceState] = {}
         self._streaming: set[str] = set()
         """Ids of the live requests that stream."""

@@ -77,7 +77,7 @@ _KEPT_TOKENS, _MOST_KEPT = 64, 1024
 
 def num_retained(config: NativeConfig) -> int:
     """Returns the number of rows of the store for tokens of ended sequences."""
-    return max(config.max_running, 8, min(config.max_tokens // _KEPT_TOKENS, _MOST_KEPT))
+    return max(config.max_running, 8, min(config.kv_tokens // _KEPT_TOKENS, _MOST_KEPT))
 
 
 def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
@@ -85,7 +85,7 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
     original = model.config._attn_implementation
     prompts = probe_prompts(model.config.get_text_config().vocab_size)
     expected = reference_logits(model, prompts)
-    reachable = min(config.longest, STORES[config.engine.kv].longest_in(config.engine.max_tokens))
+    reachable = min(config.longest, STORES[config.engine.kv].longest_in(config.engine.kv_tokens))
     probes = build_length_probes(model, reachable)
     notes: list[str] = []
     if config.mesh:
@@ -115,7 +115,7 @@ def _serve_routed(
     notes: list[str],
 ) -> PreparedModel | None:
     """Prepares the fast path. Returns None, with the fault as last note, if its logits differ from the model's."""
-    pool = KVPool(routed.shapes, config.engine.max_tokens + _SPARE_CELLS, model.dtype, model.device)
+    pool = KVPool(routed.shapes, config.engine.kv_tokens + _SPARE_CELLS, model.dtype, model.device)
     store = _store(pool, config)
     attention = _attention(pool, store, config, notes)
     spare_row = config.engine.max_running
@@ -178,7 +178,7 @@ def _explain_variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | 
 
 
 def _serve_plain(model: PreTrainedModel, config: ServingConfig, wanted: _Expected, fault: str) -> PreparedModel:
-    pool = KVPool((), config.engine.max_tokens, model.dtype, model.device)
+    pool = KVPool((), config.engine.kv_tokens, model.dtype, model.device)
     store = _store(pool, config)
     runner = PlainRunner(model, use_cache=True)
     reached = [probe for probe in wanted.beyond if probe.change.is_reached]
@@ -209,9 +209,9 @@ def _serve_plain(model: PreTrainedModel, config: ServingConfig, wanted: _Expecte
 
 def _store(pool: KVPool, config: ServingConfig) -> KVStore:
     store = STORES[config.engine.kv](
-        pool, config.engine.max_running + 1 + num_retained(config.engine), config.engine.max_tokens
+        pool, config.engine.max_running + 1 + num_retained(config.engine), config.engine.kv_tokens
     )
-    store.page_table[config.engine.max_running] = config.engine.max_tokens  # the spare row: padding tokens write there
+    store.page_table[config.engine.max_running] = config.engine.kv_tokens  # the spare row: padding tokens write there
     return store
 
 

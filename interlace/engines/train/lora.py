@@ -64,15 +64,24 @@ class AdapterFiles:
 class Adapter:
     """LoRA layers inside a model."""
 
-    def __init__(self, model: PreTrainedModel, config: LoraConfig, *, seed: int, base_name: str | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: LoraConfig,
+        *,
+        seed: int,
+        base_name: str | None = None,
+        head: str | None = None,
+    ) -> None:
         """Inserts the layers, which initially change nothing (B = 0), and freezes all other parameters.
 
         seed: seed of A and of dropout. base_name: portable name of the model, for adapter_config.json. If None, the
-        name that transformers loaded the model by. Raises UserError if peft is missing, or if no linear layer has a
-        given name.
+        name that transformers loaded the model by. head: name of a classifier's head, a linear layer whose weight is
+        trained whole and belongs to the adapter's files (peft's `modules_to_save`). If None, the model is a causal
+        language model. Raises UserError if peft is missing, or if no linear layer has a given name.
         """
-        self._model, self._seed = model, seed
-        self._settings, self._layers = _inject_adapter(model, config)
+        self._model, self._seed, self._head = model, seed, head
+        self._settings, self._layers = _inject_adapter(model, config, head)
         self._settings.base_model_name_or_path = base_name or model.config._name_or_path or None
         self._generator = torch.Generator()
         self._dropouts = [_Dropout(config.dropout, self._generator) for _ in self._layers]
@@ -160,11 +169,14 @@ class Adapter:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Returns the adapter's tensors by the names in peft's files; they alias the model's."""
-        return {
+        found = {
             f"{name}.{half}.weight": getattr(layer, half)[NAME].weight.detach()
             for name, layer in self._layers.items()
             for half in FACTORS
         }
+        if self._head is not None:
+            found[f"{self._head}.weight"] = self._model.get_parameter(f"{self._head}.weight").detach()
+        return found
 
     def _enable_adapters(self, enabled: bool) -> None:
         for layer in self._layers.values():
@@ -172,7 +184,9 @@ class Adapter:
 
 
 def num_lora_parameters(model: nn.Module, config: LoraConfig) -> int:
-    """Counts an adapter's parameters; the model may be on the meta device. Raises UserError as Adapter does."""
+    """Counts an adapter's parameters without a head; the model may be on the meta device. Raises UserError as Adapter
+    does.
+    """
     shapes = [module.weight.shape for module in _find_targets(model, config).values()]
     return sum(config.rank * (rows + columns) for rows, columns in shapes)
 
@@ -197,9 +211,11 @@ class _Dropout(nn.Module):
         return rows * kept / (1 - self.rate)
 
 
-def _inject_adapter(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig, dict[str, Any]]:
+def _inject_adapter(
+    model: PreTrainedModel, config: LoraConfig, head: str | None
+) -> tuple[peft.LoraConfig, dict[str, Any]]:
     """Returns (peft's settings, the adapter's layers by the name of the layer they replace)."""
-    targets = _find_targets(model, config)
+    targets = _find_targets(model, config, head)
     import peft
 
     for parameter in model.parameters():
@@ -209,24 +225,33 @@ def _inject_adapter(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.Lo
         lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft only divides it by the rank
         target_modules=list(targets),
         fan_in_fan_out=any(not isinstance(module, nn.Linear) for module in targets.values()),
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM" if head is None else "SEQ_CLS",
     )
     peft.inject_adapter_in_model(settings, model, adapter_name=NAME)
     layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
     for layer in layers.values():
         for half in (layer.lora_A, layer.lora_B):
             half[NAME].float().requires_grad_(True)  # small, and trained: full precision
+    if head is not None:
+        _train_head(model.get_submodule(head))
+        settings.modules_to_save = [head]  # after the injection, which would wrap the head
     return settings, layers
 
 
-def _find_targets(model: nn.Module, config: LoraConfig) -> dict[str, nn.Linear | Conv1D]:
-    """Finds linear layers by their full name."""
+def _train_head(head: nn.Module) -> None:
+    """Trains the weight of a linear head in float32, in which the head also computes."""
+    head.float().get_parameter("weight").requires_grad_(True)
+    head.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+
+
+def _find_targets(model: nn.Module, config: LoraConfig, head_name: str | None = None) -> dict[str, nn.Linear | Conv1D]:
+    """Finds linear layers by their full name. head_name: name of a classifier's head, which gets no adapter."""
     if find_spec("peft") is None:
         raise UserError("actor.lora needs peft, which is not installed: pip install 'interlace[lora]'.")
     from transformers.pytorch_utils import Conv1D
 
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
-    head = model.get_output_embeddings()  # type: ignore[operator]  # of every transformers model
+    head = linear[head_name] if head_name else model.get_output_embeddings()  # type: ignore[operator]  # transformers'
     short = {name.rpartition(".")[2]: module for name, module in linear.items() if module is not head}
     wanted = config.target_modules or tuple(short)
     unknown = [name for name in wanted if name not in short]

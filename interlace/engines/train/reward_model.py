@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from interlace.engines.train.checkpoint import Files
     from interlace.engines.train.packing import MicroBatch
 
-BIAS = "score.bias"
-"""Bias of the head. A loss on differences of scores leaves it at 0, and a sequence classifier has none."""
+HEAD = "score"
+"""Name of the head in the classifiers of transformers that can be saved as sequence classifiers."""
+BIAS = f"{HEAD}.bias"
+"""Bias of the head. A sequence classifier has none, so it stays at 0 and is not trained."""
 
 
 class RewardModelEngine(TrainEngine):
@@ -50,7 +52,8 @@ class RewardModelEngine(TrainEngine):
             config.get_text_config().pad_token_id = config.pad_token_id = tokenizer.pad_token_id
         with TRANSFORMERS_LOCK, torch.device("meta"):
             empty = AutoModelForSequenceClassification.from_config(config).to(self.model.dtype)
-        return (ModelFiles(empty=empty, weights=weights, tokenizer=tokenizer),)
+        whole = ModelFiles(empty=empty, weights=weights, tokenizer=tokenizer)
+        return (whole, self._adapter.copy_to_host()) if self._adapter else (whole,)
 
 
 def new_reward_model(policy: PreTrainedModel, folder: Path | None, *, seed: int) -> PreTrainedModel:
@@ -70,6 +73,7 @@ def new_reward_model(policy: PreTrainedModel, folder: Path | None, *, seed: int)
         with TRANSFORMERS_LOCK:
             found = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
         model.load_state_dict({**found.state_dict(), BIAS: torch.zeros(1)})
+    model.get_parameter(BIAS).requires_grad_(False)
     return model
 
 

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
 from interlace.core.state_parts import OPTIMIZER
+from interlace.engines.train.answer_rows import hidden_at, reads_answers_alone
 from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.checkpoint import Files, host_copy
 from interlace.engines.train.engine import TrainEngine
@@ -191,6 +192,7 @@ class TransitionEngine(TrainEngine):
         if not (self.packed.is_packed and self._ranks.is_alone):
             raise UserError("off-policy learning trains on one device, with packed attention. Place the actor on one.")
         self._algorithm, self.settings = algorithm, algorithm.settings
+        self._reads_answers_alone = reads_answers_alone(model)
         self._head, self._seed = head, seed
         self._placeholder, self._queries = reads.placeholder, tuple(model.config.query_token_ids)
         self._parts = _Parts()
@@ -241,15 +243,22 @@ class TransitionEngine(TrainEngine):
 
     def outputs(self, row: ContextRow, states_BF: Tensor) -> Tensor:
         """Computes the policy's outputs [B C, V] for the numbers of chunks, with gradient."""
-        hidden = self.model.base_model(
-            row.input_ids,
-            position_ids=row.position_ids,
-            packed_layout=row.layout,
-            inputs={STATE: states_BF},
-            input_places=row.inputs,
-            use_cache=False,
-        )[0]
-        found: Tensor = self.model.get_output_embeddings()(hidden[0].index_select(0, row.answers))
+        body: Any = self.model.base_model
+        inputs = {STATE: states_BF}
+        if self._reads_answers_alone:
+            embeddings = body.embed_rows(row.input_ids, inputs, row.inputs)
+            hidden = hidden_at(body, embeddings, row.position_ids, row.layout, row.answers)
+        else:
+            whole = body(
+                row.input_ids,
+                position_ids=row.position_ids,
+                packed_layout=row.layout,
+                inputs=inputs,
+                input_places=row.inputs,
+                use_cache=False,
+            )[0]
+            hidden = whole[0].index_select(0, row.answers)
+        found: Tensor = self.model.get_output_embeddings()(hidden)
         return found
 
     def read_recorded_logprobs(self, learnt: Learnt) -> Tensor:

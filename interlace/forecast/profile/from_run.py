@@ -73,7 +73,7 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
         rollout=_fit_rollout(trace, recipe).model_copy(
             update={
                 "state_bytes": size.weight_bytes,
-                "device_bytes": recipe.rollout.max_tokens * size.kv_bytes_per_token,
+                "device_bytes": recipe.rollout.kv_tokens * size.kv_bytes_per_token,
             }
         ),
         reward=_fit_reward(trace, recipe, run),
@@ -100,7 +100,7 @@ def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
     steps = np.asarray([each.args["new_tokens"] / each.args["batch"] for each in calls])
     shares = np.stack([np.interp([each.args["batch"] for each in calls], batches, row) for row in np.eye(len(batches))])
     seen = [place for place in range(len(batches)) if shares[place].any()]
-    capacity = recipe.rollout.max_tokens
+    capacity = recipe.rollout.kv_tokens
     rows = [
         [1.0, _prompt_tokens(each), count * each.args["kv_use"] * capacity, *(count * shares[seen, place])]
         for place, (each, count) in enumerate(zip(calls, steps, strict=True))

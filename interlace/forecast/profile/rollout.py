@@ -125,7 +125,7 @@ async def measure_rollout(
         Measured(cell=cell, num_calls=num_calls[cell], seconds=taken)
         for cell, taken in zip(cells, seconds, strict=True)
     ]
-    costs = fit_rollout(measured, kv_tokens=recipe.rollout.max_tokens, max_running=recipe.rollout.max_running)
+    costs = fit_rollout(measured, kv_tokens=recipe.rollout.kv_tokens, max_running=recipe.rollout.max_running)
     state = await _measure_state(engine, recipe)
     return costs.model_copy(update={**state, "min_call_s": MIN_CALL_S, "update_s": await _update_s(engine, actor)})
 
@@ -138,7 +138,7 @@ def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
     reach = prompt + recipe.sampling.max_new_tokens
     many = max(FEW + 1, min(MANY, recipe.sampling.max_new_tokens))
     long = max(1, reach - many)
-    largest = max(1, min(recipe.rollout.max_running, recipe.rollout.max_tokens // (long + many)))
+    largest = max(1, min(recipe.rollout.max_running, recipe.rollout.kv_tokens // (long + many)))
     batches = batches_to(largest)
     share = recipe.samples_per_prompt
     lengths = [max(1, sample.num_tokens) for sample in samples]
@@ -201,7 +201,7 @@ async def _measure_state(engine: RolloutGroup, recipe: Recipe) -> dict[str, floa
     async with engine.hold("profile"):
         num_bytes = engine.state.count_loaded_bytes()
         offload_s, onload_s = await medians([engine.state.unload, engine.state.load], rounds=3, budget_s=5.0)
-    cache = min(num_bytes, recipe.rollout.max_tokens * model_size(empty_model(recipe.model)).kv_bytes_per_token)
+    cache = min(num_bytes, recipe.rollout.kv_tokens * model_size(empty_model(recipe.model)).kv_bytes_per_token)
     return {
         "state_bytes": num_bytes - cache,
         "device_bytes": cache,

@@ -46,7 +46,7 @@ def film_views(run: RunData) -> list[FilmView]:
 
 
 def _make_video_view(run: RunData, record: FilmRecord) -> VideoView:
-    text = f"{record.name}: {record.caption}"
+    text = f"{record.label}: " * bool(record.label) + f"{record.name}: {record.caption}"
     if record.video is None or not record.video.is_file():
         return VideoView(text=text)
     if record.video.stat().st_size > _MAX_VIDEO_BYTES:

@@ -39,12 +39,23 @@ class Simulator(ABC):
     """True if load() is fast and exact: one simulator per task then serves all environments by swapping states."""
     keeps_starts: ClassVar[bool] = True
     """False if the same start may give another state later, so that states after a reset are not cached."""
+    moves_camera: ClassVar[bool] = False
+    """True if the simulator applies `camera_change`."""
     memory_bytes: ClassVar[int] = 0
     """Approximate host memory of one simulator; 0 if negligible."""
 
     def __init__(self, settings: Any, task: str) -> None:
-        """settings: an instance of the class's `Settings`. Raises UserError for an unknown task or no renderer."""
-        self.settings, self.task = settings, task
+        """settings: an instance of the class's `Settings`. Raises UserError for an unknown task or no renderer, and for
+        a changed camera (EnvSettings.cameras) that the simulator cannot move.
+        """
+        self.settings = settings
+        self.task, self.camera_change = settings.split_task(task)
+        """Name of the task in the simulator, and the change of its camera; None for none."""
+        if self.camera_change and not self.moves_camera:
+            raise UserError(
+                f"task {task!r} changes the camera, and environments of {type(self).__name__} have none that moves. "
+                f"Remove it from env.settings.tasks, or name {self.task!r}."
+            )
 
     @property
     @abstractmethod

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError, nearest
 from interlace.robots.envs.base import RetracedSimulator, Step, import_required
+from interlace.robots.envs.camera_change import change_camera
 from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
@@ -41,6 +42,7 @@ class Libero(RetracedSimulator):
     """One task of LIBERO. The reward is 1 at success, else 0."""
 
     Settings = LiberoSettings
+    moves_camera = True
     memory_bytes = 1300 << 20
 
     settings: LiberoSettings
@@ -48,6 +50,12 @@ class Libero(RetracedSimulator):
     def __init__(self, settings: LiberoSettings, task: str) -> None:
         """Raises UserError for an unknown suite or number, or for images without a renderer."""
         super().__init__(settings, task)
+        task = self.task
+        if self.camera_change and not settings.image_size:
+            raise UserError(
+                f"task {task!r} is to be seen by a changed camera, and the policy reads no pictures. Set "
+                "env.settings.image_size, or remove the task."
+            )
         benchmark = import_required("libero.libero.benchmark", family="libero", extra="libero")
         wrapper = import_required("libero.libero.envs.env_wrapper", family="libero", extra="libero")
         library = import_required("libero.libero", family="libero", extra="libero")
@@ -103,6 +111,9 @@ class Libero(RetracedSimulator):
         # Only a hard reset, LIBERO's default, gives the same start each time: a soft reset keeps solver state.
         self._env.seed(0)
         self._env.reset()
+        if self.camera_change:  # of a new model each time, because the reset is hard
+            model = self._env.sim.model
+            change_camera(model, model.camera_name2id(_CAMERAS["image"]), self.camera_change)
         self._observed = self._env.set_init_state(self._states[init_state % len(self._states)])
         for _ in range(self.settings.settle_steps):
             self._observed, *_ = self._env.step(_STILL)

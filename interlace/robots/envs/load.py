@@ -1,15 +1,14 @@
 """Environments by name, with their settings."""
 
 import importlib
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 
 from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
+from interlace.core.host_memory import available_bytes
 from interlace.core.plugins import class_names, concrete_subclass, find_class, load_object
 from interlace.robots.envs.base import Simulator, VectorEnv
 from interlace.robots.envs.spec import EnvSettings
@@ -95,7 +94,7 @@ def _num_simulators(kind: type[Simulator], settings: EnvSettings, num_envs: int,
 
 
 def _check_memory(family: str, kind: type[Simulator], settings: EnvSettings, num_envs: int, workers: int = 1) -> None:
-    needed, there = _num_simulators(kind, settings, num_envs, workers) * kind.memory_bytes, _memory_bytes()
+    needed, there = _num_simulators(kind, settings, num_envs, workers) * kind.memory_bytes, available_bytes()
     if needed > there:
         fits = max(1, there // kind.memory_bytes)
         less = f"env.num_envs to {fits} or less"
@@ -105,16 +104,6 @@ def _check_memory(family: str, kind: type[Simulator], settings: EnvSettings, num
             f"{num_envs} environments of {family!r} in {workers} processes take about {needed >> 20} MiB, and "
             f"{there >> 20} MiB are free; set {less}"
         )
-
-
-def _memory_bytes() -> int:
-    """Returns the free host memory; all host memory if the system does not report the free part."""
-    for line in (
-        Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if Path("/proc/meminfo").exists() else ()
-    ):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _load_package() -> ModuleType:

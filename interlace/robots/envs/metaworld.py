@@ -13,9 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from interlace.core.errors import UserError, nearest
 from interlace.robots.envs.base import Simulator, Step, import_required
+from interlace.robots.envs.camera_change import CameraChange, change_camera
 from interlace.robots.envs.mujoco_camera import MujocoCamera
 from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
@@ -33,6 +35,21 @@ INSTRUCTIONS: Mapping[str, str] = {
     "window-close-v3": "close the window",
 }
 """Instructions of the ten tasks of MT10; other tasks use the words of their names."""
+_SHARED = ("reach-v3", "push-v3", "pick-place-v3", "door-open-v3")
+BENCHMARKS: Mapping[str, tuple[str, ...]] = {
+    "MT10": (
+        *_SHARED, "drawer-open-v3", "drawer-close-v3", "button-press-topdown-v3", "peg-insert-side-v3",
+        "window-open-v3", "window-close-v3",
+    ),
+    "ML10": (
+        *_SHARED, "drawer-close-v3", "button-press-topdown-v3", "peg-insert-side-v3", "window-open-v3", "sweep-v3",
+        "basketball-v3",
+        "drawer-open-v3", "door-close-v3", "shelf-place-v3", "sweep-into-v3", "lever-pull-v3",
+    ),
+}  # fmt: skip
+"""Tasks of the protocols, in the library's order; the last five of ML10 are its test tasks."""
+NUM_GOALS = 50
+"""Initial states of a task in a protocol."""
 _PLAIN = (np.ndarray, np.generic, float, int, bool, str, type(None))
 """Types of the environment's attributes that change in an episode; other attributes belong to the simulator."""
 _VIDEO_SIDE = 192
@@ -45,6 +62,10 @@ class MetaWorldSettings(EnvSettings):
     """Settings of MetaWorld."""
 
     tasks: tuple[str, ...] = ("reach-v3",)
+    benchmark: Literal["MT10", "ML10"] | None = None
+    """Protocol (arXiv 1910.10897). Its tasks are `tasks` unless these are given; those of ML10 are ten to train on and
+    five to test on. Each task has 50 fixed initial states, by the id modulo 50. ML10 hides the goal: numbers 36 to 38
+    of the state are 0."""
     reward: Literal["dense", "success"] = "dense"
     """`dense`: MetaWorld's reward, 0 to 10 per simulated step. `success`: 1 at a step that solves the task, else 0."""
     light: bool = False
@@ -56,12 +77,20 @@ class MetaWorldSettings(EnvSettings):
     camera: str = "corner2"
     """Camera of the observation `image` and of videos."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_tasks(cls, data: object) -> object:
+        if isinstance(data, Mapping) and "tasks" not in data and data.get("benchmark") in BENCHMARKS:
+            return {**data, "tasks": BENCHMARKS[data["benchmark"]]}
+        return data
+
 
 class MetaWorld(Simulator):
     """One task of MetaWorld."""
 
     Settings = MetaWorldSettings
     swaps = True
+    moves_camera = True
     memory_bytes = 200 << 20
 
     settings: MetaWorldSettings
@@ -69,6 +98,7 @@ class MetaWorld(Simulator):
     def __init__(self, settings: MetaWorldSettings, task: str) -> None:
         """Raises UserError for an unknown task or camera, or for images without a renderer."""
         super().__init__(settings, task)
+        task = self.task
         library = import_required("metaworld", family="metaworld", extra="robots")
         self._mujoco = import_required("mujoco", family="metaworld", extra="robots")
         kinds = import_required("metaworld.env_dict", family="metaworld", extra="robots").ALL_V3_ENVIRONMENTS
@@ -77,7 +107,8 @@ class MetaWorld(Simulator):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # gymnasium warns about the precision of bounds
             self._env: Any = kinds[task]()
-        given = {"env_cls": kinds[task], "rand_vec": None, "partially_observable": False}
+        hides_goal = settings.benchmark is not None and settings.benchmark.startswith("ML")
+        given = {"env_cls": kinds[task], "rand_vec": None, "partially_observable": hides_goal}
         self._env.set_task(library.Task(env_name=task, data=pickle.dumps(given)))
         # Each reset draws the goal of the task, and the library's step count ends no episode.
         self._env._freeze_rand_vec, self._env.seeded_rand_vec = False, True
@@ -88,6 +119,8 @@ class MetaWorld(Simulator):
         self._expert: Any = None
         self._renderers: dict[int, MujocoCamera] = {}
         """Cameras by the side of the picture, in pixels."""
+        if self.camera_change:
+            self._move_camera(self.camera_change)
         if settings.image_size:
             self._draw_camera(settings.image_size)
 
@@ -112,7 +145,8 @@ class MetaWorld(Simulator):
 
     def reset(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - its physics has no noise
         """Draws the positions of hand, object and goal."""
-        self._env._np_random = np.random.default_rng(init_state)
+        number = init_state % NUM_GOALS if self.settings.benchmark else init_state
+        self._env._np_random = np.random.default_rng(number)
         self._env._did_see_sim_exception = False
         self._mujoco.mj_resetData(self._env.model, self._env.data)
         self._observation = np.array(self._env.reset()[0])
@@ -180,6 +214,19 @@ class MetaWorld(Simulator):
         if side not in self._renderers:
             self._renderers[side] = MujocoCamera(self._env.model, self.settings.camera, side)
         return self._renderers[side].draw(self._env.data)
+
+    def _move_camera(self, change: CameraChange) -> None:
+        """Moves the camera of images. Raises UserError if the policy reads none, so that the change has no effect."""
+        camera = self.settings.camera
+        if not self.settings.image_size:
+            raise UserError(
+                f"task {self.task!r} is to be seen by a changed camera, and the policy reads no pictures. Set "
+                "env.settings.image_size, or remove the task."
+            )
+        model = self._env.model
+        names = [model.camera(number).name for number in range(model.ncam)]
+        if camera in names:  # an unknown one is refused when it draws
+            change_camera(model, names.index(camera), change)
 
     def _check_stability(self) -> None:
         """Raises FloatingPointError if MuJoCo's state is unusable; MuJoCo only counts such events."""

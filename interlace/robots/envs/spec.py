@@ -13,7 +13,11 @@ from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.types import FloatArray
+from interlace.robots.envs.camera_change import CameraChange
 from interlace.rollouts.envs.spec import Observation
+
+VIEW = "@"
+"""Sign between a task and the name of a changed camera."""
 
 
 class EnvSettings(Config):
@@ -27,6 +31,9 @@ class EnvSettings(Config):
     """Actions of an episode, after which it is truncated."""
     action_repeat: int = Field(default=1, ge=1)
     """Simulator steps for which each action is held."""
+    cameras: dict[str, CameraChange] = Field(default_factory=dict)
+    """Changes of the camera by name, for evaluation. `TASK@NAME` among the tasks is the task TASK, seen by the camera
+    that the change NAME moves."""
     end_on_success: bool = True
     """True if success terminates the episode. Otherwise it continues to its horizon, and any success counts."""
 
@@ -36,9 +43,22 @@ class EnvSettings(Config):
             raise ValueError(
                 f"tasks = {list(self.tasks)} names a task twice; a task's id is its place, so name it once"
             )
+        changes = [task.partition(VIEW)[2] for task in self.tasks if VIEW in task]
+        if unknown := sorted(set(changes) - set(self.cameras)):
+            raise ValueError(
+                f"tasks names the changed camera {unknown[0]!r}, and cameras has {sorted(self.cameras)}: add "
+                f"cameras.{unknown[0]}, such as {{shift: [0.1, 0, 0]}}"
+            )
+        if empty := [name for name, change in self.cameras.items() if not change.has_effect]:
+            raise ValueError(f"cameras.{empty[0]} moves nothing: give shift, in metres, or turn, in degrees")
         if unknown := sorted(set(self.instructions) - set(self.tasks)):
             raise ValueError(f"instructions names {unknown[0]!r}, which is none of tasks = {list(self.tasks)}")
         return self
+
+    def split_task(self, task: str) -> tuple[str, CameraChange | None]:
+        """Returns the simulator's name of a task, and the change of its camera; None for none."""
+        name, has_change, change = task.partition(VIEW)
+        return name, self.cameras[change] if has_change else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

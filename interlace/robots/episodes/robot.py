@@ -31,6 +31,8 @@ from interlace.rollouts.envs.spec import EnvSpec, Observation
 
 TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
 """Columns of a prompt that define the start of its episodes, and parts of a reward that count successes."""
+RETURN, EPISODE_LENGTH = "env/return", "env/episode_length"
+"""Further parts of a reward: the sum of the simulator's scaled rewards, and the number of actions."""
 
 
 class ExpertHelp(Config):
@@ -175,7 +177,9 @@ class RobotEpisode:
         """Returns the recorder of an episode's pictures, if its prompt requests them and drawing works."""
         if not prompt.metadata.get(FILMED) or self._why_no_films:
             return None
-        return FilmRecorder(f"{spec.tasks[start.task]}, start {start.init_state}")
+        label = prompt.metadata[FILMED]
+        name = f"{spec.tasks[start.task]}, start {start.init_state}"
+        return FilmRecorder(name, label=label if isinstance(label, str) else "")
 
     async def _play_episode(
         self, session: Session, env: EnvEpisode, actions: ActionTokens, account: "_Account"

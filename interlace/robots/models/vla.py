@@ -113,6 +113,12 @@ class EmbedsArrays(nn.Module):
         """Computes the vectors of placeholder tokens: [N, placeholders per observation, hidden]."""
         return self.projector(inputs)
 
+    def embed_rows(self, input_ids: Tensor, inputs: Mapping[str, Tensor], input_places: Tensor) -> Tensor:
+        """Computes the embeddings [1, S, hidden] of tokens and arrays; see forward()."""
+        rows: Tensor = self.embed_tokens(input_ids)
+        vectors = self.embed_inputs(inputs).flatten(0, 1).to(rows.dtype)
+        return rows.flatten(0, 1).index_copy(0, input_places, vectors).view(rows.shape)
+
     def forward(  # house: the signature is transformers'
         self,
         input_ids: Tensor | None = None,
@@ -123,10 +129,8 @@ class EmbedsArrays(nn.Module):
     ) -> object:
         """Runs the body. inputs: arrays of N observations. input_places: flat indices of their placeholders."""
         if inputs is not None and input_ids is not None and input_places is not None:
-            rows = self.embed_tokens(input_ids)
-            vectors = self.embed_inputs(inputs).flatten(0, 1).to(rows.dtype)
-            flat = rows.flatten(0, 1).index_copy(0, input_places, vectors)
-            input_ids, inputs_embeds = None, flat.view(rows.shape)
+            inputs_embeds = self.embed_rows(input_ids, inputs, input_places)
+            input_ids = None
         elif input_ids is not None and torch.is_grad_enabled():
             # Ranks sum gradients together, so a rank without such samples needs zero gradients for the projector, not
             # None.

@@ -10,9 +10,9 @@ from interlace.observe.films import Film
 class FilmRecorder:
     """Records a picture after the reset and after each chunk. Passed to EnvEpisode.film()."""
 
-    def __init__(self, name: str) -> None:
-        """name: name of the film: the task and the initial state."""
-        self._name = name
+    def __init__(self, name: str, *, label: str = "") -> None:
+        """name: name of the film: the task and the initial state. label: see Film."""
+        self._name, self._label = name, label
         self._frames: list[NDArray[np.uint8]] = []
         self.problem = ""
         """Reason why drawing failed; empty if it works."""
@@ -27,4 +27,6 @@ class FilmRecorder:
 
     def film(self, caption: str) -> Film | None:
         """Returns the film; None without pictures. caption: the outcome of the episode."""
-        return Film(name=self._name, caption=caption, frames=tuple(self._frames)) if self._frames else None
+        if not self._frames:
+            return None
+        return Film(name=self._name, caption=caption, frames=tuple(self._frames), label=self._label)

@@ -34,7 +34,14 @@ from interlace.run.recipe.check_settings import check_placement, check_settings
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import mesh_shape, num_ranks
-from interlace.run.recipe.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory, largest_microbatch
+from interlace.run.recipe.memory import (
+    MemoryLoads,
+    WorkerMemory,
+    check_memory,
+    forecast_memory,
+    largest_microbatch,
+    longest_sequence,
+)
 from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
 from interlace.run.recipe.prompts import message_writer, recipe_prompts
 from interlace.run.recipe.teacher_prompts import check_alignment, check_context
@@ -117,6 +124,7 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None) -> D
         size=size,
         num_lora=num_lora,
         microbatch_tokens=largest_microbatch(recipe, longest),
+        longest=longest_sequence(recipe, longest, size.context),
         num_adapted=num_adapted_parameters(model, stays) if stays else 0,
     )
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
@@ -169,7 +177,7 @@ def _check_offline(recipe: Recipe, planned: tuple[Device, ...] | None) -> Derive
     num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
     step_tokens = recipe.prompts_per_step * longest
     microbatch = min(step_tokens, max(recipe.tokens_per_microbatch, longest))
-    loads = MemoryLoads(size=size, num_lora=num_lora, microbatch_tokens=microbatch)
+    loads = MemoryLoads(size=size, num_lora=num_lora, microbatch_tokens=microbatch, longest=longest)
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
     check_memory(memory)
     return Derived(
@@ -311,7 +319,7 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
             f"task.overlong=drop task.max_prompt_tokens={max(1, size.context - max_new_tokens)}."
         )
     longest_in = create_kind(recipe.rollout).longest_in
-    needed, fitting = num_tokens + max_new_tokens, longest_in(recipe.rollout.max_tokens)
+    needed, fitting = num_tokens + max_new_tokens, longest_in(recipe.rollout.kv_tokens)
     if needed > fitting:
         enough = next(BLOCK << doublings for doublings in count() if longest_in(BLOCK << doublings) >= needed)
         raise UserError(

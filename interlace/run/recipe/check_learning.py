@@ -1,11 +1,13 @@
 """Checks of a robot's tasks, its off-policy learner, its world model and its imagined episodes."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from interlace.algorithms.replayed import ReplayedAlgorithm, ReplayedSettings
 from interlace.core.errors import UserError
 from interlace.core.training import UpdateConfig
+from interlace.data.config import StartSource
 from interlace.robots.datasets import layout
 from interlace.robots.datasets.load import open_dataset
 from interlace.robots.env_stage import simulators_of
@@ -185,13 +187,19 @@ def _check_expert(recipe: Recipe) -> None:
 
 
 def _check_tasks(recipe: Recipe) -> None:
-    starts, env = recipe.task.starts, simulators_of(recipe.episode)
-    if starts is None or env is None:
-        return
-    names = find_family(env.family, env.settings)[1].tasks
+    env, sets = simulators_of(recipe.episode), recipe.task.heldout_sets
+    given = {"task.starts": recipe.task.starts}
+    given |= {f"task.heldout_sets.{name}.starts": source.starts for name, source in sets.items()}
+    for section, starts in given.items():
+        if starts is not None and env is not None:
+            _check_starts(section, starts, find_family(env.family, env.settings)[1].tasks)
+
+
+def _check_starts(section: str, starts: StartSource, names: Sequence[str]) -> None:
+    """Raises UserError for a start of a task that the simulators do not have. names: of their tasks."""
     for instruction, task in zip(starts.instructions, starts.tasks or range(len(starts.instructions)), strict=True):
         if not 0 <= task < len(names):
             raise UserError(
-                f"the instruction {instruction!r} of task.starts is of task {task}, and episode.env.settings.tasks has "
-                f"{len(names)}: {', '.join(names)}. Give one instruction a task, or name ids in task.starts.tasks."
+                f"the instruction {instruction!r} of {section} is of task {task}, and episode.env.settings.tasks has "
+                f"{len(names)}: {', '.join(names)}. Give one instruction a task, or name ids in {section}.tasks."
             )

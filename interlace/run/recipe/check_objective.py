@@ -1,7 +1,6 @@
 """Checks of the settings of SFT, DPO, reward models and distillation."""
 
 from interlace.algorithms import Algorithm
-from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.run.recipe.config import Recipe, is_offline
 
@@ -15,7 +14,7 @@ def refuse_offline(recipe: Recipe, command: str) -> None:
         )
 
 
-def check_offline_settings(recipe: Recipe, algorithm: Algorithm) -> None:
+def check_offline_settings(recipe: Recipe) -> None:
     """Raises UserError for settings that have no effect on a run that trains on given rows."""
     name = recipe.algorithm.name
     unused = {
@@ -45,8 +44,6 @@ def check_offline_settings(recipe: Recipe, algorithm: Algorithm) -> None:
             f"sampling.temperature={recipe.sampling.temperature:g}: algorithm {name!r} trains the probabilities of the "
             "model itself. Set it to 1."
         )
-    if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores and recipe.actor.lora is not None:
-        raise UserError(f"actor.lora: algorithm {name!r} trains all weights of a classifier. Remove actor.lora.")
     if recipe.reference.service is not None:
         raise UserError(f"reference.service: algorithm {name!r} computes the reference itself. Remove the setting.")
 

@@ -54,7 +54,7 @@ def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
         _check_algorithm(recipe, algorithm)
         check_teacher(recipe, algorithm)
     else:
-        check_offline_settings(recipe, algorithm)
+        check_offline_settings(recipe)
     _check_minibatches(recipe)
 
 

@@ -13,6 +13,7 @@ from interlace.core.errors import UserError
 from interlace.core.yaml_text import YamlFiles, parse_yaml
 from interlace.observe.secrets import check_unmasked, restore_secrets
 from interlace.run.recipe.config import SHORT, Recipe
+from interlace.run.recipe.own_rows import adapt_to_rows
 
 _RECIPES = YamlFiles(kind="recipe", folder=Path(__file__).parents[2] / "recipes")
 recipe_names, recipe_path = _RECIPES.names, _RECIPES.path
@@ -29,6 +30,7 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
     data = restore_secrets(data, _RECIPES.path(spec))
     for override in overrides:
         _apply(data, override)
+    adapt_to_rows(data, [override_key(override) for override in overrides])
     check_unmasked(data)
     try:
         return Recipe.model_validate(data)

@@ -8,9 +8,10 @@ from functools import partial
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
 from interlace.core.state_parts import peak_bytes
-from interlace.engines.rollout.config import NativeConfig
+from interlace.engines.rollout.config import AUTO_TOKENS, NativeConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainedConfig
+from interlace.engines.train.lora import num_lora_parameters
 from interlace.models.classifier import empty_classifier
 from interlace.models.loading import empty_model
 from interlace.models.size import FLOAT_BYTES, ModelSize, model_size
@@ -25,6 +26,8 @@ from interlace.run.recipe.layout import (
 )
 from interlace.schedule.placement import Device
 
+ENGINE = "rollout"
+"""Role of the engines."""
 ADAM_COPIES = 4
 """Copies of its weights that a trained worker keeps: weights, gradients and two moments."""
 TRAINED = "weights, gradients, two moments, in float32"
@@ -39,6 +42,8 @@ class MemoryLoads:
     """Parameters of an adapter, if one is trained."""
     microbatch_tokens: int
     """Tokens of the largest micro-batch."""
+    longest: int
+    """Tokens of the longest sequence, by longest_sequence()."""
     num_adapted: int = 0
     """Parameters of the adapted layers, if an engine also keeps them without the adapter (adapter sent alone)."""
 
@@ -160,15 +165,41 @@ def largest_microbatch(recipe: Recipe, longest_prompt: int) -> int:
     return min(largest, samples * longest) if recipe.episode.is_single_turn else largest
 
 
-def working_bytes(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> Mapping[str, int]:
-    """Returns, by role, the bytes that an operation needs on each device in addition to the state: an upper bound.
+def longest_sequence(recipe: Recipe, longest_prompt: int, context: int | None) -> int:
+    """Returns the tokens of the longest sequence of a run, an upper bound for an episode of several turns.
 
-    longest_prompt: as in largest_microbatch().
+    longest_prompt: as in largest_microbatch(). context: of the model; None if it has no limit.
     """
-    size = model_size(empty_model(recipe.model))
-    loads = MemoryLoads(size=size, num_lora=None, microbatch_tokens=largest_microbatch(recipe, longest_prompt))
-    forecast = forecast_memory(recipe, algorithm_of(recipe).needs, loads, devices)
-    return {worker.worker.partition("/")[0]: worker.transient_bytes for worker in forecast}
+    if recipe.episode.is_single_turn:
+        return longest_prompt + recipe.sampling.max_new_tokens
+    return min(context or AUTO_TOKENS, AUTO_TOKENS)
+
+
+def forecast_workers(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> tuple[WorkerMemory, ...]:
+    """Returns the forecast of each worker of a checked recipe. longest_prompt: as in largest_microbatch()."""
+    model = empty_model(recipe.model)
+    size, lora = model_size(model), recipe.actor.lora
+    loads = MemoryLoads(
+        size=size,
+        num_lora=num_lora_parameters(model, lora) if lora else None,
+        microbatch_tokens=largest_microbatch(recipe, longest_prompt),
+        longest=longest_sequence(recipe, longest_prompt, size.context),
+    )
+    return forecast_memory(recipe, algorithm_of(recipe).needs, loads, devices)
+
+
+def working_bytes(workers: Sequence[WorkerMemory]) -> Mapping[str, int]:
+    """Returns, by role, the bytes that an operation needs on each device in addition to the state: an upper bound."""
+    return {worker.worker.partition("/")[0]: worker.transient_bytes for worker in workers}
+
+
+def reserved_bytes(workers: Sequence[WorkerMemory]) -> int:
+    """Returns the bytes that other workers need on the devices of the engines: the largest sum of a device."""
+    is_engine = {worker: worker.worker.startswith(f"{ENGINE}/") for worker in workers}
+    shared = {device for worker, engine in is_engine.items() if engine for device in worker.devices}
+    others = [worker for worker, engine in is_engine.items() if not engine]
+    sums = (sum(each.peak_bytes for each in others if device in each.devices) for device in shared)
+    return max(sums, default=0)
 
 
 def check_memory(memory: Sequence[WorkerMemory]) -> None:
@@ -193,16 +224,18 @@ def _while_computing(worker: WorkerMemory) -> str:
 def _list_roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]) -> list[_Role]:
     size, tokens = loads.size, loads.microbatch_tokens
     logits = tokens * size.logit_bytes_per_token
-    kv_bytes = recipe.rollout.max_tokens * size.kv_bytes_per_token
+    is_auto = recipe.rollout.max_tokens == "auto"
+    kv_bytes = (loads.longest if is_auto else recipe.rollout.kv_tokens) * size.kv_bytes_per_token
     is_cut = isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
     copies = size.num_parameters if is_cut else 0
-    how = "weights + KV cache of rollout.max_tokens" + (" + weights in eight bits" if is_cut else "")
+    cache = f"at least {loads.longest} tokens (rollout.max_tokens=auto)" if is_auto else "rollout.max_tokens"
+    how = f"weights + KV cache of {cache}" + (" + weights in eight bits" if is_cut else "")
     if loads.num_adapted:
         # With drain, each sequence ends under its adapter: an engine holds one adapter per version of staleness.
         older = recipe.schedule.resolved.adapters_beside
         copies += (1 + older) * loads.num_adapted * size.weight_bytes // size.num_parameters
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
-    roles = [_Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]
+    roles = [_Role(name=ENGINE, num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]
     if create_kind(recipe.rollout).num_addresses is not None or is_offline(recipe):
         roles = []  # servers elsewhere, or no engine
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))

@@ -147,7 +147,10 @@ class EvaluationConfig(Config):
     resamples: int = Field(default=1000, ge=0)
     """Resamples of the prompts for the 95 % intervals of `interlace eval`. With 0, no intervals."""
     num_shown: int = Field(default=4, ge=0)
-    """Prompts whose answers before and after training are printed; episodes of a robot are filmed."""
+    """Prompts whose answers before and after training are printed. With 0, no episode of a robot is filmed."""
+    filmed: Literal["outcome", "first"] = "outcome"
+    """Greedy held-out episodes of a robot that are filmed. `outcome`: the best, the worst and a random failure, which
+    are run once more for the film. `first`: the first `num_shown`."""
 
     @field_validator("pass_at")
     @classmethod

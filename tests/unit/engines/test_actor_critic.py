@@ -19,6 +19,7 @@ from interlace.core.types import SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.actor_critic import ActorCriticEngine
+from interlace.engines.train.answer_rows import reads_answers_alone
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.models.action_head import SquashedHead
 from interlace.models.config import RobotShape
@@ -289,3 +290,23 @@ def test_weights_scale_the_errors_of_the_critics() -> None:
 def test_two_normalisations_are_refused() -> None:
     with pytest.raises(UserError, match="batch_norm and layer_norm"):
         engine(batch_norm=True, layer_norm=True)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_rows_that_nothing_reads_change_no_output_and_no_gradient(layers: int) -> None:
+    """The last layer computes the answers' rows alone; a body of another kind is run whole."""
+    made = engine(shape=SHAPE.model_copy(update={"layers": layers}))
+    row = made._row(context(made), BATCH)
+    states = torch.from_numpy(transitions(0).states)
+    found = []
+    for alone in (True, False):
+        made._reads_answers_alone = alone
+        outputs = made.outputs(row, states)
+        (outputs * torch.arange(outputs.numel()).view(outputs.shape)).sum().backward()
+        found.append([outputs.detach(), *(each.grad for each in made.model.parameters())])
+        made.model.zero_grad(set_to_none=True)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert reads_answers_alone(made.model)
+    made.model.base_model.gradient_checkpointing = True
+    assert not reads_answers_alone(made.model)

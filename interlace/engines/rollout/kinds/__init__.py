@@ -48,6 +48,10 @@ class EngineSite:
     """Address of the server, for one that joined; if None, the index of the engine selects it."""
     logs: Path | None = None
     """Folder for the logs of servers that the engine starts; None for a temporary one."""
+    longest: int = 1
+    """Tokens of the longest sequence of the run."""
+    reserved_bytes: int = 0
+    """Bytes of each device that other workers need."""
 
 
 class EngineKind(ABC):

@@ -71,10 +71,10 @@ class AddressKind(EngineKind):
             link_settings(self.config, start_s=self.config.health_timeout_s),
         )
         capacity = link.open()
-        context = capacity.context or self.config.max_tokens
+        context = capacity.context or self.config.kv_tokens
         vocab_size = loaded.model.config.get_text_config().vocab_size
         limits = Limits(
-            context=context, longest=max(context, self.config.max_tokens), vocab_size=vocab_size, has_tokenizer=True,
+            context=context, longest=max(context, self.config.kv_tokens), vocab_size=vocab_size, has_tokenizer=True,
             reads=None,
         )  # fmt: skip
         is_ours = self.config.dialect == "interlace"

@@ -80,10 +80,10 @@ class ServedKind(EngineKind, ABC):
             shutil.rmtree(private, ignore_errors=True)
             raise
         capacity = link.open()
-        context = capacity.context or self.config.max_tokens
+        context = capacity.context or self.config.kv_tokens
         limits = Limits(
             context=context,
-            longest=self.longest_in(self.config.max_tokens),
+            longest=self.longest_in(self.config.kv_tokens),
             vocab_size=loaded.model.config.get_text_config().vocab_size,
             has_tokenizer=True,
             reads=None,

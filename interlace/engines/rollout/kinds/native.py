@@ -49,6 +49,7 @@ class NativeKind(EngineKind):
 
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
         from interlace.engines.rollout.engine import NativeEngine
+        from interlace.engines.rollout.kv_size import KVNeeds
 
         return NativeEngine(
             loaded.model.to(site.devices[0]),  # type: ignore[arg-type]  # transformers' own stub
@@ -57,4 +58,5 @@ class NativeKind(EngineKind):
             seed=site.seed,
             num_threads=site.num_threads,
             mesh=site.mesh,
+            kv_needs=KVNeeds(longest=site.longest, reserved_bytes=site.reserved_bytes),
         )

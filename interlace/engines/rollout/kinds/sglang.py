@@ -50,7 +50,7 @@ class SGLangKind(ServedKind):
             *("--random-seed", str(site.seed % 2**31)),
             *("--tp-size", str(config.tensor_parallel_size)),
             *("--max-running-requests", str(config.max_running)),
-            *("--max-total-tokens", str(config.max_tokens)),
+            *("--max-total-tokens", str(config.kv_tokens)),
             *("--chunked-prefill-size", str(config.max_batch_tokens)),
             *("--mem-fraction-static", str(config.memory_share)),
             "--enable-memory-saver",

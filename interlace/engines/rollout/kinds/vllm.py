@@ -67,7 +67,7 @@ class VLLMKind(ServedKind):
 
         config, site, size = self.config, server.site, server.size
         is_cpu = site.devices[0] == "cpu"
-        blocks = -(-config.max_tokens // LARGEST_BLOCK) + 1  # The first block serves padding.
+        blocks = -(-config.kv_tokens // LARGEST_BLOCK) + 1  # The first block serves padding.
         kv_bytes = blocks * LARGEST_BLOCK * size.kv_bytes_per_token // config.tensor_parallel_size
         eager = is_cpu if config.enforce_eager is None else config.enforce_eager
         arguments = [
@@ -77,7 +77,7 @@ class VLLMKind(ServedKind):
             *("--dtype", site.model.dtype),
             *("--seed", str(site.seed % 2**31)),
             *("--tensor-parallel-size", str(config.tensor_parallel_size)),
-            *("--max-model-len", str(min(size.context or config.max_tokens, config.max_tokens))),
+            *("--max-model-len", str(min(size.context or config.kv_tokens, config.kv_tokens))),
             *("--max-num-seqs", str(config.max_running)),
             *("--max-num-batched-tokens", str(max(config.max_batch_tokens, config.max_running))),
             *("--kv-cache-memory-bytes", str(kv_bytes)),

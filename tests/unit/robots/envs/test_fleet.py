@@ -118,7 +118,7 @@ def test_a_process_and_its_replacement_need_memory_only_for_their_own_environmen
 
 def test_environments_of_all_processes_need_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Walk, "memory_bytes", 100 << 20)
-    monkeypatch.setattr(load, "_memory_bytes", lambda: 350 << 20)
+    monkeypatch.setattr(load, "available_bytes", lambda: 350 << 20)
 
     async def use(fleet: EnvFleet) -> None:
         with pytest.raises(UserError, match=r"4 environments .* in 2 processes .* set env.num_envs to 3 or less"):

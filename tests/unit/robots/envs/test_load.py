@@ -55,7 +55,7 @@ def test_more_environments_than_memory_are_refused(monkeypatch: pytest.MonkeyPat
     from tests.contract.envs import Walk
 
     monkeypatch.setattr(Walk, "memory_bytes", 100 << 20)
-    monkeypatch.setattr(load, "_memory_bytes", lambda: 450 << 20)
+    monkeypatch.setattr(load, "available_bytes", lambda: 450 << 20)
     with pytest.raises(UserError, match=r"set env.num_envs to 4 or less"):
         create_envs(WALK, {"tasks": ["left"]}, 5)
     monkeypatch.setattr(Walk, "swaps", True)  # then each process has one a task

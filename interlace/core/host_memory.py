@@ -1,0 +1,26 @@
+"""Free memory of this host."""
+
+import os
+from pathlib import Path
+
+_MEMORY_INFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int:
+    """Returns the bytes that programs can still get on this host, or in its container if that has fewer.
+
+    If the system does not report the free part, all memory of the host.
+    """
+    found = {line.partition(":")[0]: line.split()[1] for line in _read(_MEMORY_INFO).splitlines() if ":" in line}
+    every = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = int(found["MemAvailable"]) << 10 if "MemAvailable" in found else every
+    limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
+    return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
