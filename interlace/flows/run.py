@@ -332,6 +332,6 @@ class PolicyRun:
             raise ValueError(f"sample {sample.key} left the channel without a terminal event")
         if sample.finish_reason is None:
             self.rollout.stage.cancel(sample.key)
-        failure = self._failed.take(sample.key)
+        failure = self._failed.take(sample.key) if event is TerminalEvent.FAILED else None
         reason, cause = (failure.reason, failure.cause) if failure else ("", None)
         self._ended.append(Ended(sample=sample, event=event, reason=reason, cause=cause))

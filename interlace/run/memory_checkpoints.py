@@ -8,7 +8,7 @@ from pathlib import Path
 from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.run_identity import RunIdentity
-from interlace.runtime.process.shared import shared_folder
+from interlace.runtime.process.shared import make_shared_folder
 
 
 class MemoryCheckpoints:
@@ -16,7 +16,7 @@ class MemoryCheckpoints:
 
     def __init__(self, every: int, run: RunIdentity) -> None:
         """every: steps between two checkpoints; 0 for none. Raises UserError if this machine has no shared memory."""
-        self._every, self._folder = every, shared_folder() if every else None
+        self._every, self._folder = every, make_shared_folder() if every else None
         if every and self._folder is None:
             raise UserError(
                 f"recovery.memory_checkpoint_every = {every} needs the folder /dev/shm, which this machine does not "

@@ -180,7 +180,7 @@ class _PolicySession(RunProcess):
         pool = hosted.run.rollout.pool
         hosted.run.redraws.notes.follow(self._progress.say)
         pool.membership.notes.follow(self._progress.say)
-        if pool.membership.may_change:
+        if pool.membership.rules.may_change:
             kind, launch = engine_kind_of(recipe.rollout), partial(launch_joiner, cluster, sources)
             most = len(cluster.place("rollout"))
             control = EngineControl(pool, self._folder.path, kind, launch, most_engines=most)

@@ -17,7 +17,7 @@ from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.actor import Endpoint, dumps
 from interlace.runtime.ray.contents import RemoteContent, collecting, take_missing
-from interlace.runtime.ray.tensors import stored_in
+from interlace.runtime.ray.tensors import find_stored
 from interlace.runtime.worker import Worker, WorkerContext
 
 
@@ -101,7 +101,7 @@ class RayRank(ProcessRank):
 
     async def _prepare_call(self, call: Call) -> list[bytes | memoryview]:
         # Ray transfers and counts the references; the frame contains only names.
-        tables = {table.key: [table.ref] for table in stored_in((*call.args, *call.kwargs.values()))}
+        tables = {table.key: [table.ref] for table in find_stored((*call.args, *call.kwargs.values()))}
         with collecting() as named:
             parts = await super()._prepare_call(call)
         contents = {content.key: [content.ref] for content in named}
@@ -127,8 +127,10 @@ class RayRank(ProcessRank):
     async def _handle_late_replies(self) -> None:
         while self._late:
             reply, missing = self._late[0]
+            keys, references = [content.key for content in missing], []
             try:
-                references = await self._actor.hand_over_contents.remote([content.key for content in missing])
+                if keys:
+                    references = await self._actor.hand_over_contents.remote(keys)
             except RayError as error:
                 self._lose(error)
                 return
@@ -151,10 +153,10 @@ class RayRank(ProcessRank):
         return self._dead
 
     def _is_waited_for(self, value: Any) -> bool:
-        return bool(stored_in((value,)))
+        return bool(find_stored((value,)))
 
     async def _before_result(self, value: Any) -> None:
-        tables = stored_in((value,))
+        tables = find_stored((value,))
         try:
             references = await self._actor.hand_over.remote([table.key for table in tables])
         except RayError as error:
