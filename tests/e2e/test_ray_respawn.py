@@ -106,7 +106,7 @@ def test_contents_that_are_deleted_or_lost_with_their_rank_are_drawn_again(
     take, stored = GenerateStage._take_response, list[Path]()
 
     def lose(stage: GenerateStage, response: Response) -> None:
-        segments = response.completion.segments
+        segments = response.segments
         assert isinstance(segments, StoredSegments)
         path = Path(segments.content._path)
         stored.append(path)

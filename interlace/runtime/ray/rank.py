@@ -127,8 +127,10 @@ class RayRank(ProcessRank):
     async def _handle_late_replies(self) -> None:
         while self._late:
             reply, missing = self._late[0]
+            keys, references = [content.key for content in missing], []
             try:
-                references = await self._actor.hand_over_contents.remote([content.key for content in missing])
+                if keys:
+                    references = await self._actor.hand_over_contents.remote(keys)
             except RayError as error:
                 self._lose(error)
                 return

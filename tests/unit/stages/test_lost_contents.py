@@ -60,11 +60,10 @@ class StoringEngine:
         return ran._replace(value=replace(progress, responses=tuple(map(self._store, progress.responses))))
 
     def _store(self, response: Response) -> Response:
-        completion = response.completion
-        written = PayloadStore(self.folder).put_sample(completion.segments, "")
+        written = PayloadStore(self.folder).put_sample(response.segments, "")
         owned: StoredSegments = pickle.loads(pickle.dumps(written))  # as it arrives in the controller
         ids, logprobs = (StoredColumn(owned, name) for name in ("token_ids", "logprobs"))
-        return replace(response, completion=replace(completion, token_ids=ids, logprobs=logprobs))
+        return replace(response, token_ids=ids, logprobs=logprobs)
 
     def call_now(self, method: str, args: tuple[object, ...]) -> None:
         self.rank.call_now(method, args)
