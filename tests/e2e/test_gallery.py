@@ -29,7 +29,7 @@ PACKAGES = {"maniskill": "mani_skill", "libero": "libero", "react": "langgraph",
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_shipped_recipe_trains_a_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = PACKAGES.get(name, "metaworld" if name.startswith("robot") else None)
+    package = PACKAGES.get(name, "metaworld" if name.startswith(("robot", "metaworld")) else None)
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
     monkeypatch.chdir(tmp_path)

@@ -114,10 +114,9 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None) -> D
     check_context(recipe, [*prompts.train, *prompts.heldout], tokenizer)
     check_alignment(recipe, [*prompts.train, *prompts.heldout], tokenizer)
     _check_warmup(recipe, prompts, tokenizer)
-    size = model_size(model)
+    size, samples = model_size(model), recipe.prompts_per_step * recipe.samples_per_prompt
     num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
     longest = _longest_prompt(recipe, prompts, size)
-    samples = recipe.prompts_per_step * recipe.samples_per_prompt
     _check_step_size(recipe, samples)
     stays = recipe.actor.lora if recipe.weights.adapter == "alone" else None
     loads = MemoryLoads(

@@ -11,7 +11,6 @@ from interlace.core.state_parts import peak_bytes
 from interlace.engines.rollout.config import AUTO_TOKENS, NativeConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainedConfig
-from interlace.engines.train.lora import num_lora_parameters
 from interlace.models.classifier import empty_classifier
 from interlace.models.loading import empty_model
 from interlace.models.size import FLOAT_BYTES, ModelSize, model_size
@@ -177,6 +176,8 @@ def longest_sequence(recipe: Recipe, longest_prompt: int, context: int | None) -
 
 def forecast_workers(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> tuple[WorkerMemory, ...]:
     """Returns the forecast of each worker of a checked recipe. longest_prompt: as in largest_microbatch()."""
+    from interlace.engines.train.lora import num_lora_parameters
+
     model = empty_model(recipe.model)
     size, lora = model_size(model), recipe.actor.lora
     loads = MemoryLoads(

@@ -1,12 +1,11 @@
 """Own rows in a recipe that trains on given rows: settings that belong to the recipe's rows leave with them."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, MutableMapping
 
 from interlace.algorithms.load import objective_names
 
 
-def adapt_to_rows(data: dict[str, Any], changed: Collection[str]) -> None:
+def adapt_to_rows(data: MutableMapping[str, object], changed: Collection[str]) -> None:
     """Adapts the settings of a recipe, in place, if its `task` is replaced and its algorithm trains on given rows.
 
     The warm-up leaves, because its examples answer the prompts of the recipe's task and the rows themselves teach, and
