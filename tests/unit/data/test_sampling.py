@@ -74,8 +74,12 @@ def test_a_restored_stream_serves_what_the_first_would_have(kind: str, seed: int
     state = StreamState.parse(json.loads(first.state(unfinished).model_dump_json()))
     second = stream(kind, seed)
     second.restore(state)
+    out_of_turn = stream(kind, seed)
+    out_of_turn.restore(state)
+    assert names([out_of_turn.take(*each) for each in names(unfinished[::-1])]) == names(unfinished[::-1])
     assert names(take(second, len(unfinished))) == names(unfinished)
-    assert names(take(second, 80)) == names(take(first, 80))
+    later = names(take(first, 80))
+    assert names(take(second, 80)) == later == names(take(out_of_turn, 80))
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
