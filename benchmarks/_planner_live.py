@@ -1,5 +1,6 @@
 """Simulated run on 256 devices whose answers change length: decisions in place against every static schedule."""
 
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -140,13 +141,14 @@ def live_table(others: Sequence[str] = (), changes: Sequence[str] = ("pipeline_d
     total = sum(online.seconds)
     lines.append(f"| all | | {sum(best):.0f} | {total:.0f} | {sum(best) / total:.2f} | {sum(static[whole]):.0f} |")
     told = "; ".join(f"after step {step} {_text(start, schedule)}" for step, schedule in online.changes)
-    return "\n".join(lines) + (
-        f"\n\n{len(static)} static schedules: {', '.join(static)}. The table of {len(table.rows)} schedules at 4 "
+    note = (
+        f"{len(static)} static schedules: {', '.join(static)}. The table of {len(table.rows)} schedules at 4 "
         f"lengths took {made_s:.0f} s to simulate; the slowest decision, change included, took "
         f"{online.slowest_ms:.1f} ms. "
         f"{len(online.changes)} changes in place: {told or 'none'}. Over the whole run the online planner is "
         f"{sum(static[whole]) / total:.2f} times as fast as the best static schedule."
     )
+    return "\n".join([*lines, "", textwrap.fill(note, 118)])
 
 
 def _text(start: Schedule, schedule: Schedule) -> str:
