@@ -141,7 +141,7 @@ class Sections:
 
         changed: dotted keys that the user set in the base recipe.
         """
-        values = dict(self.values)
+        values: dict[str, Any] = dict(self.values)
         if base is not None:
             values = _merge_sections(base.model_dump(mode="json"), self.values)
             if is_offline(base):

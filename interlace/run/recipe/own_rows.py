@@ -3,9 +3,10 @@
 from collections.abc import Collection, Mapping, MutableMapping
 
 from interlace.algorithms.load import objective_names
+from interlace.core.types import JSON
 
 
-def adapt_to_rows(data: MutableMapping[str, object], changed: Collection[str]) -> None:
+def adapt_to_rows(data: MutableMapping[str, JSON], changed: Collection[str]) -> None:
     """Adapts the settings of a recipe, in place, if its `task` is replaced and its algorithm trains on given rows.
 
     The warm-up leaves, because its examples answer the prompts of the recipe's task and the rows themselves teach, and
