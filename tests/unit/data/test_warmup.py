@@ -111,7 +111,7 @@ def test_sorting_habits_refuse_other_prompts(tokenizer: PreTrainedTokenizerBase)
     other = {"name": "number_sorting", "train_size": 5, "heldout_size": 0}
     for source in (other, {**other, "name": "chain_sum"}):
         prompts = load_prompts(DataConfig.parse({"reasoning_gym": source}), tokenizer).train
-        with pytest.raises(UserError, match="the style sorting_habits writes examples"):
+        with pytest.raises(UserError, match="sorting_habits"):
             Demonstrations(HABITS, prompts, tokenizer, 0).batch(0, 5)
 
 
