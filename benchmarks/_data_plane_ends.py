@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from interlace.core import payload
-from interlace.core.types import Completion, FinishReason, Request, Sample, SampleKey
+from interlace.core.types import FinishReason, Request, Response, Sample, SampleKey
 from interlace.engines.rollout.protocol import EngineMemory, StepOutput
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.workers.rollout import RolloutBundle, RolloutWorker
@@ -42,7 +42,7 @@ class FinishedEngine:
     def step(self) -> StepOutput:
         begun, self._waiting = self._waiting[:PER_STEP], self._waiting[PER_STEP:]
         found = [
-            Completion(
+            Response(
                 request=request, token_ids=tokens, logprobs=logprobs, versions=self._versions,
                 finish_reason=FinishReason.STOP,
             )
@@ -56,7 +56,7 @@ class FinishedEngine:
 
     def interrupt(self) -> None: ...
 
-    def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:  # noqa: ARG002 - none is live
+    def abort(self, ids: Sequence[str] | None = None) -> tuple[Response, ...]:  # noqa: ARG002 - none is live
         return ()
 
     def release(self, owners: Sequence[SampleKey]) -> None: ...

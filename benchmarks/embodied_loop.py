@@ -28,9 +28,9 @@ from interlace.algorithms import create_algorithm
 from interlace.core.types import (
     NO_GROUP,
     PROMPT,
-    Completion,
     Prompt,
     Request,
+    Response,
     Sample,
     SampleGroup,
     SampleKey,
@@ -92,9 +92,9 @@ class Policy:
             for index, state in enumerate(states)
         ]  # fmt: skip
 
-    def answer(self, requests: Sequence[Request]) -> list[Completion]:
+    def answer(self, requests: Sequence[Request]) -> list[Response]:
         """Serves requests concurrently."""
-        done: dict[int, Completion] = {}
+        done: dict[int, Response] = {}
         for one in requests:
             self.engine.submit(one)
         while len(done) < len(requests):
@@ -139,7 +139,7 @@ class LockStep:
         count = self.num
         starts = [number * count + place for place in range(count)]
         observed = self.envs.reset(seeds=[0] * count, task_ids=[0] * count, init_state_ids=starts)
-        turns: list[list[Completion]] = [[] for _ in range(count)]
+        turns: list[list[Response]] = [[] for _ in range(count)]
         alive, reward, done = list(range(count)), np.zeros(count), 0
         while alive:
             answers = self.policy.answer(self.policy.requests(observed["state"]))
@@ -155,7 +155,7 @@ class LockStep:
         self._train([self._sample(slot, own, reward[slot]) for slot, own in enumerate(turns)])
         return done
 
-    def _sample(self, slot: int, turns: Sequence[Completion], reward: float) -> Sample:
+    def _sample(self, slot: int, turns: Sequence[Response], reward: float) -> Sample:
         segments: list[Segment] = []
         ids, queries = (
             np.asarray(each, np.int32) for each in (self.policy.actions.placeholders, self.policy.actions.query_ids)

@@ -14,7 +14,7 @@ from statistics import fmean
 from _page import write_table
 
 from interlace.forecast.profile.from_run import profile_of_run
-from interlace.forecast.profile.probe import measure, num_devices, trained
+from interlace.forecast.profile.probe import measure, num_devices, train_probe
 from interlace.forecast.profile.profile import profile_recipe, with_zero_lr
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import Workplace
@@ -35,7 +35,7 @@ def recorded(recipe: Recipe, steps: int) -> Profile:
     settings = set_schedule(recipe, load_schedule(RECORDED), RECORDED).model_copy(
         update={"steps": steps, "eval_every": 0, "checkpoint_every": 0}
     )
-    with trained(settings) as folder:
+    with train_probe(settings) as folder:
         return profile_of_run(folder)[1]
 
 

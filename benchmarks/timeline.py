@@ -110,8 +110,8 @@ class Switched(Timeline):
             self._inside_s += time.thread_time() - start_s
 
     @contextmanager
-    def recorded_by(self, recorder: Recorder) -> Iterator[None]:
-        with super().recorded_by(_Gated(recorder, self)):
+    def record_with(self, recorder: Recorder) -> Iterator[None]:
+        with super().record_with(_Gated(recorder, self)):
             yield
 
     @property

@@ -24,7 +24,7 @@ from _weights_awex import awex_planner
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from interlace.engines.rollout import NativeConfig, NativeEngine
-from interlace.engines.train.export import named_weights
+from interlace.engines.train.export import list_named_weights
 from interlace.runtime.process.frames import Assembler, Reply, encode
 from interlace.runtime.process.shared import SharedArrays, SharedFolder
 from interlace.weights.config import WeightsConfig
@@ -135,7 +135,7 @@ def _rows(names: Sequence[tuple[str, tuple[int, int]]], ranks: int) -> list[list
 
 
 def _writing(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
-    weights = named_weights(model)
+    weights = list_named_weights(model)
     size = sum(tensor.nbytes for tensor in weights.values())
     copies = {name: torch.empty_like(tensor).zero_() for name, tensor in weights.items()}
     count = iter(range(10_000))
@@ -161,7 +161,7 @@ def _writing(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
 
 def _stopping(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
     """Measures the pause of an engine in another process, and the whole time of a publication."""
-    weights = named_weights(model)
+    weights = list_named_weights(model)
     config = NativeConfig(max_running=4, max_tokens=4096)
     engine, other = (NativeEngine(_copied(model), config=config) for _ in range(2))
     folder = SharedFolder(MEMORY)
@@ -222,7 +222,7 @@ def _deltas(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
     for lr, target in ((1e-6, "15 times fewer"), (1e-5, ""), (3e-4, "sent whole")):
         made = torch.Generator().manual_seed(0)
         masters: dict[str, torch.Tensor] = {}
-        for name, tensor in named_weights(model).items():
+        for name, tensor in list_named_weights(model).items():
             if sum(kept.numel() for kept in masters.values()) < SOME:  # a part has the same share of changes
                 masters[name] = torch.randn(tensor.shape, generator=made) * 0.02
         with closing(_writer("object_store", "delta")) as writer, closing(WeightReader()) as reader:
@@ -252,7 +252,7 @@ def _late_joiner(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
     """Measures a new engine whose reader holds the newest version while the trainer writes and another reader
     continues.
     """
-    weights = named_weights(model)
+    weights = list_named_weights(model)
     with closing(_writer("shared_memory")) as writer, closing(WeightReader()) as reader:
         count = iter(range(10_000))
         newest: list[WeightRef] = []

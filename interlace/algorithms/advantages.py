@@ -51,10 +51,10 @@ def generalized(
     if the episode ended there. gamma: one discount, or [L] discounts from each token to the next. Returns [L].
     """
     next_values_L = np.append(values_L[1:], np.float32(value_after))
-    return discounted_sum(rewards_L + gamma * next_values_L - values_L, gamma * lam)
+    return sum_discounted(rewards_L + gamma * next_values_L - values_L, gamma * lam)
 
 
-def discounted_sum(values_L: FloatArray, discount: float | FloatArray) -> FloatArray:
+def sum_discounted(values_L: FloatArray, discount: float | FloatArray) -> FloatArray:
     """Computes [L] each entry plus the discounted later entries; with discount 1, the return to go.
 
     discount: one discount, or [L] discounts from each entry to the next.
@@ -74,7 +74,7 @@ def turn_discounts(sample: Sample, gamma: float, turn_gamma: float) -> float | F
     if turn_gamma == 1.0:
         return gamma
     found = np.full(sample.num_sampled, gamma, np.float32)
-    found[[turn.end - 1 for turn in trained_turns(sample)]] *= np.float32(turn_gamma)
+    found[[turn.end - 1 for turn in list_trained_turns(sample)]] *= np.float32(turn_gamma)
     return found
 
 
@@ -102,7 +102,7 @@ def implicit_process(process_G: Sequence[FloatArray], outcomes_G: FloatArray, *,
     baselines_G = means_G - leave_one_out(means_G)
     outcome_G = leave_one_out(outcomes_G)
     return [
-        discounted_sum(rewards_L - baseline, gamma) + outcome
+        sum_discounted(rewards_L - baseline, gamma) + outcome
         for rewards_L, baseline, outcome in zip(process_G, baselines_G, outcome_G, strict=True)
     ]
 
@@ -115,8 +115,8 @@ def token_rewards(sample: Sample, kl_coefficient: float) -> FloatArray:
     """
     if sample.reward is None:
         raise ValueError(f"sample {sample.key} has no reward")
-    rewards = -trained_only(kl_penalty(sample, kl_coefficient), sample)
-    turns = trained_turns(sample)
+    rewards = -select_trained(kl_penalty(sample, kl_coefficient), sample)
+    turns = list_trained_turns(sample)
     for turn, reward in zip(turns, turn_rewards(sample, turns), strict=True):
         rewards[turn.end - 1] += reward
     return rewards
@@ -130,7 +130,7 @@ class TrainedTurn(NamedTuple):
     reward: float
 
 
-def trained_turns(sample: Sample) -> list[TrainedTurn]:
+def list_trained_turns(sample: Sample) -> list[TrainedTurn]:
     """Lists the turns with trained tokens, in order. A turn without any adds its reward to the next turn."""
     found: list[TrainedTurn] = []
     first, waiting = 0, 0.0
@@ -168,7 +168,7 @@ def kl_penalty(sample: Sample, kl_coefficient: float) -> FloatArray:
     return np.float32(kl_coefficient) * (sample.logprobs - sample.ref_logprobs)
 
 
-def trained_only(values_L: FloatArray, sample: Sample) -> FloatArray:
+def select_trained(values_L: FloatArray, sample: Sample) -> FloatArray:
     """Selects [trained tokens] from [L]."""
     return values_L if sample.loss_mask is None else values_L[sample.loss_mask]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from interlace.algorithms.advantages import kl_penalty, trained_only
+from interlace.algorithms.advantages import kl_penalty, select_trained
 from interlace.algorithms.base import Algorithm, AlgorithmConfig, Needs, rewards_of
 from interlace.algorithms.losses import (
     KLEstimator,
@@ -63,7 +63,9 @@ class PolicyAlgorithm(Algorithm):
     def rewards(self, group: SampleGroup) -> FloatArray:
         """Returns [G] rewards minus the KL penalty summed over each sample's trained tokens."""
         coefficient = self.settings.kl_reward_coefficient
-        penalties = [trained_only(kl_penalty(sample, coefficient), sample).sum() for sample in group.samples]
+        if coefficient == 0:
+            return rewards_of(group)
+        penalties = [select_trained(kl_penalty(sample, coefficient), sample).sum() for sample in group.samples]
         return rewards_of(group) - np.array(penalties, np.float32)
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:

@@ -13,9 +13,9 @@ from interlace.algorithms.advantages import (
     at_trained_tokens,
     generalized,
     kl_penalty,
+    list_trained_turns,
+    select_trained,
     token_rewards,
-    trained_only,
-    trained_turns,
     turn_discounts,
     turn_rewards,
     value_after,
@@ -66,8 +66,8 @@ class PPO(PolicyAlgorithm):
         if sample.values is None:
             raise ValueError(f"sample {sample.key} has no values: PPO needs a critic")
         if self.settings.advantage_of == "turn":
-            return self._estimate_turns(sample, trained_only(sample.values, sample))
-        values = trained_only(sample.values, sample)
+            return self._estimate_turns(sample, select_trained(sample.values, sample))
+        values = select_trained(sample.values, sample)
         rewards = token_rewards(sample, self.settings.kl_reward_coefficient)
         gamma = turn_discounts(sample, self.settings.gamma, self.settings.turn_gamma)
         advantages = self._estimate_advantages(rewards, values, gamma, sample)
@@ -75,8 +75,8 @@ class PPO(PolicyAlgorithm):
 
     def _estimate_turns(self, sample: Sample, values: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Returns (advantages, returns), [L] each, for an episode whose actions are its turns."""
-        turns = trained_turns(sample)
-        penalties = trained_only(kl_penalty(sample, self.settings.kl_reward_coefficient), sample)
+        turns = list_trained_turns(sample)
+        penalties = select_trained(kl_penalty(sample, self.settings.kl_reward_coefficient), sample)
         rewards = turn_rewards(sample, turns)
         rewards -= np.array([penalties[turn.begin : turn.end].sum() for turn in turns], np.float32)
         first = values[[turn.begin for turn in turns]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from interlace.algorithms.advantages import at_trained_tokens, implicit_process, trained_only
+from interlace.algorithms.advantages import at_trained_tokens, implicit_process, select_trained
 from interlace.algorithms.base import Advantages, Needs
 from interlace.algorithms.policy import GroupAlgorithm, GroupSettings
 
@@ -46,4 +46,4 @@ class PRIME(GroupAlgorithm):
 def _mask_process_rewards(sample: Sample) -> FloatArray:
     if sample.process_rewards is None:
         raise ValueError(f"sample {sample.key} has no process rewards: PRIME needs a process reward model")
-    return trained_only(sample.process_rewards, sample)
+    return select_trained(sample.process_rewards, sample)

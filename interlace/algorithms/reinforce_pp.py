@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from interlace.algorithms.advantages import at_trained_tokens, discounted_sum, token_rewards, whitened
+from interlace.algorithms.advantages import at_trained_tokens, sum_discounted, token_rewards, whitened
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
 
@@ -42,4 +42,4 @@ class ReinforcePP(PolicyAlgorithm):
 
     def _return_to_go(self, sample: Sample) -> FloatArray:
         rewards = token_rewards(sample, self.settings.kl_reward_coefficient)
-        return at_trained_tokens(discounted_sum(rewards, self.settings.gamma), sample)
+        return at_trained_tokens(sum_discounted(rewards, self.settings.gamma), sample)

@@ -169,11 +169,11 @@ def profile(
     quiet: bool = False,
 ) -> "Profile":
     """Measures the costs of a recipe's workers on this machine, writes and returns them, for the simulator."""
-    from interlace.cli.profile import measured_profile
+    from interlace.cli.profile import find_measured_profile
     from interlace.observe.atomic_file import write_atomic
 
     path = writable(Path(out), "--out")
-    found = measured_profile(recipe, list(overrides), budget=budget, roofline=roofline, quiet=quiet)
+    found = find_measured_profile(recipe, list(overrides), budget=budget, roofline=roofline, quiet=quiet)
     write_atomic(path, found.model_dump_json(indent=1) + "\n")
     return found
 
@@ -226,13 +226,13 @@ def serve(
     checkpoint: of a run, as for evaluate().
     """
     from interlace.api.background import Server
-    from interlace.cli.serve import refuse_equal_keys, served_recipe
+    from interlace.cli.serve import make_served_recipe, refuse_equal_keys
     from interlace.run.serve import ServeOptions
 
     refuse_equal_keys(api_key, admin_key)
     hush_libraries()
     spec, chosen = _find_checkpoint(model_or_run, checkpoint)
-    recipe = served_recipe(spec, list(overrides), chosen)
+    recipe = make_served_recipe(spec, list(overrides), chosen)
     return Server(recipe, ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key))
 
 

@@ -157,9 +157,9 @@ def _open_fresh_run(
 
     with rows_by_place(asked.sections.rows):
         if recipe.schedule.open:
-            from interlace.cli.planning import planned_at_start
+            from interlace.cli.planning import plan_at_start
 
-            recipe, planner = planned_at_start(recipe, console)
+            recipe, planner = plan_at_start(recipe, console)
             held.callback(planner.close)
         check_recipe(recipe)
     return recipe, open_run(asked.root, name, overwrite=overwrite, held=held), planner

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from interlace.run.recipe.config import Recipe
 
 
-def derived_numbers(recipe: "Recipe", derived: "Derived") -> list[DerivedNumber]:
+def derive_numbers(recipe: "Recipe", derived: "Derived") -> list[DerivedNumber]:
     """Returns the rows of the table."""
     return [*_list_counts(recipe, derived), *_list_memory(derived)]
 

@@ -42,8 +42,8 @@ def dry_run(spec: str, overrides: Sequence[str], devices: str | None, console: C
 
     devices: see parse_devices(). If None, the recipe's devices on this machine.
     """
-    from interlace.cli.derived import derived_numbers
-    from interlace.observe.tables import derived_numbers_table
+    from interlace.cli.derived import derive_numbers
+    from interlace.observe.tables import make_derived_numbers_table
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
 
@@ -55,7 +55,7 @@ def dry_run(spec: str, overrides: Sequence[str], devices: str | None, console: C
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
     derived = check_recipe(settings, planned)
-    console.print(derived_numbers_table(derived_numbers(settings, derived)))
+    console.print(make_derived_numbers_table(derive_numbers(settings, derived)))
     for line in _device_lines(derived):
         say(console, line)
 

@@ -69,14 +69,14 @@ def evaluate_spec(
     from interlace.observe.progress import open_progress
 
     hush_libraries()
-    settings = evaluated_recipe(spec, recipe, overrides, checkpoint)
+    settings = make_evaluated_recipe(spec, recipe, overrides, checkpoint)
     from interlace.run.evaluate_model import evaluate_model  # loads torch, so a bad recipe is refused before it
 
     with open_progress(console, num_steps=0, quiet=quiet) as progress:
         return settings, evaluate_model(settings, progress)
 
 
-def evaluated_recipe(
+def make_evaluated_recipe(
     run_or_model: str, recipe: str | None, overrides: Sequence[str], checkpoint: str | int = "newest"
 ) -> "Recipe":
     """Returns the recipe with the model to evaluate. Raises UserError if nothing can be evaluated."""

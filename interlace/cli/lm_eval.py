@@ -103,7 +103,7 @@ def open_lm(source: LMSource, *, device: str | None = None) -> "EngineLM":
 
     device: of a run or model, as torch names it; None for a GPU if the run's cluster has one, else the CPU.
     """
-    from interlace.cli.serve import served_recipe
+    from interlace.cli.serve import make_served_recipe
 
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("tasks of lm-evaluation-harness need its package: pip install 'interlace[lm-eval]'.")
@@ -124,7 +124,7 @@ def open_lm(source: LMSource, *, device: str | None = None) -> "EngineLM":
         raise UserError("--tokenizer is for a server. A model has its own; another one is set by model.tokenizer=PATH.")
     if source.dialect != "interlace":
         raise UserError(f"--dialect {source.dialect} is for a server. Leave it out.")
-    recipe = served_recipe(source.spec, source.overrides, source.checkpoint)
+    recipe = make_served_recipe(source.spec, source.overrides, source.checkpoint)
     from interlace.run.lm_eval import open_recipe  # loads torch, so a mistake is refused before it
 
     return open_recipe(recipe, device=device)

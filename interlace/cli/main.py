@@ -27,6 +27,7 @@ from interlace.cli.report import report
 from interlace.cli.scale import scale
 from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
+from interlace.cli.supervise import supervise
 from interlace.cli.sweep import sweep
 from interlace.cli.train import train
 from interlace.cli.watch import watch
@@ -106,6 +107,7 @@ app = typer.Typer(
 )
 app.command("init")(_print_errors(init))
 app.command("train", cls=_WithSettings)(_print_errors(train))
+app.command("supervise", cls=_WithSettings)(_print_errors(supervise))
 app.command("eval")(_print_errors(evaluate))
 app.command("lm-eval", context_settings={"ignore_unknown_options": True})(_print_errors(lm_eval))
 app.command("compare")(_print_errors(compare))

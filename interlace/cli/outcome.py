@@ -87,7 +87,7 @@ def _estimates_table(recipe: "Recipe", evaluation: "Evaluation") -> Table:
     return accuracy
 
 
-def written_paths(folder: "RunFolder", report: "TrainReport") -> Table:
+def list_written_paths(folder: "RunFolder", report: "TrainReport") -> Table:
     """Returns the table of the paths that a run has written."""
     found = [
         ("settings", folder.config),

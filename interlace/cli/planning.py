@@ -31,7 +31,7 @@ def plan_here(
     quiet: bool,
 ) -> "tuple[RecipePlan, Probes | None]":
     """Plans a recipe on this machine. profile: if None, the stored profile, or a new measurement. Raises UserError."""
-    from interlace.cli.virtual import given_profile
+    from interlace.cli.virtual import load_given_profile
     from interlace.observe.progress import open_progress
     from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.check_settings import check_settings
@@ -40,7 +40,7 @@ def plan_here(
     recipe = without_schedule(load_recipe(spec, overrides))
     refuse_offline(recipe, "plan")
     check_settings(recipe)
-    given = given_profile(profile) if profile else None
+    given = load_given_profile(profile) if profile else None
     from interlace.forecast.profile.profile import PARTS
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
@@ -48,7 +48,7 @@ def plan_here(
         raise UserError("plan.deadline_h chooses a number of devices: give the most there may be as --devices.")
     longest = check_recipe(recipe).max_prompt_tokens
     with open_progress(Console(), num_steps=len(PARTS), quiet=quiet) as progress:
-        made = planned_for(recipe, given, settings, progress, longest_prompt=longest)
+        made = plan_recipe(recipe, given, settings, progress, longest_prompt=longest)
         measured = None
         if probe:
             from interlace.forecast.profile.probe import probe as run_probes
@@ -65,7 +65,7 @@ def without_schedule(recipe: "Recipe") -> "Recipe":
     return set_schedule(recipe, load_schedule(DEFAULT_SCHEDULE), DEFAULT_SCHEDULE)
 
 
-def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, OnlinePlanner]":
+def plan_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, OnlinePlanner]":
     """Chooses the schedule of a recipe with schedule=auto. Returns the recipe and the planner for the run."""
     from interlace.forecast.online import OnlinePlanner
     from interlace.forecast.plan import PlanSettings
@@ -81,7 +81,7 @@ def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, Onlin
     )
     longest = check_recipe(plain).max_prompt_tokens
     with open_progress(console, num_steps=len(PARTS), quiet=console.quiet) as progress:
-        made = planned_for(plain, None, settings, progress, longest_prompt=longest)
+        made = plan_recipe(plain, None, settings, progress, longest_prompt=longest)
     best = made.found.best
     devices = made.request.simulation.num_devices
     ratio = made.found.ratio(best)
@@ -96,7 +96,7 @@ def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, Onlin
     return set_schedule(recipe, best.schedule, AUTO), planner
 
 
-def planned_for(
+def plan_recipe(
     recipe: "Recipe",
     given: "Profile | None",
     settings: "PlanSettings",

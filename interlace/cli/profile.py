@@ -43,11 +43,11 @@ def profile(
         hush_libraries()
         _of_run(run, out, Console(quiet=quiet), as_json=as_json)
         return
-    measured = measured_profile(recipe, overrides or [], budget=budget, roofline=roofline, quiet=quiet or as_json)
+    measured = find_measured_profile(recipe, overrides or [], budget=budget, roofline=roofline, quiet=quiet or as_json)
     _write_profile(measured, out, Console(quiet=quiet), as_json=as_json)
 
 
-def measured_profile(
+def find_measured_profile(
     recipe: str, overrides: Sequence[str], *, budget: float, roofline: str | None, quiet: bool
 ) -> "Profile":
     """Measures a recipe's workers for about `budget` seconds, or computes a profile from a data sheet. Raises

@@ -43,7 +43,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: chat completions, completions, responses, messages, and token ids."""
     hush_libraries()
-    recipe = served_recipe(model_or_run, overrides or [], checkpoint)
+    recipe = make_served_recipe(model_or_run, overrides or [], checkpoint)
     refuse_equal_keys(api_key, admin_key)
     from interlace.run.serve import ServeOptions  # loads torch, so a bad recipe is refused before it
     from interlace.run.serve import serve as serve_model
@@ -72,7 +72,7 @@ def _announce_address(serving: "Serving") -> None:
     console.print(f"control key: {serving.admin_key}", highlight=False, soft_wrap=True)
 
 
-def served_recipe(model_or_run: str, overrides: Sequence[str], checkpoint: str | int = "newest") -> "Recipe":
+def make_served_recipe(model_or_run: str, overrides: Sequence[str], checkpoint: str | int = "newest") -> "Recipe":
     """Returns the settings of the run; for a model, settings of which only the model and the engine matter.
 
     checkpoint: of a run, `newest`, `best`, a step or a folder. Raises UserError if there is no such checkpoint.

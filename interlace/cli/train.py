@@ -77,10 +77,10 @@ def _open_fresh_run(
 
     Returns the planner too if it chooses the schedule, else None.
     """
-    from interlace.cli.derived import derived_numbers
+    from interlace.cli.derived import derive_numbers
     from interlace.observe.run_folder import RunFolder, default_name
     from interlace.observe.run_lock import open_run
-    from interlace.observe.tables import derived_numbers_table
+    from interlace.observe.tables import make_derived_numbers_table
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
 
@@ -91,13 +91,13 @@ def _open_fresh_run(
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
     if settings.schedule.open:
-        from interlace.cli.planning import planned_at_start
+        from interlace.cli.planning import plan_at_start
 
-        settings, planner = planned_at_start(settings, console)
+        settings, planner = plan_at_start(settings, console)
         held.callback(planner.close)
     derived = check_recipe(settings)
     folder = open_run(ROOT, name, overwrite=target.overwrite, held=held)
-    console.print(derived_numbers_table(derived_numbers(settings, derived)))
+    console.print(make_derived_numbers_table(derive_numbers(settings, derived)))
     if derived.num_dropped_prompts:
         say(
             console,
@@ -179,7 +179,7 @@ def _run(
 
 
 def _show_report(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console: Console) -> None:
-    from interlace.cli.outcome import outcome_tables, written_paths
+    from interlace.cli.outcome import list_written_paths, outcome_tables
     from interlace.observe.goodput import ledger_of
     from interlace.observe.run_data import RunData
     from interlace.observe.tables import goodput_table
@@ -191,7 +191,7 @@ def _show_report(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", c
         # The ledger of the steps, as on the report page; the table above includes start-up and evaluations.
         if waste := ledger_of(RunData.read(folder).rows).largest_waste():
             say(console, f"{waste.sentence} `interlace advise {folder.name}` predicts settings that reduce it.")
-    console.print(written_paths(folder, report))
+    console.print(list_written_paths(folder, report))
     if report.was_stopped:
         say(console, f"Stopped after step {report.done_steps} of {report.num_steps}. {_how_to_go_on(folder)}")
 

@@ -21,7 +21,9 @@ def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 819
     from interlace.forecast.simulate import Simulation
 
     counts = [_count_devices(devices, part) for part in devices.split(",")]
-    profiles = [given_profile(name.strip()) for name in profile.split(",")] if profile else [given_profile(None)]
+    profiles = (
+        [load_given_profile(name.strip()) for name in profile.split(",")] if profile else [load_given_profile(None)]
+    )
     if len(counts) != len(profiles):
         raise UserError(
             f"--devices {devices} has {len(counts)} number(s) and --profile {profile} {len(profiles)} kind(s) of "
@@ -107,7 +109,7 @@ def sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: str) ->
     return recipe, Simulation(profile=profile, num_devices=count)
 
 
-def given_profile(spec: str | None) -> "Profile":
+def load_given_profile(spec: str | None) -> "Profile":
     """Returns the profile that --profile names: a shipped one, a file, or the records of a run. Raises UserError."""
     from interlace.cli.report import find_run
     from interlace.forecast.costs.profiles import load_profile

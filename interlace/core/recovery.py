@@ -31,6 +31,9 @@ class RecoveryConfig(Config):
     same command, after the end of a process that cannot be replaced; 0 turns them off."""
     restarts_in_a_row: int = Field(default=3, ge=1)
     """Restarts of the whole run without a new step, after which it ends."""
+    memory_checkpoint_every: int = Field(default=0, ge=0)
+    """Steps between checkpoints in the shared memory of this machine; 0: none. A start of the run in the same command
+    continues from the newest checkpoint, there or on disk. They take the memory of two checkpoints."""
 
 
 class Breaker:

@@ -45,7 +45,7 @@ def depths(segments: Sequence[Segment], num_prompt_tokens: int) -> list[int]:
     return found
 
 
-def predicted(segments: Sequence[Segment], num_prompt_tokens: int) -> BoolArray | None:
+def mark_predicted(segments: Sequence[Segment], num_prompt_tokens: int) -> BoolArray | None:
     """Returns [L], False on each token that begins a context and so has no predictor; None if no token does."""
     before = depths(segments, num_prompt_tokens)
     if all(before):

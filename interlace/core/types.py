@@ -149,8 +149,8 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Completion:
-    """Result of a request to an engine, including tokens that were generated before a resumption. L each."""
+class Response:
+    """Answer of an engine to a request, including tokens that were generated before a resumption. L each."""
 
     request: Request
     token_ids: Sequence[int]
@@ -163,8 +163,11 @@ class Completion:
     """[L] log-probs of the model without changes to its distribution. Empty unless the parameters request them."""
     num_cached_tokens: int = 0
     """Tokens of the context that were already in the KV cache. 0 if the engine does not report it."""
+    text: str = ""
+    """The tokens as text. The rollout worker decodes it; stored text is empty here (see `segments`)."""
     failure: str = ""
-    """Reason why the engine could not finish the request, such as parameters that leave no distribution."""
+    """Reason why the engine refused the request or could not finish it, such as parameters that leave no distribution.
+    Else empty."""
 
     @property
     def resumed(self) -> Request:
@@ -190,16 +193,6 @@ class Completion:
     def segments(self) -> "Sequence[Segment]":
         """Returns the tokens as the only segment of a sample, or the reference to it if the tokens are stored."""
         return self.token_ids.segments if isinstance(self.token_ids, StoredColumn) else (self.segment,)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Response:
-    """A completion and its text."""
-
-    completion: Completion
-    text: str
-    refusal: str = ""
-    """Reason why the engine refused the request, which then has no tokens. Else empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from interlace.core.types import (
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import RewardGroup
 from interlace.rollouts.stream import BASELINE, OnFailed, Stream
-from interlace.rollouts.turns import answered
+from interlace.rollouts.turns import make_answered_sample
 from interlace.runtime.cluster import Cluster
 from interlace.stages.admission import Admission
 
@@ -70,7 +70,7 @@ class GreedyBaseline:
             params=self._params,
         )
         [response] = await self._pool.complete([request], who="greedy baseline")
-        greedy = answered(SampleKey(gid, GREEDY_INDEX), prompt, response)
+        greedy = make_answered_sample(SampleKey(gid, GREEDY_INDEX), prompt, response)
         results = await self._reward.with_cause("baseline").score([greedy])
         if self._admission.ticket(gid) is None:
             return

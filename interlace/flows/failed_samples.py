@@ -37,7 +37,7 @@ class FailedSamples:
             )
 
     def take(self, key: SampleKey) -> SampleFailure | None:
-        """Returns and removes the reason of a sample that ends. Returns None if it has not failed."""
+        """Returns and removes the reason of a sample that ends as `failed`. Returns None if none was noted."""
         return self._failures.pop(key, None)
 
     def describe(self, num_scored: int) -> str:

@@ -8,8 +8,10 @@
 
 The lines before `async for` connect the stages to one channel of samples. Then all stages run concurrently. Two things
 limit each of them: the gate (how far generation may run ahead of training) and its devices. The schedule sets both, and
-with them the mode: synchronous or with stale samples, on shared devices in turns or as a pipeline. The docstrings of
-`PolicyRun` (run.py) and of the roles (roles.py) describe each line.
+with them the mode: synchronous or with stale samples, on shared devices in turns or as a pipeline.
+
+The method that a line calls states what the line consumes and produces, what it waits for, and what releases it:
+`PolicyRun` (run.py), the roles (roles.py), `TrainStage` (stages/train.py) for the actor, `ReplayRole` (replay.py).
 """
 
 from asyncio import gather

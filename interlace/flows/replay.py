@@ -42,6 +42,12 @@ class ReplayRole:
         return await self.learner.learn_offline() if self.learner else {}
 
     async def learn(self, batch: Batch) -> None:
-        """Stores the samples of a trained batch, and trains on drawn samples. Does nothing without a learner."""
+        """Stores the samples of a trained batch, and trains on drawn samples. Does nothing without a learner.
+
+        Consumes: a batch that the actor was trained on.
+        Produces: optimizer updates of the actor on earlier samples, and metrics in `batch.metrics`.
+        Waits for: the devices of the actor.
+        Released by: other roles on these devices.
+        """
         if self.learner:
             await self.learner.learn(batch)

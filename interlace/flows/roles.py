@@ -44,7 +44,7 @@ class RolloutRole:
     ) -> None:
         """on_failed: called with each sample whose episode raised, and with the reason."""
         params = settings.sampling
-        self.pool = stages.engine_pool(engines, params, on_suspended=admission.changed.fire)
+        self.pool = stages.engine_pool(engines, params, settings.membership, on_suspended=admission.changed.fire)
         self.stage = stages.generate_stage(
             self.pool, episode, params, admission, limits=settings.limits, on_failed=on_failed
         )
@@ -234,9 +234,9 @@ class CriticRole:
         return self._train.num_updates if self._train else 0
 
     async def update(self, batch: Batch) -> None:
-        """Trains the critic on a batch, concurrently with the actor; see `TrainStage`.
+        """Trains the critic on a batch, concurrently with the actor. Does nothing without a critic.
 
-        Consumes: the open batch.
+        Consumes: the open batch, group by group.
         Produces: optimizer updates, and metrics in `batch.metrics`.
         Waits for: a granule of groups, or the whole batch, then the devices of the critic.
         Released by: groups added to the batch, the close of the batch, a stall.

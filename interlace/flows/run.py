@@ -194,9 +194,9 @@ class PolicyRun:
         """Sends the actor's weights to all engines without a new version, if a run ends between two publications."""
         await self.publisher.install()
 
-    def unconsumed_prompts(self) -> list[Prompt]:
+    def list_unconsumed_prompts(self) -> list[Prompt]:
         """Returns the prompts that were drawn and not trained on, in order, for a checkpoint."""
-        return self.admission.unconsumed_prompts()
+        return self.admission.list_unconsumed_prompts()
 
     def select(self, samples: Stream) -> Stream:
         """Drops groups from which the algorithm learns nothing, before further models read their samples.
@@ -333,6 +333,6 @@ class PolicyRun:
             raise ValueError(f"sample {sample.key} left the channel without a terminal event")
         if sample.finish_reason is None:
             self.rollout.stage.cancel(sample.key)
-        failure = self._failed.take(sample.key)
+        failure = self._failed.take(sample.key) if event is TerminalEvent.FAILED else None
         reason, cause = (failure.reason, failure.cause) if failure else ("", None)
         self._ended.append(Ended(sample=sample, event=event, reason=reason, cause=cause))

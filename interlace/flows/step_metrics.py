@@ -126,7 +126,7 @@ class StepMeter:
         """Returns the bytes of each role that are loaded at the end of the step, summed over the devices."""
         found: Metrics = {}
         for device in self._cluster.devices:
-            for group, parts in self._cluster.lock.loaded_parts(device.index).items():
+            for group, parts in self._cluster.lock.list_loaded_parts(device.index).items():
                 name = f"memory/{group.partition('/')[0]}"
                 found[name] = found.get(name, 0) + sum(parts.values())
         return found

@@ -13,6 +13,7 @@ from interlace.core.types import (
     TerminalEvent,
 )
 from interlace.rewards.shaping import ShapingConfig
+from interlace.rollouts.membership import NO_CHANGES, MembershipRules
 from interlace.rollouts.session import NO_LIMITS, SessionLimits
 
 
@@ -60,5 +61,7 @@ class LoopSettings:
     """Limits of each episode."""
     recovery: RecoveryConfig = RecoveryConfig()
     """Limits of recovery from failures."""
+    membership: MembershipRules = NO_CHANGES
+    """Rules for engines that join, leave, or are lost."""
     counts: Callable[[], Metrics] = Metrics
     """Returns the counts of simulators since the last call."""

@@ -48,7 +48,7 @@ def simulate_faults(
         )
         for fault in restarts
     ]
-    again_s = math.fsum(_measure_repeated_s(fault, calm, recipe.checkpoint_every) for fault in restarts)
+    again_s = math.fsum(_measure_repeated_s(fault, calm, recipe) for fault in restarts)
     lost_s = again_s + math.fsum(DETECTION_S[fault.kind] + restart_s for fault in restarts)
     counts = SampleCounts.of(_list_ended(rough), recipe.samples_per_prompt)
     return Certificate(
@@ -89,14 +89,15 @@ def _time_faults(faults: Sequence[FaultSpec], calm: Simulated, seed: int) -> lis
     return found
 
 
-def _measure_repeated_s(fault: ProcessFault, calm: Simulated, checkpoint_every: int) -> float:
+def _measure_repeated_s(fault: ProcessFault, calm: Simulated, recipe: Recipe) -> float:
     """Returns the seconds from the newest checkpoint to a fault, whose steps are repeated."""
+    intervals = [every for every in (recipe.checkpoint_every, recipe.recovery.memory_checkpoint_every) if every]
     saved_s = end_s = calm.seconds - _step_s(calm)
     for result in calm.results:
         end_s += result.metrics["timing_s/step"]
         if end_s > fault.at_s:
             break
-        if checkpoint_every and result.step % checkpoint_every == 0:
+        if any(result.step % every == 0 for every in intervals):
             saved_s = end_s
     return max(0.0, fault.at_s - saved_s)
 

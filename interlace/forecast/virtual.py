@@ -200,7 +200,7 @@ async def _simulate_run(
         if is_offline(recipe):
             groups = await launch(cluster, algorithm.needs, {name: roles[name] for name in OFFLINE_ROLES})
             offline = SimulatedOffline(cluster, recipe, groups, stand_ins.row_length(recipe), hook)
-            with cluster.timeline.recorded_by(recorder()):
+            with cluster.timeline.record_with(recorder()):
                 ledger = await cluster.run(offline.train(prompts))
             seconds = cluster.clock.now()
             return Simulated(name=name, results=offline.results, ledger=ledger, events=(), seconds=seconds)
@@ -215,7 +215,7 @@ async def _simulate_run(
         if stand_ins.engine_changes:
             changes = change_engines(hosted.run.rollout.pool, stand_ins.engine_changes)
             cluster.spawn(changes, name="engines that leave and join")
-        with cluster.timeline.recorded_by(recorder()):
+        with cluster.timeline.record_with(recorder()):
             await cluster.run(hosted.train(steps))
             ledger = hosted.run.ledger()
     finally:

@@ -36,7 +36,7 @@ def build_model(config: ModelConfig) -> "PreTrainedModel":
     return build_tiny(config.path.removeprefix(TINY), config.seed)[0]
 
 
-def built_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
+def load_built_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
     """Builds the tokenizer of a `tiny:` path. Raises the errors of build_model."""
     if config.path == VLA:
         from interlace.models.words import build_word_tokenizer

@@ -24,7 +24,7 @@ def add_gradients(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     return cast("Tensor", _GradientSum.apply(tensor, mesh))
 
 
-def gathered(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+def gather_parts(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     """Gathers one tensor of equal shape from each rank, without gradients. Returns [ranks, ...]."""
     own = tensor.detach().contiguous()
     found = own.new_empty(mesh.size(), *own.shape)
@@ -32,7 +32,7 @@ def gathered(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     return found
 
 
-def exchanged(rows: Tensor, given: Sequence[int], taken: Sequence[int], mesh: DeviceMesh) -> Tensor:
+def exchange_rows(rows: Tensor, given: Sequence[int], taken: Sequence[int], mesh: DeviceMesh) -> Tensor:
     """Sends consecutive slices of the rows to the ranks and returns the received rows (all-to-all, differentiable).
 
     given, taken: number of rows sent to and received from each rank.

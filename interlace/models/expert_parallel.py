@@ -15,7 +15,7 @@ import torch
 from torch import distributed, nn
 
 from interlace.core.errors import UserError
-from interlace.models.collectives import exchanged
+from interlace.models.collectives import exchange_rows
 from interlace.models.tensor_parallel import compute_with_parts, cut, expert_inputs
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class _Travel:
         weights of 1.
         """
         sent = rows.index_select(0, self._order // self._weights.shape[1])
-        found, experts = exchanged(sent, self._given, self._taken, self._mesh), self._experts
+        found, experts = exchange_rows(sent, self._given, self._taken, self._mesh), self._experts
         if not len(found):
             # The backward pass has collectives too, in which a rank without rows must take part.
             found, experts = found.sum(0, keepdim=True), experts.new_zeros(1)
@@ -119,7 +119,7 @@ class _Travel:
 
     def back(self, outputs: Tensor) -> Tensor:
         """Returns [tokens, H]: the weighted sum of the experts' outputs for each token."""
-        found = exchanged(outputs[: len(self._experts)], self._taken, self._given, self._mesh)
+        found = exchange_rows(outputs[: len(self._experts)], self._taken, self._given, self._mesh)
         pairs = torch.empty_like(found).index_copy(0, self._order, found)
         added: Tensor = (pairs.unflatten(0, self._weights.shape) * self._weights[..., None]).sum(1)
         return added.to(outputs.dtype)

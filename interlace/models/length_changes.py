@@ -87,7 +87,7 @@ def _iterate_integers(settings: Mapping[str, object]) -> Iterator[tuple[str, int
 
 
 @contextmanager
-def lowered(model: PreTrainedModel, change: LengthChange) -> Iterator[None]:
+def lower_limit(model: PreTrainedModel, change: LengthChange) -> Iterator[None]:
     """Lowers a change to LOWERED tokens in the model's modules and configurations; restores the values at the end."""
     undo: list[tuple[object, str]] = []
 

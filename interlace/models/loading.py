@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from interlace.core.errors import UserError, first_line, nearest
 from interlace.core.hub import find_hub_fault
-from interlace.models.built import build_model, built_tokenizer, is_own_type, list_built_names, register_own
+from interlace.models.built import build_model, is_own_type, list_built_names, load_built_tokenizer, register_own
 from interlace.models.config import ModelConfig
 from interlace.models.gguf import convert_gguf
 from interlace.models.tiny import TINY
@@ -56,7 +56,7 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
     if config.tokenizer is not None:
         return _tokenizer(_find_origin("tokenizer", config.tokenizer), config)
     if config.path.startswith(TINY):
-        return built_tokenizer(config)
+        return load_built_tokenizer(config)
     return _tokenizer(find_origin(config), config)
 
 

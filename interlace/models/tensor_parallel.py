@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import nn
 
 from interlace.core.errors import UserError
-from interlace.models.collectives import add_gradients, add_up, gathered
+from interlace.models.collectives import add_gradients, add_up, gather_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,7 +106,7 @@ def gather_logits(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
     def gather(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         del module, args
-        parts = gathered(nn.functional.pad(output, (0, each - output.shape[-1])), mesh)
+        parts = gather_parts(nn.functional.pad(output, (0, each - output.shape[-1])), mesh)
         return parts.movedim(0, -2).flatten(-2)[..., :num_columns]
 
     head.register_forward_hook(gather)

@@ -43,6 +43,8 @@ class Checkpoints:
         self._folder = folder
         self._keep, self._run = keep, run
         self._best: int | None = None
+        self._start: int | None = None
+        """Step whose checkpoint this process started from."""
 
     def save(self, step: int, write: Callable[[Path], None], *, num_bytes: int) -> Path:
         """Writes the checkpoint of a step and returns its folder; an existing one is complete and stays unchanged.
@@ -80,6 +82,14 @@ class Checkpoints:
         """
         self._best = step
         if step in self.steps():
+            self._prune_old()
+
+    def keep_start(self, step: int | None) -> None:
+        """Keeps the checkpoint that this process started from in addition: new processes of a role load their model
+        from it. None at the end of the process.
+        """
+        self._start = step
+        if step is None:
             self._prune_old()
 
     def steps(self) -> list[int]:
@@ -151,7 +161,7 @@ class Checkpoints:
 
     def _prune_old(self) -> None:
         for step in self.steps()[: -self._keep]:
-            if step == self._best:
+            if step in (self._best, self._start):
                 continue
             # Renamed first: an interrupted deletion must not leave a folder that looks complete.
             doomed = self._folder / f"{_UNFINISHED}old-step_{step}"

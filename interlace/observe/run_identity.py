@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHANGEABLE = (
     "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "best", "logging", "cluster",
     "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard", "model.cache_dir",
-    "recovery.restarts_per_hour", "recovery.restarts_in_a_row",
+    "recovery.restarts_per_hour", "recovery.restarts_in_a_row", "recovery.memory_checkpoint_every",
 )  # fmt: skip
 """Settings that a resumed run may change and still be the same run."""
 RUN_FILE = "run.json"

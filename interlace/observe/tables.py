@@ -45,7 +45,7 @@ class AnswerRow:
     after_correct: bool
 
 
-def derived_numbers_table(numbers: Sequence[DerivedNumber]) -> Table:
+def make_derived_numbers_table(numbers: Sequence[DerivedNumber]) -> Table:
     """Builds the table of numbers computed from the settings, shown before any work starts."""
     table = Table(
         title="Sizes derived from the settings", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False

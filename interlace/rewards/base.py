@@ -261,7 +261,7 @@ def _make_result(reward: LoadedReward, config: RewardConfig, values: Sequence[An
         return failure(error)
 
 
-def timed_out(config: RewardConfig) -> RewardResult:
+def make_timeout_result(config: RewardConfig) -> RewardResult:
     """Returns the result of a sample whose scoring took too long."""
     return RewardResult(failure=f"timed out after {config.timeout_s:g} s")
 

@@ -11,7 +11,7 @@ from interlace.core.types import Prompt, RewardResult, Sample
 from interlace.models.classifier import load_classifier
 from interlace.models.residence import Residence
 from interlace.rewards.base import MODEL, RewardConfig
-from interlace.rewards.shaping import shaped
+from interlace.rewards.shaping import shape_result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +56,7 @@ class ModelScorer:
                     else RewardResult(failure=f"the reward model gave {number}")
                 )
         return [
-            shaped(result, sample.sampled_ids, self._config.shaping)
+            shape_result(result, sample.sampled_ids, self._config.shaping)
             for result, sample in zip(found, samples, strict=True)
         ]
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from interlace.core.types import RewardResult
-from interlace.rewards.base import LoadedReward, RewardConfig, evaluate_batch_async, timed_out
+from interlace.rewards.base import LoadedReward, RewardConfig, evaluate_batch_async, make_timeout_result
 from interlace.rewards.signature import ScoreRequest
 
 CALLS_AT_ONCE = 16
@@ -38,7 +38,8 @@ class OwnLoop:
             await asyncio.wait({done}, timeout=4 * _BEAT_S)
             if self.is_blocked:
                 done.cancel()
-                reason = f"{timed_out(self._config).failure}: an async reward blocked its event loop, it must await"
+                late = make_timeout_result(self._config).failure
+                reason = f"{late}: an async reward blocked its event loop, it must await"
                 return [RewardResult(failure=reason)] * len(requests)
         return done.result()
 
@@ -66,4 +67,4 @@ class OwnLoop:
             if done:
                 return scoring.result()
             scoring.cancel()
-            return [timed_out(self._config)] * len(requests)
+            return [make_timeout_result(self._config)] * len(requests)

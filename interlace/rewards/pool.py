@@ -12,10 +12,10 @@ from typing import Any
 from interlace.core.causes import Cause
 from interlace.core.recovery import RestartBudget
 from interlace.core.types import RewardResult
-from interlace.rewards.base import RewardConfig, preload_modules, timed_out
+from interlace.rewards.base import RewardConfig, make_timeout_result, preload_modules
 from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
 from interlace.rewards.signature import ScoreRequest
-from interlace.runtime.process.child import framed
+from interlace.runtime.process.child import frame_message
 from interlace.runtime.process.children import TRIES, Children
 from interlace.runtime.process.links import Child
 
@@ -61,7 +61,7 @@ class ScoringPool(Children):
 
     def submit(self, requests: Sequence[ScoreRequest]) -> "Future[list[RewardResult]]":
         """Scores responses together as soon as a process has room. The result holds one for each request."""
-        frame = framed(self._next, tuple(requests))
+        frame = frame_message(self._next, tuple(requests))
         job = _Job(number=self._next, size=len(requests), request=frame, outcome=Future())
         self._next += 1
         self._submitted.append(job)
@@ -149,7 +149,7 @@ class ScoringPool(Children):
             self._replace(child)
 
     def _make_blocked_result(self, where: str) -> RewardResult:
-        reason = timed_out(self._config).failure
+        reason = make_timeout_result(self._config).failure
         return RewardResult(failure=f"{reason}: it blocked its event loop, at {where}. An async reward must await")
 
     def _keep_limits(self) -> None:
@@ -162,13 +162,13 @@ class ScoringPool(Children):
             # The process keeps the limit of each call itself. If it did not, its event loop is blocked, and any call
             # that runs there may block it: the late one is only the one that began first.
             suspects = [job for job in jobs if job.started] or late
-            self._blame_suspects(child, suspects, lambda _job: timed_out(self._config))
+            self._blame_suspects(child, suspects, lambda _job: make_timeout_result(self._config))
             self._replace(child)
 
-    def _died(self, child: Child) -> None:
-        code = child.ended_with()
+    def _handle_death(self, child: Child) -> None:
+        code = child.find_exit_code()
         if not child.is_ready:
-            self._started_badly(f"it ended with exit code {code} while {self._config.name!r} was loaded")
+            self._record_bad_start(f"it ended with exit code {code} while {self._config.name!r} was loaded")
 
         def outcome(job: _Job) -> RewardResult | None:
             job.tries -= 1

@@ -22,9 +22,9 @@ from interlace.rewards.base import (
     evaluate_batch,
     evaluate_batch_async,
     load_rewards,
+    make_timeout_result,
     memory_limit_mib,
     preload_modules,
-    timed_out,
 )
 from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import LoopServer, become_child, receive
@@ -110,7 +110,7 @@ class _AsyncServer(LoopServer):
         done, _ = await asyncio.wait({scoring}, timeout=self._config.timeout_s)
         if not done:
             scoring.cancel()
-        self._answers.result(number, scoring.result() if done else [timed_out(self._config)] * len(requests))
+        self._answers.result(number, scoring.result() if done else [make_timeout_result(self._config)] * len(requests))
         if not done:
             left, _ = await asyncio.wait({scoring}, timeout=_LEAVE_S)
             self._left_behind |= not left

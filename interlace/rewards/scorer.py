@@ -3,17 +3,17 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from interlace.core.types import RewardResult, Sample
-from interlace.rewards.base import LoadedReward, RewardConfig, evaluate_batch, load_rewards, timed_out
+from interlace.core.messages import to_mapping
+from interlace.core.types import JSON, Prompt, RewardResult, Sample
+from interlace.rewards.base import LoadedReward, RewardConfig, evaluate_batch, load_rewards, make_timeout_result
 from interlace.rewards.given import is_given
 from interlace.rewards.own_loop import OwnLoop
 from interlace.rewards.pool import ScoringPool
-from interlace.rewards.rows import score_request
-from interlace.rewards.shaping import shaped
-from interlace.rewards.signature import ScoreRequest
+from interlace.rewards.shaping import shape_result
+from interlace.rewards.signature import CHAT, MARKS_A_BATCH, ScoreRequest
 from interlace.runtime.local.own_thread import OwnThread
 
 SOON_S = 0.01
@@ -37,13 +37,15 @@ class Scorer:
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result a sample, in their order. A function that raises or is too slow fails its sample alone."""
-        requests = [score_request(sample, self._reward) for sample in samples]
+        requests = [_make_request(sample, self._reward) for sample in samples]
         # A function of a batch gets the samples of one call together; else each sample has its own time limit.
         jobs = [requests] if self._reward.is_batched and requests else [[request] for request in requests]
         found = await self._score_jobs(jobs)
         results = [result for batch in found for result in batch]
         shaping = self._config.shaping
-        return [shaped(result, sample.sampled_ids, shaping) for result, sample in zip(results, samples, strict=True)]
+        return [
+            shape_result(result, sample.sampled_ids, shaping) for result, sample in zip(results, samples, strict=True)
+        ]
 
     def close(self) -> None:
         """Ends the processes with their calls. A second call does nothing."""
@@ -112,7 +114,7 @@ class Scorer:
         self._thread = None
         thread.abandon()
         if len(work.results) == num_scored:  # else it was done with the late one just now
-            work.results.append([timed_out(self._config)] * len(asked[num_scored].requests))
+            work.results.append([make_timeout_result(self._config)] * len(asked[num_scored].requests))
         return _deliver_results(asked, work.results, num_scored)
 
 
@@ -167,3 +169,35 @@ class _Work:
         """Returns the seconds left for the current request."""
         used_s = time.monotonic() - self.since_s if self.since_s else 0.0
         return max(0.0, self.config.timeout_s - used_s)
+
+
+def _make_request(sample: Sample, reward: LoadedReward) -> ScoreRequest:
+    """Returns the inputs of a reward for a sample. Messages and tokens are copied only if the reward names them."""
+    prompt = sample.prompt
+    needs_messages = reward.names("messages") or (CHAT in prompt.metadata and any(map(reward.names, MARKS_A_BATCH)))
+    return ScoreRequest(
+        prompt=prompt.text,
+        response=sample.text,
+        answer=prompt.answer,
+        metadata=prompt.metadata,
+        messages=_list_messages(prompt) if needs_messages else (),
+        completion_ids=tuple(sample.sampled_ids.tolist()) if reward.names("completion_ids") else (),
+        source=_source_of(prompt),
+    )
+
+
+def _list_messages(prompt: Prompt) -> tuple[Mapping[str, JSON], ...]:
+    """Returns the messages of a prompt as its author wrote them; of plain text, one message of the user."""
+    chat = prompt.metadata.get(CHAT)
+    if isinstance(chat, list | tuple):
+        return tuple(each for each in chat if isinstance(each, Mapping))
+    written = tuple(to_mapping(message) for message in prompt.messages)
+    return written or ({"role": "user", "content": prompt.text},)
+
+
+def _source_of(prompt: Prompt) -> str:
+    """Returns the name of a prompt's data set: the reasoning-gym dataset, or the file without its ending."""
+    own = prompt.metadata.get("source_dataset")
+    if isinstance(own, str):
+        return own
+    return prompt.uid.partition("/")[2].rpartition(":")[0].rpartition(".")[0] or prompt.uid

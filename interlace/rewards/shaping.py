@@ -62,7 +62,7 @@ class ShapingConfig(Config):
         return overlong + repetition + self.length_weight / 2
 
 
-def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> RewardResult:
+def shape_result(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> RewardResult:
     """Returns the result with the parts for its form. token_ids: of the policy's tokens. A failure stays one."""
     if result.failure is not None:
         return result

@@ -16,7 +16,7 @@ from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.load import content_of, open_dataset
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.spec import stacked
+from interlace.robots.envs.spec import stack_observations
 from interlace.robots.episodes.robot import TASK
 from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import EnvSpec, Observation
@@ -124,7 +124,7 @@ async def _record_episode(
                 break
     return RecordedEpisode(
         instruction=prompt.text,
-        observations=stacked(observations),
+        observations=stack_observations(observations),
         actions=np.stack(executed),
         shown=np.stack(shown) if config.noise else None,
         rewards=np.array(rewards, np.float32),

@@ -22,8 +22,8 @@ from interlace.schedule.tail import Migrate
 class Dispatcher:
     """Assigns jobs to engines by the dispatch policy, and to fewer engines at the tail of a step.
 
-    Consumes: jobs (`dispatch`), and the reports of the drivers: responses, and jobs that an engine gives up.
-    Produces: jobs of drivers, and responses for the pool (`on_response`).
+    Consumes: jobs (`dispatch`), and jobs that an engine gives up (`on_partials`).
+    Produces: jobs of drivers. Their responses go to `on_response`, which is the pool's.
     Waits for: nothing. If all engines are away, jobs stay here.
     Released by: an engine that joins (`dispatch_parked`).
     """
@@ -37,15 +37,14 @@ class Dispatcher:
         schedule: Schedule,
         *,
         samples_per_step: int,
-        on_response: Callable[[Job, Response, EngineDriver], None],
+        on_response: Callable[[Job, Response], None],
     ) -> None:
         """engines: engines at the start. drivers: engines of the pool, which may change later.
 
-        samples_per_step: samples of a step, of which the tail policy moves a share. on_response: called with each
-        response and its engine.
+        samples_per_step: samples of a step, of which the tail policy moves a share. on_response: see `EngineHost`.
         """
         self._drivers, self._weights, self._timeline = drivers, weights, cluster.timeline
-        self._on_response = on_response
+        self.on_response = on_response
         self._schedule = schedule
         self._policy, self._prefill_cost = create_dispatch(schedule.dispatch), schedule.prefill_cost
         self.ranks_by_length = self._policy.longest_first
@@ -110,7 +109,7 @@ class Dispatcher:
         if self.curve and (costs := self.curve.costs()):
             self._policy.learn(costs)
         expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
-        kept = self.homes.kept(jobs, ready) if self.homes else [None] * len(jobs)
+        kept = self.homes.find_kept(jobs, ready) if self.homes else [None] * len(jobs)
         chosen = route(self._policy, expected, kept, loads, prefill_cost=self._prefill_cost)
         for job, engine in zip(jobs, chosen, strict=True):
             if self.homes:
@@ -124,12 +123,12 @@ class Dispatcher:
         parked, self._parked = self._parked, []
         self.dispatch(parked)
 
-    def end_sample(self, owner: SampleKey) -> None:
+    def end_sample(self, key: SampleKey) -> None:
         """Releases the context that an engine holds for a sample, and ends its waits for tools."""
         if self.homes:
-            self.homes.end(owner)
+            self.homes.end(key)
         if self.tool_waits:
-            self.tool_waits.end(owner)
+            self.tool_waits.end(key)
 
     def withdraw(self, request_id: str) -> None:
         """Ends a job without a delivery. Does nothing if no engine has it and it is not parked."""
@@ -143,11 +142,11 @@ class Dispatcher:
         """Gives an engine requests that are queued for engines with pending weights."""
         give_queued_jobs(self._drivers, driver, self.on_partials)
 
-    def on_response(self, job: Job, response: Response) -> None:
-        """Passes the response of a job that ended to the pool."""
-        driver = self._driver_of.pop(response.completion.request.id)
+    def end_job(self, request_id: str) -> EngineDriver:
+        """Forgets the job of a request that has its response. Returns the engine that served it."""
+        driver = self._driver_of.pop(request_id)
         self._weights.count_versions(driver)
-        self._on_response(job, response, driver)
+        return driver
 
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
         """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -75,18 +76,18 @@ class EngineCalls:
             admitted.append(self._jobs.start_first())
         return admitted
 
-    async def serve(self, admitted: list[Job]) -> tuple[Progress, Span]:
-        """Submits the admitted jobs and decodes until one finishes or the call is interrupted.
+    async def serve(self, jobs: Sequence[Job]) -> tuple[Progress, Span]:
+        """Submits jobs that admit() returned, and decodes until one finishes or the call is interrupted.
 
         Returns the progress and the span of the call.
         """
         aborts, self._aborts = tuple(self._aborts), []
         ended, self._ended = tuple(self._ended), []
-        for job in admitted:
+        for job in jobs:
             begun = job.request
             self._meter.submit(begun.id, begun.num_prompt_tokens, begun.num_tokens, job.num_history)
             self._meter.begin_turn(TurnStart(*begun.owner, begun.turn, job.asked_s))
-        requests = tuple([job.request for job in admitted])
+        requests = tuple([job.request for job in jobs])
         return await self._group.inline(RolloutGroup.serve, requests, aborts, ended)
 
     def record(self, progress: Progress, span: Span) -> None:
@@ -112,13 +113,13 @@ class EngineCalls:
         self._meter.take_out(call.spans[0], partials)
         jobs = []
         for response in partials:
-            job, done = self._end_job(response), response.completion
+            job = self._end_job(response)
             if job is None:
                 continue
-            if done.finish_reason != FinishReason.ABORTED:  # it finished before the abort reached the server
+            if response.finish_reason != FinishReason.ABORTED:  # it finished before the abort reached the server
                 self._host.on_response(job, response)
                 continue
-            jobs.append(replace(job, request=done.resumed))
+            jobs.append(replace(job, request=response.resumed))
         self._host.on_partials(jobs, onto)
         self.counts[reason] += len(jobs)
 
@@ -134,10 +135,9 @@ class EngineCalls:
 
     def _end_job(self, response: Response) -> Job | None:
         """Ends the job of a response. Returns None if it was cancelled before the response arrived."""
-        done = response.completion
-        job = self._jobs.end_running(done.request.id)
+        job = self._jobs.end_running(response.request.id)
         if job is None:
-            self._meter.drop(len(done.token_ids))
+            self._meter.drop(len(response.token_ids))
         return job
 
     def _measure_use(self, progress: Progress) -> EngineUse:

@@ -47,13 +47,11 @@ class EngineHost(Protocol):
 
     curve: DecodeCurve | None
     """Decode speed, fitted to each call. None if the dispatch policy does not use it."""
+    on_response: Callable[[Job, Response], None]
+    """Called with the response of each job that ended."""
 
     def fill(self, driver: "EngineDriver") -> None:
         """Gives an engine requests that are queued for engines with pending weights."""
-        ...
-
-    def on_response(self, job: Job, response: Response) -> None:
-        """Receives the response of a job that ended."""
         ...
 
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:

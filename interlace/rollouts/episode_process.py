@@ -21,7 +21,6 @@ from interlace.core.errors import EnginesBusyError, EpisodeLostError, UserError
 from interlace.core.progress import Draft
 from interlace.core.runs import Runs
 from interlace.core.types import (
-    Completion,
     FinishReason,
     FloatArray,
     Inputs,
@@ -40,7 +39,7 @@ from interlace.rollouts.episode_envs import EnvAnswer, EnvAsk, EnvProxies
 from interlace.rollouts.generate import failure, outcome_of, sample_failure
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.runtime.clock import LoopClock
-from interlace.runtime.process.child import LoopServer, become_child, framed
+from interlace.runtime.process.child import LoopServer, become_child, frame_message
 from interlace.runtime.waits import WaitRegistry
 
 NO_EPISODE = 0xFFFFFFFF
@@ -163,9 +162,9 @@ def serve_episodes(connection: socket.socket, make: MakeEpisode, params: Samplin
         try:
             episode, limits = make()
         except UserError as error:
-            connection.sendall(framed(NO_EPISODE, error))
+            connection.sendall(frame_message(NO_EPISODE, error))
             return
-        connection.sendall(framed(NO_EPISODE, None))
+        connection.sendall(frame_message(NO_EPISODE, None))
         _EpisodeServer(connection, episode, limits, params).run()
 
 
@@ -233,15 +232,15 @@ class _Running:
             self._listeners.pop(request.turn, None)
         if found.refusal:
             raise EnginesBusyError(found.refusal) if found.is_busy else UserError(found.refusal)
-        done = Completion(
+        return Response(
             request=request,
             token_ids=found.token_ids.tolist(),
             logprobs=found.logprobs.tolist(),
             versions=found.versions,
             finish_reason=found.finish_reason,
             num_cached_tokens=found.num_cached_tokens,
+            text=found.text,
         )
-        return Response(completion=done, text=found.text)
 
     def got_more(self, found: TurnSoFar) -> None:
         """Passes an incomplete turn to its listener, if the turn is awaited."""
@@ -272,7 +271,7 @@ class _EpisodeServer(LoopServer):
 
     def send(self, number: int, message: FromEpisode) -> None:
         """Sends a message about an episode to the run. Thread-safe."""
-        content = framed(number, message)
+        content = frame_message(number, message)
         with self._writing:
             self._connection.sendall(content)
 
@@ -299,7 +298,7 @@ class _EpisodeServer(LoopServer):
         session = EpisodeSession(_Around(self, number, self._loop), running, sample, running.params, limits)
         session.begin()
         try:
-            outcome = outcome_of(await session.limited(self._episode.run(start.prompt, session)))
+            outcome = outcome_of(await session.limit_time(self._episode.run(start.prompt, session)))
             end = EpisodeEnd(outcome=outcome, rewards=session.rewards, tool_uses=session.tool_uses)
         except asyncio.CancelledError:
             end = EpisodeEnd(failure="it was cancelled")

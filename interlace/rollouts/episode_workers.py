@@ -41,7 +41,7 @@ from interlace.rollouts.episode_process import (
     serve_episodes,
 )
 from interlace.rollouts.session import EpisodeSession
-from interlace.runtime.process.child import framed, take_frames
+from interlace.runtime.process.child import frame_message, take_frames
 from interlace.runtime.process.children import Children
 from interlace.runtime.process.links import Child
 from interlace.runtime.process.starts import Place
@@ -123,7 +123,7 @@ class _Processes(Children):
             elif isinstance(message, EpisodeCancel):
                 self._cancel_job(job, message)
             elif job.child is not None:
-                self._links.send(job.child, framed(job.number, message))
+                self._links.send(job.child, frame_message(job.number, message))
         self._keep_limits()
         self._hand_out()
 
@@ -133,7 +133,7 @@ class _Processes(Children):
                 queue.remove(job)
         if job.child is not None:
             job.leave_by_s = time.monotonic() + LEAVE_S
-            self._links.send(job.child, framed(job.number, message))
+            self._links.send(job.child, frame_message(job.number, message))
 
     def _keep_limits(self) -> None:
         now_s = time.monotonic()
@@ -193,10 +193,10 @@ class _Processes(Children):
             if message.blocked:
                 self._lose_process(child, "was blocked by another episode")
 
-    def _died(self, child: Child) -> None:
-        code = child.ended_with()
+    def _handle_death(self, child: Child) -> None:
+        code = child.find_exit_code()
         if not child.is_ready:
-            self._started_badly(f"it ended with exit code {code} while the episode was loaded")
+            self._record_bad_start(f"it ended with exit code {code} while the episode was loaded")
         self._lose_process(child, "is gone" if code is None else f"ended with exit code {code}")
 
     def _lose_process(self, child: Child, reason: str) -> None:
@@ -279,7 +279,7 @@ class WorkerEpisodes:
         here = cast(EpisodeSession, session)
         number, self._num_begun = self._num_begun, (self._num_begun + 1) % NO_EPISODE
         params = None if here.params is self._params else here.params
-        start = framed(number, EpisodeStart(key=here.key, prompt=prompt, params=params))
+        start = frame_message(number, EpisodeStart(key=here.key, prompt=prompt, params=params))
         job = _Job(number=number, start=start, alone=not here.may_begin_again)
         self._processes.begin(job)
         try:

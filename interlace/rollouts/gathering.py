@@ -32,7 +32,7 @@ class Gathering:
         self._lock = cluster.lock
         self._most = settings.remaining_share * samples_per_step
         self._samples_per_engine = samples_per_step / len(engines)
-        self._shared_devices = _shared_devices(cluster, engines)
+        self._find_shared_devices = _find_shared_devices(cluster, engines)
 
     def look(self, kept: list[EngineDriver], num_left: int, *, drains: bool) -> list[EngineDriver]:
         """Moves sequences if few enough are left. Returns the engines that get requests of samples from now on.
@@ -53,7 +53,7 @@ class Gathering:
         """
         if kept is not self._drivers or not self._are_few(num_left):
             return kept
-        if self._shared_devices and not self._lock.is_wanted(self._shared_devices):
+        if self._find_shared_devices and not self._lock.is_wanted(self._find_shared_devices):
             return kept
         if any(driver.jobs.num_queued for driver in self._drivers):
             return kept
@@ -92,7 +92,7 @@ class Gathering:
         return by_work[:num_kept]
 
 
-def _shared_devices(cluster: Cluster, engines: Sequence[RolloutGroup]) -> frozenset[int]:
+def _find_shared_devices(cluster: Cluster, engines: Sequence[RolloutGroup]) -> frozenset[int]:
     """Returns all devices of the engines if another role may run on one of them, else none.
 
     The devices of simulators count only if the run has simulators, because runs without them can use the same schedule.

@@ -92,21 +92,19 @@ class GenerateStage:
         return requests
 
     def _take_response(self, response: Response) -> None:
-        completion = response.completion
-        key = completion.request.owner
-        if response.refusal:
-            reason = f"the engine refused the request: {response.refusal}"
+        key = response.request.owner
+        if response.failure:
+            reason = f"the engine refused the request: {response.failure}"
             self._fail_sample(key, SampleFailure(reason=reason, cause=Cause.ENGINE, is_final=True))
         else:
-            segments = completion.segments
+            segments = response.segments
             text = StoredText(segments) if isinstance(segments, StoredSegments) else response.text
-            ended = completion.finish_reason
-            self._write(key, {"segments": segments, "finish_reason": ended, "text": text})
+            self._write(key, {"segments": segments, "finish_reason": response.finish_reason, "text": text})
 
     def _write(self, key: SampleKey, columns: Columns) -> None:
+        self._pool.finish(key)
         if self._channel.put(key, columns):
             self._on_generated(key)
-        self._pool.finish(key)
 
     async def _run(self, sample: Sample, num_losses: int = 0) -> None:
         ask = FromPool(self._cluster, self._pool)
@@ -150,7 +148,7 @@ async def run_episode(episode: Episode, session: EpisodeSession, prompt: Prompt)
     """Runs one episode and returns the columns of its sample. Raises the episode's errors, and TimeoutError."""
     session.begin()
     try:
-        outcome = outcome_of(await session.limited(episode.run(prompt, session)))
+        outcome = outcome_of(await session.limit_time(episode.run(prompt, session)))
         return turn_columns(prompt, session.turns, outcome, session.rewards, session.tool_uses)
     finally:
         session.close()

@@ -41,8 +41,7 @@ class GenerationMeter:
     def take_out(self, span: Span, responses: Sequence[Response]) -> list[TurnEnd]:
         """Records sequences that left the engine with a call. Returns the ended turns of the flow. span: see end()."""
         ended = []
-        for response in responses:
-            done = response.completion
+        for done in responses:
             self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
             # The engine reports reused tokens only now, so recomputed tokens count for this call.
             self._repeated_tokens += max(0, self._histories.pop(done.request.id, 0) - done.num_cached_tokens)
@@ -70,7 +69,7 @@ class GenerationMeter:
         num_held_tokens = self._cached_tokens + progress.num_new_tokens / 2
         self._cached_tokens += progress.num_new_tokens
         ended = self.take_out(span, progress.responses)
-        reasons = [response.completion.finish_reason for response in progress.responses]
+        reasons = [response.finish_reason for response in progress.responses]
         num_finished = len(reasons) - reasons.count(FinishReason.ABORTED)
         served = EngineCall(
             span=span,

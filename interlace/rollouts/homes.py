@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from interlace.core.types import Completion, Metrics, Request, SampleKey
+from interlace.core.types import Metrics, Request, Response, SampleKey
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_job import Job
 from interlace.schedule.routing import KeptContext
@@ -16,8 +16,8 @@ class _Home:
     """Computed tokens of the last turn's context and answer."""
     version: int
     """Version that the engine served at the end of the last turn."""
-    last: Completion
-    """Completion of the last turn."""
+    last: Response
+    """Response of the last turn."""
 
 
 class Homes:
@@ -34,7 +34,7 @@ class Homes:
         """Returns whether any sample has a turn to continue. No other method matters before."""
         return bool(self._homes)
 
-    def kept(self, jobs: Sequence[Job], drivers: Sequence[EngineDriver]) -> list[KeptContext | None]:
+    def find_kept(self, jobs: Sequence[Job], drivers: Sequence[EngineDriver]) -> list[KeptContext | None]:
         """Returns the retained context of each job, with the index of its engine in `drivers`."""
         places = {driver: place for place, driver in enumerate(drivers)}
         return [self._find_context(job, places) for job in jobs]
@@ -53,7 +53,7 @@ class Homes:
         if home is not None and home.driver is not driver:
             home.driver.calls.release(job.request.owner)
 
-    def answered(self, done: Completion, driver: EngineDriver) -> None:
+    def record_turn(self, done: Response, driver: EngineDriver) -> None:
         """Records that an engine finished a turn of a sample that may have further turns."""
         request = done.request
         before = self._homes.get(request.owner)

@@ -35,6 +35,25 @@ class EngineState:
     """Reason of the loss. Empty unless the engine is lost."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MembershipRules:
+    """Changes of a pool's engines that a run permits, and the watch for losses."""
+
+    may_change: bool = False
+    """True if engines may join or leave by commands."""
+    watch_every_s: float | None = None
+    """Interval of health checks of idle engines, in seconds. If None, a loss is found with the next job only."""
+    lost_s: float = 600.0
+    """Seconds without any engine after which the run ends."""
+    probe_ids: Sequence[int] = ()
+    """Tokens of a fixed text, by which the weights of servers are checked. Empty if no engine is a server."""
+    restarts_per_hour: int | None = None
+    """Losses of engines within an hour, each of which is a restart, after which the run ends. None for no limit."""
+
+
+NO_CHANGES = MembershipRules()
+
+
 class Membership:
     """Adds, removes and recovers the engines of a pool.
 
@@ -51,24 +70,16 @@ class Membership:
         drivers: list[EngineDriver],
         weights: ServedWeights,
         dispatcher: Dispatcher,
+        rules: MembershipRules,
     ) -> None:
         """drivers: engines of the pool, which this object changes."""
-        self._cluster, self._schedule = cluster, schedule
+        self._cluster, self._schedule, self.rules = cluster, schedule, rules
         self._drivers, self._weights, self._dispatcher = drivers, weights, dispatcher
-        self.may_change = False
-        """True if engines may join or leave by commands."""
-        self.keeps_published = False
-        """True if engines may join or return between two publications, so that published weights must not change."""
-        self.watch_every_s: float | None = None
-        """Interval of health checks of idle engines, in seconds. If None, a loss is found with the next job only."""
-        self.lost_s = 600.0
-        """Seconds without any engine after which the run ends."""
-        self.probe_ids: Sequence[int] = ()
-        """Tokens of a fixed text, by which the weights of servers are checked. Empty if no engine is a server."""
         self.notes = Notes()
         """Notes about engines, which are shown to users."""
-        self.left_out: set[EngineDriver] = set()
+        self._left_out: set[EngineDriver] = set()
         """Engines that the current placement leaves out. They do not serve again when they have recovered."""
+        self._has_left_out = False
         self._lost: dict[EngineDriver, str] = {}
         """Engines that are lost, each with the reason."""
         self._loops: dict[EngineDriver, asyncio.Task[None]] = {}
@@ -76,8 +87,12 @@ class Membership:
         """Recovery of each lost engine."""
         self.num_lost = 0
         """Number of losses since the start."""
-        self.restarts = RestartBudget("rollout", None)
-        """Budget of losses, each of which is a restart."""
+        self._restarts = RestartBudget("rollout", rules.restarts_per_hour)
+
+    @property
+    def keeps_published(self) -> bool:
+        """True if engines may join or return between two publications, so that published weights must not change."""
+        return self.rules.may_change or self._has_left_out or any(driver.group.can_revive for driver in self._drivers)
 
     def follow(self, schedule: Schedule) -> None:
         """Takes another schedule, for the present engines and for those that join later."""
@@ -87,8 +102,8 @@ class Membership:
 
     def start(self, driver: EngineDriver) -> None:
         """Starts the loop of an engine."""
-        if self.watch_every_s is not None and not self._loops:
-            self._cluster.spawn(self._watch_engines(self.watch_every_s), name="engine health")
+        if self.rules.watch_every_s is not None and not self._loops:
+            self._cluster.spawn(self._watch_engines(self.rules.watch_every_s), name="engine health")
         self._loops[driver] = self._cluster.spawn(driver.run(), name=driver.group.name)
 
     def make_driver(self, group: RolloutGroup, standing: Standing = Standing.MEMBER) -> EngineDriver:
@@ -109,7 +124,7 @@ class Membership:
         if driver in self._lost or driver not in self._drivers:
             return
         self.num_lost += 1
-        if exhausted := self.restarts.spend(self._cluster.clock.now()):
+        if exhausted := self._restarts.spend(self._cluster.clock.now()):
             raise RestartBudgetError(f"{exhausted} (cause: {Cause.ENGINE}). {driver.group.name} was lost: {reason}")
         self._lost[driver] = reason
         self.notes.add(f"{driver.group.name} is lost: {reason}")
@@ -129,10 +144,22 @@ class Membership:
         self.notes.add(f"{driver.group.name} has joined")
         return driver
 
-    def join(self, driver: EngineDriver) -> None:
-        """Lets an engine that left without being removed serve again. A lost one joins at its recovery."""
-        if driver not in self._lost:
-            self._join_engine(driver)
+    def follow_placement(self, engines: Sequence[EngineDriver]) -> None:
+        """Leaves out all engines except these, if one of these serves. One that was left out serves again.
+
+        A lost engine joins at its recovery.
+        """
+        for driver in [each for each in engines if each in self._left_out]:
+            self._left_out.discard(driver)
+            if driver not in self._lost:
+                self._join_engine(driver)
+        serving = [each for each in engines if not each.is_away]
+        for driver in self._drivers:
+            if driver not in engines and serving:
+                self._left_out.add(driver)
+                self._has_left_out = True
+                if not driver.is_away:
+                    driver.leave(serving)
 
     async def remove(self, driver: EngineDriver, *, drains: bool) -> None:
         """Removes an engine. drains: its running requests finish there first; else other engines continue them.
@@ -188,17 +215,17 @@ class Membership:
                 if not reason:
                     break
                 self._lost[driver] = reason
-                if self._cluster.clock.now() - since_s > self.lost_s and not self._list_others(driver):
+                if self._cluster.clock.now() - since_s > self.rules.lost_s and not self._list_others(driver):
                     raise InterlaceError(
-                        f"no engine has served for {self.lost_s:.0f} s (rollout.lost_s). {driver.group.name} was lost "
-                        f"and could not be brought back: {reason}"
+                        f"no engine has served for {self.rules.lost_s:.0f} s (rollout.lost_s). {driver.group.name} was "
+                        f"lost and could not be brought back: {reason}"
                     )
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
         self._recoveries.pop(driver, None)
         if self._lost.pop(driver, None) is not None:
             self.notes.add(f"{driver.group.name} is back")
-            if driver not in self.left_out:
+            if driver not in self._left_out:
                 self._join_engine(driver)
 
     def _join_engine(self, driver: EngineDriver) -> None:

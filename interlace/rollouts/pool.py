@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, FinishReason, Metrics, Request, Response, SampleKey
+from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.rollouts.dispatcher import Dispatcher
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_job import Deliver, Job, OnDraft
-from interlace.rollouts.membership import Membership
+from interlace.rollouts.membership import NO_CHANGES, Membership, MembershipRules
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.served_weights import ServedWeights
 from interlace.runtime.cluster import Cluster
@@ -34,7 +34,7 @@ def settle(future: "asyncio.Future[Response]", response: Response) -> None:
 class TokenBudget:
     """Limits the tokens that a sample generates between two publications, over all its turns.
 
-    Consumes: jobs before their dispatch (`limit_jobs`), and completions (`charge`).
+    Consumes: jobs before their dispatch (`limit_jobs`), and responses (`charge`).
     Produces: jobs with a smaller limit, and suspended jobs.
     Waits for: nothing. Suspended jobs stay here until `renew`.
     """
@@ -86,8 +86,8 @@ class TokenBudget:
             return None
         return replace(job, request=_limit_request(job.request, min(job.request.params.max_new_tokens, left)))
 
-    def charge(self, job: Job, done: Completion) -> bool:
-        """Records the tokens of a completion. Returns whether only the budget ended it, so that it is to continue."""
+    def charge(self, job: Job, done: Response) -> bool:
+        """Records the tokens of a response. Returns whether only the budget ended it, so that it is to continue."""
         if self.tokens is None or job.max_new_tokens is None:
             return False
         owner = done.request.owner
@@ -149,11 +149,13 @@ class EnginePool:
         expected_tokens: int,
         on_suspended: Callable[[], None],
         predictor: LengthPredictor | None = None,
+        rules: MembershipRules = NO_CHANGES,
     ) -> None:
         """samples_per_step: samples of a step, of which the tail policy moves a share.
 
         expected_tokens: tokens of a response, until one has ended. on_suspended: called when a sequence is suspended,
-        because the trainer may wait for it. predictor: predicts response lengths; if None, the pool learns them.
+        because the trainer may wait for it. predictor: predicts response lengths; if None, the pool learns them. rules:
+        of the membership.
         """
         self._cluster = cluster
         self.drivers: list[EngineDriver] = []
@@ -168,7 +170,7 @@ class EnginePool:
             samples_per_step=samples_per_step,
             on_response=self._take_response,
         )
-        self.membership = Membership(cluster, schedule, self.drivers, self.weights, self._dispatcher)
+        self.membership = Membership(cluster, schedule, self.drivers, self.weights, self._dispatcher, rules)
         """Engines that join, leave, or are lost and return."""
         self.drivers += [self.membership.make_driver(engine) for engine in engines]
         self._predictor, ranks = predictor, self._dispatcher.ranks_by_length
@@ -260,7 +262,7 @@ class EnginePool:
             for request, future in zip(requests, futures, strict=True):
                 if future.cancelled() or not future.done():
                     self.withdraw(request.id)
-        if refused := [response.refusal for response in found if response.refusal]:
+        if refused := [response.failure for response in found if response.failure]:
             raise UserError(f"the engine refused a request of {who}: {refused[0]}")
         return found
 
@@ -318,19 +320,20 @@ class EnginePool:
         self._lengths.forget(request_id)
         self._dispatcher.tool_waits.end_turn(request_id, None)
 
-    def _take_response(self, job: Job, response: Response, driver: EngineDriver) -> None:
+    def _take_response(self, job: Job, response: Response) -> None:
         """Delivers a response of an engine, or suspends its request if the budget is used up."""
-        done = response.completion
-        is_of_sample = job.max_new_tokens is not None and not response.refusal
-        if self._budget and is_of_sample and job.max_new_tokens is not None and self._budget.charge(job, done):
-            self._budget.suspend(self._make_job(done.resumed, job.deliver, job.max_new_tokens, job.on_draft))
+        request, num_tokens = response.request, len(response.token_ids)
+        driver = self._dispatcher.end_job(request.id)
+        is_of_sample = job.max_new_tokens is not None and not response.failure
+        if self._budget and is_of_sample and job.max_new_tokens is not None and self._budget.charge(job, response):
+            self._budget.suspend(self._make_job(response.resumed, job.deliver, job.max_new_tokens, job.on_draft))
             return
-        self._dispatcher.tool_waits.end_turn(done.request.id, driver)
+        self._dispatcher.tool_waits.end_turn(request.id, driver)
         if is_of_sample:
-            if done.request.may_continue:
-                self._dispatcher.homes.answered(done, driver)
-            self._lengths.observe(done.request, len(done.token_ids))
-            self._budget.observe(len(done.token_ids))
+            if request.may_continue:
+                self._dispatcher.homes.record_turn(response, driver)
+            self._lengths.observe(request, num_tokens)
+            self._budget.observe(num_tokens)
         job.deliver(response)
 
     def _make_job(self, request: Request, deliver: Deliver, max_new_tokens: int, on_draft: OnDraft | None) -> Job:

@@ -26,21 +26,20 @@ def pass_draft(
 
 def read_turn(number: int, response: Response, renderer: Renderer | None, tools: tuple[ToolSpec, ...]) -> Turn:
     """Converts a response to a turn. renderer: if None, the content of the message is the text."""
-    done = response.completion
     if renderer is None:
         message = Message(role="assistant", content=response.text)
     else:
-        message = renderer.parse(done.token_ids, prompt_ids=done.request.prompt_ids, tools=tools)
+        message = renderer.parse(response.token_ids, prompt_ids=response.request.prompt_ids, tools=tools)
     return Turn(
         number=number,
-        prompt_ids=np.asarray(done.request.prompt_ids, np.int32),
-        token_ids=np.asarray(done.token_ids, np.int32),
-        logprobs=np.asarray(done.logprobs, np.float32),
-        versions=Runs.of(done.versions),
-        finish_reason=done.finish_reason,
+        prompt_ids=np.asarray(response.request.prompt_ids, np.int32),
+        token_ids=np.asarray(response.token_ids, np.int32),
+        logprobs=np.asarray(response.logprobs, np.float32),
+        versions=Runs.of(response.versions),
+        finish_reason=response.finish_reason,
         text=response.text,
         message=message,
-        inputs=done.request.inputs,
-        num_cached_tokens=done.num_cached_tokens,
-        query_ids=np.asarray(done.request.query_ids, np.int32) if done.request.query_ids else None,
+        inputs=response.request.inputs,
+        num_cached_tokens=response.num_cached_tokens,
+        query_ids=np.asarray(response.request.query_ids, np.int32) if response.request.query_ids else None,
     )

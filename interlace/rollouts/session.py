@@ -139,7 +139,7 @@ class EpisodeSession:
         """Closes the session. It makes no more turns."""
         self._code.end()
 
-    async def limited(self, run: Awaitable[T]) -> T:
+    async def limit_time(self, run: Awaitable[T]) -> T:
         """Awaits the episode within its time limit. TimeoutError if its code and tools take longer."""
         return await self._code.limit(run)
 
@@ -181,8 +181,8 @@ class EpisodeSession:
         except EnginesBusyError:
             self._record.free(place)
             raise
-        if response.refusal:
-            raise UserError(f"the engine refused turn {place}: {response.refusal}")
+        if response.failure:
+            raise UserError(f"the engine refused turn {place}: {response.failure}")
         turn = read_turn(place, response, renderer, shown)
         self._record.add(turn, shown, self._around.clock.now())
         if said is not None:

@@ -30,14 +30,13 @@ CONTEXT = "context"
 """Kind of a segment that an episode inserted."""
 
 
-def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
+def make_answered_sample(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
     """Makes a sample of a response from outside the flow, so that it can be scored."""
-    done = response.completion
     return Sample(
         key=key,
         prompt=prompt,
-        segments=(done.segment,),
-        finish_reason=done.finish_reason,
+        segments=(response.segment,),
+        finish_reason=response.finish_reason,
         text=response.text,
     )
 

@@ -1,6 +1,5 @@
 """Weights of one rollout engine: the version that it serves, the pending version, and the moment of the swap."""
 
-from interlace.rollouts.engine_job import Job
 from interlace.rollouts.engine_jobs import EngineJobs
 from interlace.rollouts.generation_meter import GenerationMeter
 from interlace.rollouts.role_groups import RolloutGroup
@@ -53,15 +52,16 @@ class WeightSwap:
         """Stores new weights until the swap. A newer version replaces a pending one."""
         self._pending = ref
 
-    def may_begin(self, job: Job) -> bool:
-        """Returns whether a job may begin. While an update is pending, only jobs begun under these or older weights."""
-        versions = job.request.generated_versions
-        return self.starts_new or (len(versions) > 0 and versions[-1] <= self.version)
-
     def has_ready_job(self) -> bool:
-        """Returns whether a job is queued that may begin."""
+        """Returns whether a job is queued that may begin.
+
+        While an update is pending, only a job that began under the present or older weights may.
+        """
         following = self._jobs.first()
-        return following is not None and self.may_begin(following)
+        if following is None or self.starts_new:
+            return following is not None
+        versions = following.request.generated_versions
+        return len(versions) > 0 and versions[-1] <= self.version
 
     def take_due(self, num_awaited: int) -> WeightRef | None:
         """Removes and returns the pending weights if they may be installed now, else returns None.

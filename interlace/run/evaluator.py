@@ -9,7 +9,7 @@ from interlace.observe.answers import EvaluationAnswer
 from interlace.observe.step_line import brief
 from interlace.robots.episodes.robot import INIT_STATE, SUCCESS, TASK
 from interlace.rollouts.base import FILMED
-from interlace.rollouts.turns import answered
+from interlace.rollouts.turns import make_answered_sample
 from interlace.run.estimates import Estimate, estimate
 from interlace.run.evaluation import OWN, Evaluation
 from interlace.run.film_choice import choose_films
@@ -127,7 +127,7 @@ class Evaluator:
         ]
         responses = await self._run.outside.complete(requests)
         samples = [
-            answered(SampleKey(-1, index), prompt, response)
+            make_answered_sample(SampleKey(-1, index), prompt, response)
             for (prompt, index), response in zip(asked, responses, strict=True)
         ]
         results: list[RewardResult] = []

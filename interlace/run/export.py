@@ -135,7 +135,7 @@ class _Export:
         )
 
     def _save_model(self, config: ModelConfig, folder: Path, *, is_classifier: bool) -> "PreTrainedModel":
-        from interlace.engines.train.export import model_files, named_weights
+        from interlace.engines.train.export import list_named_weights, model_files
 
         if is_classifier:
             classifier = load_classifier(config)
@@ -143,7 +143,7 @@ class _Export:
         else:
             loaded = load_model(config)
             model, tokenizer = loaded.model, loaded.tokenizer
-        weights = _cast_weights(dict(named_weights(model)), self.options.dtype)
+        weights = _cast_weights(dict(list_named_weights(model)), self.options.dtype)
         model.to(dtype=_torch_dtype(self.options.dtype))  # type: ignore[call-arg]  # transformers' own stub
         model_files(model, weights, tokenizer).write(folder)
         return model

@@ -23,7 +23,7 @@ from interlace.rollouts.episode_process import patience_s
 from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.rollouts.role_groups import EnvGroup, RolloutGroup
 from interlace.rollouts.session import NO_LIMITS, SessionLimits
-from interlace.run.engine_services import follow_services
+from interlace.run.engine_services import make_membership_rules
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.state import RunState
@@ -136,6 +136,7 @@ async def host(
         shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
         limits=limits,
         recovery=recipe.recovery,
+        membership=make_membership_rules(recipe),
     )
     stages = StageFactory(
         cluster,
@@ -155,7 +156,5 @@ async def host(
     run = PolicyRun(cluster, stages, groups, algorithm or algorithm_of(recipe), settings, prompts, episode)
     if recipe.weights.adapter == "alone":
         stages.live.limit_adapters()
-    follow_services(recipe, run.rollout.pool)
-    run.rollout.pool.membership.restarts = RestartBudget("rollout", recipe.recovery.restarts_per_hour.get("rollout"))
     filming = episode if isinstance(episode, Filming) else None
     return Hosted(recipe=recipe, groups=groups, run=run, sampling=sampling, live=stages.live, filming=filming)

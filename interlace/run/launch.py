@@ -268,9 +268,11 @@ async def launch_instances(
         places = [()] * count
     specs = [instance_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
     rule = revival_rule(recipe, role, places[0])
-    starts = [cluster.launch(replace(spec, working_bytes=working_bytes, revival=rule)) for spec in specs]
+    specs = [replace(spec, working_bytes=working_bytes, revival=rule) for spec in specs]
     # Servers start concurrently: each start is slow, and most of it is work of another process.
-    return await asyncio.gather(*starts) if kind and kind.is_service else [await start for start in starts]
+    if kind and kind.is_service:
+        return await asyncio.gather(*map(cluster.launch, specs))
+    return [await cluster.launch(spec) for spec in specs]
 
 
 def revival_rule(recipe: Recipe, role: Role, devices: Sequence[Device]) -> RevivalRule | None:

@@ -169,12 +169,12 @@ def make_trained_reward_model(
 
 def _replay_loss(recipe: Recipe) -> LossFn | None:
     """Returns the loss of replayed trajectories; None if the recipe has no replay."""
-    from interlace.engines.train import scaled, sft_loss
+    from interlace.engines.train import scale_loss, sft_loss
 
     if recipe.replay is None:
         return None
     own = sft_loss if recipe.replay.learner == "imitation" else algorithm_of(recipe).loss
-    return scaled(own, recipe.replay.loss_weight)
+    return scale_loss(own, recipe.replay.loss_weight)
 
 
 def make_critic_engine(source: EngineSource, folder: Path | None, context: WorkerContext) -> "CriticEngine":

@@ -51,7 +51,10 @@ class OfflineSession(RunProcess):
         rows = OfflineRows(train=(encoded[prompt.uid] for prompt in stream), heldout=heldout)
         stages = StageFactory(cluster, recipe.schedule.resolved, sizes)
         run = OfflineRun(cluster, stages, groups, algorithm_of(recipe), rows)
-        saver = Saver(cluster, self._checkpoints, groups, self._folder, settings=self._settings)
+        saver = Saver(
+            cluster, self._checkpoints, groups, self._folder, every=recipe.checkpoint_every, memory=job.memory,
+            settings=self._settings,
+        )  # fmt: skip
         boundary = self._boundary = OfflineBoundary(
             job, run, saver, stream, logger=logger, trace=trace, quiet=self._quiet
         )
@@ -108,16 +111,16 @@ class OfflineBoundary:
         found = found | job.callbacks.on_step(step, recipe.steps, found)
         self._state, self._num_updates = self._state_later(), self._run.num_updates
         is_best = self._best.observe(step, found)
-        is_due = is_best or (recipe.checkpoint_every and step % recipe.checkpoint_every == 0)
-        if is_due:
+        place = self._saver.find_due(step, is_best=is_best)
+        if place:
             found["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(step, found)
         self._progress.step(step, found)
         self._quiet.heard(f"step {step + 1}")
         if is_best:
             self._best.mark(step)
-        if is_due:
-            self._saver.write(self._state())
+        if place:
+            self._saver.write(self._state(), place)
         if failing := self._failed_updates.failing(found):
             await self._saver.save(self._state())  # no update since the last good one changed anything
             self._failed_updates.refuse(failing, step)

@@ -17,6 +17,7 @@ from interlace.observe.run_logs import RunLogs
 from interlace.observe.run_sessions import record_session
 from interlace.rewards.base import GIVEN
 from interlace.run.evaluation import Evaluation
+from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.recipe.config import Recipe
 from interlace.run.state import RunState
 
@@ -58,15 +59,20 @@ def identify_run(recipe: Recipe, folder: RunFolder, *, resume: bool) -> RunIdent
 
 
 def find_resumed_start(
-    folder: RunFolder, checkpoints: Checkpoints, progress: ProgressView, settings: Mapping[str, JSON]
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    memory: MemoryCheckpoints,
+    progress: ProgressView,
+    settings: Mapping[str, JSON],
 ) -> RunStart:
     """Truncates a run's logs to its newest complete checkpoint and starts there; from step 0 if there is none.
 
-    settings: the settings of the resumed run, with secrets masked. Damaged checkpoints are set aside, and `progress`
+    memory: checkpoints of this command in shared memory, of which a newer one is used. settings: the settings of the
+    resumed run, with secrets masked. Damaged checkpoints are set aside, and `progress`
     shows them and the changed settings. Raises UserError if all are damaged, if the newest complete one belongs to
     another run, model or step, or if a changed setting would make the resumed run another run.
     """
-    newest = _newest_whole(folder, checkpoints, progress)
+    newest = memory.find_newer(checkpoints) or _newest_whole(folder, checkpoints, progress)
     for change in check_changed_settings(newest, settings, program_names=GIVEN) if newest else ():
         progress.say(f"changed since {newest}: {change}")
     start = RunStart(checkpoint=newest, state=RunState.read(newest) if newest else None)

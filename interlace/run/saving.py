@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.flows.run import RoleGroups
 from interlace.observe.checkpoints import Checkpoints
@@ -13,6 +14,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import write_settings
 from interlace.observe.run_logs import RunLogs
 from interlace.robots.replay.learning import Learning
+from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
 
@@ -40,20 +42,26 @@ class Saver:
         folder: RunFolder,
         learning: Learning | None = None,
         *,
+        every: int,
+        memory: MemoryCheckpoints,
         settings: Mapping[str, JSON] | None = None,
     ) -> None:
         """folder: the run's folder, whose metrics and samples belong to a checkpoint.
 
-        settings: the run's settings, with secrets masked, which each checkpoint contains.
+        every: steps between two checkpoints on disk; 0 for none. memory: the checkpoints between them. settings: the
+        run's settings, with secrets masked, which each checkpoint contains.
         """
+        self._every, self._memory = every, memory
         self._settings = settings or {}
         self._learning, self._copied = learning, folder.path / REPLAY_FOLDER / COPY_FOLDER
         self._cluster, self._checkpoints, self._folder = cluster, checkpoints, folder
         self._trained = {".": groups.actor, **({CRITIC_FOLDER: groups.critic} if groups.critic else {})}
         """Folder within a checkpoint -> worker group of its model."""
         self._writing: asyncio.Future[None] | None = None
-        self._step = 0
-        """Step of the newest checkpoint that is written or being written."""
+        self._writing_step = 0
+        """Step of the checkpoint that is being written."""
+        self._saved_step = 0
+        """Step of the newest checkpoint on disk that is written or being written."""
         self._synced = 0
         """Step up to which samples are known to be on disk."""
 
@@ -70,11 +78,19 @@ class Saver:
                 shutil.copytree(self._learning.world.folder, self._copied / WORLD_MODEL_FOLDER)
         return self._cluster.clock.now() - start_s
 
-    def write(self, state: RunState) -> None:
-        """Starts to write the copied models. A failure ends the run."""
-        self._step = state.done_steps
+    def find_due(self, step: int, *, is_best: bool) -> Checkpoints | None:
+        """Returns the checkpoints, on disk or in memory, to which this step's is written; None if none is due."""
+        if is_best or (self._every and step % self._every == 0):
+            return self._checkpoints
+        return self._memory.find_due(step)
+
+    def write(self, state: RunState, to: Checkpoints) -> None:
+        """Starts to write the copied models. A failure on disk ends the run."""
+        self._writing_step = state.done_steps
+        if to is self._checkpoints:
+            self._saved_step = state.done_steps
         self._writing = asyncio.get_running_loop().create_future()
-        self._cluster.spawn(self._write_checkpoint(state, self._writing), name="checkpoint")
+        self._cluster.spawn(self._write_checkpoint(state, to, self._writing), name="checkpoint")
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -84,13 +100,15 @@ class Saver:
     async def finish(self) -> None:
         """Waits until the checkpoint that is being written is complete."""
         if self._writing:
-            await self._cluster.waits.wait_for(self._writing, who="checkpoint", what=f"step {self._step} on disk")
+            await self._cluster.waits.wait_for(
+                self._writing, who="checkpoint", what=f"step {self._writing_step} is written"
+            )
 
     async def save(self, state: RunState) -> None:
         """Writes the step's checkpoint at the end of a run, and waits until it is complete."""
-        if self._step != state.done_steps and state.done_steps not in self._checkpoints.steps():
+        if self._saved_step != state.done_steps and state.done_steps not in self._checkpoints.steps():
             await self.copy()
-            self.write(state)
+            self.write(state, self._checkpoints)
         await self.finish()
 
     async def finish_in_time(self) -> None:
@@ -103,7 +121,7 @@ class Saver:
             async with asyncio.timeout(SAVE_WITHIN_S):
                 await self.save(state)
 
-    async def _write_checkpoint(self, state: RunState, done: "asyncio.Future[None]") -> None:
+    async def _write_checkpoint(self, state: RunState, to: Checkpoints, done: "asyncio.Future[None]") -> None:
         loop = asyncio.get_running_loop()
 
         async def write_models(folder: Path) -> None:
@@ -113,7 +131,7 @@ class Saver:
         def write(folder: Path) -> None:
             asyncio.run_coroutine_threadsafe(write_models(folder), loop).result()
             if self._learning:
-                self._copied.rename(folder / REPLAY_FOLDER)
+                shutil.move(self._copied, folder / REPLAY_FOLDER)
             RunLogs(self._folder).copy_to(state.done_steps, folder, synced=self._synced)
             self._synced = state.done_steps
             write_settings(folder, self._settings)
@@ -121,6 +139,12 @@ class Saver:
 
         num_bytes: int = sum([await group.checkpoint_bytes() for group in self._trained.values()])
         # In a thread, because the write waits for the disk.
-        written = asyncio.to_thread(self._checkpoints.save, state.done_steps, write, num_bytes=num_bytes)
-        await self._cluster.outside.run("checkpoint", "write", written)
+        written = asyncio.to_thread(to.save, state.done_steps, write, num_bytes=num_bytes)
+        try:
+            await self._cluster.outside.run("checkpoint", "write", written)
+        except UserError as error:
+            if to is self._checkpoints:
+                raise
+            self._memory.stop()  # a full memory costs repeated steps, not the run
+            self._cluster.notes.add(f"no further checkpoints in memory (recovery.memory_checkpoint_every): {error}")
         done.set_result(None)

@@ -37,7 +37,7 @@ from interlace.run.recipe.prompts import recipe_prompts
 from interlace.run.saving import CRITIC_FOLDER
 from interlace.run.step_boundary import TrainJob
 from interlace.run.step_trace import StepTrace
-from interlace.run.warmup import warmed_model
+from interlace.run.warmup import make_warmed_model
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
@@ -124,15 +124,20 @@ class RunProcess(ABC):
         )
         trace = StepTrace(cluster, folder.traces, self._progress, recipe.logging.trace_steps)
         done_steps = None
+        kept = self._checkpoints, self._job.memory
+        for each in kept:
+            each.keep_start(start.done_steps if start.checkpoint else None)
         try:
             with (
                 open_loggers(info, recipe.logging.loggers, say=self._progress.say) as logger,
-                cluster.timeline.recorded_by(self._make_recorder(cluster)),
+                cluster.timeline.record_with(self._make_recorder(cluster)),
             ):
                 done_steps = await self._run_work(cluster, self._work(cluster, logger, trace))
         finally:
             await trace.close()
             await cluster.shutdown()
+            for each in kept:
+                each.keep_start(None)
         boundary = self._boundary
         return TrainReport(
             done_steps=self.done_steps if done_steps is None else done_steps,
@@ -179,12 +184,12 @@ class RunProcess(ABC):
 
     async def _until_stopped(self, cluster: Cluster, work: Coroutine[Any, Any, None]) -> None:
         """Runs the flow. Raises StoppedError if a stop was requested and the step did not end in time."""
-        cluster.loop_limit_s = lambda: PATIENCE_S if self._stop.is_overdue else cluster.watchdog.hang_after_s
+        loop_limit_s = lambda: PATIENCE_S if self._stop.is_overdue else cluster.watchdog.hang_after_s  # noqa: E731
         cluster.spawn(self._stop_in_time(), name="stop")
         scoring = lambda: self._boundary.scoring if self._boundary else ""  # noqa: E731
         cluster.spawn(self._quiet.run(cluster.waits, scoring), name="quiet")
         try:
-            await cluster.run(work)
+            await cluster.run(work, loop_limit_s=loop_limit_s)
         except InterlaceError as error:
             ended = self._boundary.ended if self._boundary else ()
             if self._boundary:
@@ -231,7 +236,7 @@ class RunProcess(ABC):
         prompts, newest = self._prompts, self._job.start.checkpoint
         abort = self._stop.abort_if_requested  # an unfinished warm-up is discarded
         began_s = time.monotonic()
-        initial = await warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
+        initial = await make_warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
         self._began_s += time.monotonic() - began_s  # a start from a checkpoint does not repeat the warm-up
         policy = initial.stored_in(newest) if newest else initial
         sources = ModelSources(

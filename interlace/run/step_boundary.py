@@ -26,6 +26,7 @@ from interlace.run.evaluator import RIGHT_FROM, Evaluator
 from interlace.run.failed_updates import FailedUpdates
 from interlace.run.films import keep_films
 from interlace.run.host import Hosted
+from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, set_schedule
 from interlace.run.resume import RunStart
@@ -49,6 +50,8 @@ class TrainJob:
     stop: StopSignal
     planner: ScheduleChanger | None
     start: RunStart
+    memory: MemoryCheckpoints
+    """Checkpoints in shared memory."""
     callbacks: Callbacks = field(default_factory=Callbacks)
 
 
@@ -129,9 +132,10 @@ class StepBoundary:
             num_trained = sum(sample.num_total_tokens for sample in trained)
             metrics |= self.utilization.measure(metrics["perf/num_tokens"], num_trained, metrics["timing_s/step"])
         metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
-        boundary, num_updates = self._state_later(self._run.unconsumed_prompts()), self._run.num_updates
+        boundary, num_updates = self._state_later(self._run.list_unconsumed_prompts()), self._run.num_updates
         state, is_best = None, self._best.observe(result.step, metrics)
-        if is_best or (recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0):
+        place = self._saver.find_due(result.step, is_best=is_best)
+        if place:
             state = boundary()
             metrics["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(result.step, metrics)
@@ -144,8 +148,8 @@ class StepBoundary:
         self._notes.refuse_failures(result)
         if is_best:
             self._best.mark(result.step)
-        if state:
-            self._saver.write(state)
+        if state and place:
+            self._saver.write(state, place)
         if failing := self._failed_updates.failing(result.metrics):
             await self._saver.save(boundary())  # the failed updates did not change the weights
             self._failed_updates.refuse(failing, result.step)
@@ -158,7 +162,7 @@ class StepBoundary:
         """Saves and evaluates after the end of the flow."""
         self.ledger = self._run.ledger()
         # Before running samples are discarded: a resumed run with more steps starts with their prompts.
-        unfinished = self._run.unconsumed_prompts()
+        unfinished = self._run.list_unconsumed_prompts()
         self.keep_transcripts(self._run.finish())
         if self.done_steps:  # first, so that a failing evaluation cannot lose the model
             await self._saver.save(self._state_later(unfinished)())

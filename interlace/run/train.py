@@ -1,6 +1,7 @@
 """One training run of a recipe: cluster, workers and flow, from their opening to the end or a stop."""
 
 import asyncio
+import contextlib
 import gc
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ from interlace.observe.goodput import Ledger
 from interlace.observe.loggers import MetricsLoggers
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_identity import RunIdentity
 from interlace.observe.secrets import mask_secrets
 from interlace.observe.stop import StopSignal
 from interlace.rewards.trial import try_reward
@@ -27,6 +29,7 @@ from interlace.run.engine_control import EngineControl
 from interlace.run.evaluator import Evaluator
 from interlace.run.host import Hosted, host
 from interlace.run.launch_services import launch_joiner
+from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.offline import OfflineSession
 from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
@@ -60,21 +63,31 @@ def train(
     callbacks: a program's functions that are called after each step. After a restart (recovery.restarts_per_hour), they
     are called again for the repeated steps.
     """
-    ledger, identity = Ledger(), identify_run(recipe, folder, resume=resume)
-    restarts = RunRestarts(recipe.recovery)
-    while True:
-        checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints, run=identity)
-        settings, _ = mask_secrets(recipe.model_dump(mode="json"))
-        start = find_resumed_start(folder, checkpoints, progress, settings) if resume else RunStart()
-        job = TrainJob(
+    identity = identify_run(recipe, folder, resume=resume)
+    with contextlib.closing(MemoryCheckpoints(recipe.recovery.memory_checkpoint_every, identity)) as memory:
+        first = TrainJob(
             recipe=recipe,
             folder=folder,
             progress=progress,
             stop=stop,
             planner=planner,
-            start=start,
+            start=RunStart(),
+            memory=memory,
             callbacks=callbacks or Callbacks(),
         )
+        return _train_with_restarts(first, identity, resume=resume)
+
+
+def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool) -> TrainReport:
+    """Runs processes of a run until its end, each but the first from the checkpoint of the one before."""
+    recipe, folder, progress = first.recipe, first.folder, first.progress
+    stop, planner, memory = first.stop, first.planner, first.memory
+    ledger, restarts = Ledger(), RunRestarts(recipe.recovery)
+    while True:
+        checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints, run=identity)
+        settings, _ = mask_secrets(recipe.model_dump(mode="json"))
+        start = find_resumed_start(folder, checkpoints, memory, progress, settings) if resume else RunStart()
+        job = replace(first, recipe=recipe, start=start)
         session: RunProcess = (
             OfflineSession(job, checkpoints, identity, settings)
             if is_offline(recipe)
@@ -122,7 +135,16 @@ class _PolicySession(RunProcess):
         boundary = self._boundary = StepBoundary(
             job,
             hosted,
-            Saver(cluster, self._checkpoints, hosted.groups, self._folder, learning, settings=self._settings),
+            Saver(
+                cluster,
+                self._checkpoints,
+                hosted.groups,
+                self._folder,
+                learning,
+                every=recipe.checkpoint_every,
+                memory=job.memory,
+                settings=self._settings,
+            ),
             Evaluator(hosted, self._prompts.first_of_each_set(recipe.evaluation.num_prompts)),
             stream,
             logger=logger,
@@ -155,7 +177,7 @@ class _PolicySession(RunProcess):
         pool = hosted.run.rollout.pool
         hosted.run.redraws.notes.follow(self._progress.say)
         pool.membership.notes.follow(self._progress.say)
-        if pool.membership.may_change:
+        if pool.membership.rules.may_change:
             kind, launch = engine_kind_of(recipe.rollout), partial(launch_joiner, cluster, sources)
             most = len(cluster.place("rollout"))
             control = EngineControl(pool, self._folder.path, kind, launch, most_engines=most)

@@ -38,22 +38,23 @@ class _Examples:
         )
 
     def batch(self, step: int) -> Sequence[Sample]:
-        from interlace.engines.train import supervised_sample
+        from interlace.engines.train import make_supervised_sample
 
         shown = self._demonstrations.batch(step, self._size)
         return [
-            supervised_sample(example.prompt.token_ids, example.response_ids, example.imitated) for example in shown
+            make_supervised_sample(example.prompt.token_ids, example.response_ids, example.imitated)
+            for example in shown
         ]
 
     def build_check(self, prompts: Sequence[Prompt]) -> HabitCheck | None:
         """Builds the measurement that ends the warm-up, on these prompts; None if the recipe sets no criterion."""
-        from interlace.engines.train import supervised_sample
+        from interlace.engines.train import make_supervised_sample
 
         if self._until is None:
             return None
         shown = self._demonstrations.checked(prompts, self._until.num_examples)
         return HabitCheck(
-            samples=[supervised_sample(each.prompt.token_ids, each.response_ids, each.imitated) for each in shown],
+            samples=[make_supervised_sample(each.prompt.token_ids, each.response_ids, each.imitated) for each in shown],
             checked=[each.checked for each in shown if each.checked is not None],
             accuracy=self._until.accuracy,
             every=self._until.check_every,
@@ -73,7 +74,7 @@ def warmup_folder(recipe: Recipe) -> Path:
     return Path(recipe.model.cache_dir).expanduser() / "warmup" / f"{key:016x}"
 
 
-async def warmed_model(
+async def make_warmed_model(
     cluster: Cluster,
     recipe: Recipe,
     prompts: PromptSet,

@@ -97,7 +97,7 @@ class _Partition:
     def spread(self) -> int:
         return self.totals[0] - self.totals[-1]
 
-    def merged(self, other: "_Partition") -> "_Partition":
+    def merge(self, other: "_Partition") -> "_Partition":
         """Merges the fullest rank of one partition with the emptiest rank of the other, and so on."""
         pairs = zip(self.totals, self.items, reversed(other.totals), reversed(other.items), strict=True)
         ranks = sorted(((total + more, own + others) for total, own, more, others in pairs), key=lambda rank: -rank[0])
@@ -118,6 +118,6 @@ def _deal_by_difference(loads: Sequence[int], num_ranks: int) -> list[list[int]]
     heapq.heapify(heap)
     while len(heap) > 1:
         (_, number, first), (_, _, second) = heapq.heappop(heap), heapq.heappop(heap)
-        merged = first.merged(second)
+        merged = first.merge(second)
         heapq.heappush(heap, (-merged.spread, number, merged))
     return [sorted(items) for items in heap[0][2].items] if heap else [[] for _ in range(num_ranks)]

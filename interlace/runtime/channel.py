@@ -258,10 +258,10 @@ class Channel(Generic[K, R]):
         return record
 
 
-def with_columns(row: R, values: Mapping[str, object]) -> R:
+def with_columns(record: R, values: Mapping[str, object]) -> R:
     """Returns a copy with other values. dataclasses.replace does the same but takes many times longer, on every put."""
-    copy: R = object.__new__(type(row))
-    object.__setattr__(copy, "__dict__", {**row.__dict__, **values})  # bypasses the frozen record's check
+    copy: R = object.__new__(type(record))
+    object.__setattr__(copy, "__dict__", {**record.__dict__, **values})  # bypasses the frozen record's check
     return copy
 
 

@@ -95,8 +95,6 @@ class Cluster(ABC):
         self._after_workers = AsyncExitStack()
         """Resources released after all groups, last added first: ranks without a group, and shared resources."""
         self.tasks = RunTasks()
-        self.loop_limit_s: Callable[[], float] = lambda: hang_after_s
-        """Returns how long the event loop may be blocked. Called on another thread."""
         self.notes = Notes()
         """Notes about processes, which are shown to users."""
         self.processes = WorkerProcesses()
@@ -238,10 +236,13 @@ class Cluster(ABC):
         """Ends the run with this error. Only the first error counts."""
         self.tasks.fail(error)
 
-    async def run(self, main: Awaitable[T]) -> T:
-        """Awaits `main`. The first exception of a spawned task, or a hang, ends the run with that exception."""
+    async def run(self, main: Awaitable[T], *, loop_limit_s: Callable[[], float] | None = None) -> T:
+        """Awaits `main`. The first exception of a spawned task, or a hang, ends the run with that exception.
+
+        loop_limit_s: returns how long the event loop may be blocked; called on another thread. If None, as for a hang.
+        """
         flow = asyncio.ensure_future(main)
-        watch = self._watch()
+        watch = self._watch(loop_limit_s or (lambda: self.watchdog.hang_after_s))
         try:
             return await self.tasks.wait_for(flow)
         except RemoteError as error:
@@ -258,9 +259,9 @@ class Cluster(ABC):
             if watch:
                 watch.end()
 
-    def _watch(self) -> LoopWatch | None:
+    def _watch(self, loop_limit_s: Callable[[], float]) -> LoopWatch | None:
         self.spawn(self.watchdog.run(), name="watchdog")
-        watch = LoopWatch(self.waits, limit_s=self.loop_limit_s, on_blocked=self.fail)
+        watch = LoopWatch(self.waits, limit_s=loop_limit_s, on_blocked=self.fail)
         watch.start()
         return watch
 

@@ -153,16 +153,16 @@ class DeviceLock:
         for device in tenant.device_indices:
             self._residents[device].pop(tenant.name, None)
 
-    def loaded_parts(self, device: int) -> Mapping[str, Mapping[str, int]]:
+    def list_loaded_parts(self, device: int) -> Mapping[str, Mapping[str, int]]:
         """Returns the bytes of each currently loaded part of each tenant on a device, according to the ledger."""
         return {
             name: {part: size for part, size in tenant.part_bytes.items() if part in self._loaded[name]}
             for name, tenant in self._residents[device].items()
         }
 
-    def loaded_bytes(self, device: int) -> int:
+    def count_loaded_bytes(self, device: int) -> int:
         """Returns the bytes currently loaded on a device, according to the ledger."""
-        return sum(sum(parts.values()) for parts in self.loaded_parts(device).values())
+        return sum(sum(parts.values()) for parts in self.list_loaded_parts(device).values())
 
     async def _acquire_devices(self, claim: Claim) -> None:
         granted = asyncio.get_running_loop().create_future()
@@ -204,7 +204,7 @@ class DeviceLock:
 
     async def _evict_for(self, tenant: Tenant, device: int, needed: Sequence[str], working: int) -> None:
         while True:
-            there = {**self.loaded_parts(device)}
+            there = {**self.list_loaded_parts(device)}
             own = dict(there.pop(tenant.name, {}))
             least = sum(tenant.part_bytes[part] for part in needed) + working
             idle = {part: size for part, size in own.items() if part not in needed}

@@ -112,7 +112,7 @@ class GroupState:
         kept = {} if parts is None else {part: size for part, size in self.part_bytes.items() if part not in parts}
         self.part_bytes = largest | kept
 
-    def loaded_bytes(self) -> int:
+    def count_loaded_bytes(self) -> int:
         """Returns the bytes of the whole state on each device, as last measured."""
         return sum(self.part_bytes.values())
 

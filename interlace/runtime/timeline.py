@@ -254,7 +254,7 @@ class Timeline:
         return records
 
     @contextmanager
-    def recorded_by(self, recorder: Recorder) -> Iterator[None]:
+    def record_with(self, recorder: Recorder) -> Iterator[None]:
         """Passes all records inside the block to a recorder, including earlier ones that were not taken."""
         before, self._recorder = self._recorder, recorder
         try:

@@ -67,9 +67,9 @@ class TraceFile:
         }
         for span in (served.span for served in records.served):
             if span.finished_groups and span in tracks:
-                self._arrows.generated(span, tracks[span])
+                self._arrows.add_generation(span, tracks[span])
         for served in records.served:
-            self._counters.served(served)
+            self._counters.count_call(served)
         # After the generated samples, because the same stretch may train on some of them.
         for span, track in tracks.items():
             self._arrows.end_at(span, track)
@@ -168,7 +168,7 @@ class _Arrows:
         self._origins: dict[int, tuple[_Track, float]] = {}
         self._number = 0
 
-    def generated(self, span: Span, track: _Track) -> None:
+    def add_generation(self, span: Span, track: _Track) -> None:
         """Remembers the call that finished each group."""
         inside_us = max(_to_microseconds(span.start_s), round(_to_microseconds(span.end_s) - 1.0, 3))
         for gid in span.finished_groups:
@@ -198,7 +198,7 @@ class _Counters:
         self._lines = lines
         self._last: dict[str, object] = {}
 
-    def served(self, served: EngineCall) -> None:
+    def count_call(self, served: EngineCall) -> None:
         """Writes an engine's counters at the begin and end of a call."""
         span, kv_use = served.span, round(served.kv_use, 3)
         self._engine(span.group, span.start_s, (served.batch, kv_use, served.num_queued))

@@ -99,7 +99,7 @@ class Admission:
         """Returns the live groups, in order of admission."""
         return self.steps.live_gids()
 
-    def unconsumed_prompts(self) -> list[Prompt]:
+    def list_unconsumed_prompts(self) -> list[Prompt]:
         """Returns the prompts that were drawn and not trained on. A resumed run admits them again."""
         kept = self._rounds.waiting_prompts if self._rounds else []
         return [self.rows.find_prompt(gid) for gid in self.live_gids()] + kept

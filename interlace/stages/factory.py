@@ -9,6 +9,7 @@ from interlace.core.types import Sample, SampleGroup, SamplingParams
 from interlace.rollouts.base import Episode
 from interlace.rollouts.generate import GenerateStage
 from interlace.rollouts.lending import Lending
+from interlace.rollouts.membership import MembershipRules
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import ActorGroup, RolloutGroup, TrainedGroup
 from interlace.rollouts.session import SessionLimits
@@ -110,7 +111,12 @@ class StageFactory:
         )
 
     def engine_pool(
-        self, engines: Sequence[RolloutGroup], params: SamplingParams, *, on_suspended: Callable[[], None]
+        self,
+        engines: Sequence[RolloutGroup],
+        params: SamplingParams,
+        rules: MembershipRules,
+        *,
+        on_suspended: Callable[[], None],
     ) -> EnginePool:
         """Creates the pool of rollout engines. params: parameters of most requests. on_suspended: see EnginePool."""
         pool = EnginePool(
@@ -121,6 +127,7 @@ class StageFactory:
             expected_tokens=params.max_new_tokens,
             on_suspended=on_suspended,
             predictor=self._predictor,
+            rules=rules,
         )
         self.live.pool = pool
         # The first resolver, because all other stages may wait for suspended samples alone.

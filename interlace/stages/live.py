@@ -55,18 +55,8 @@ class LiveSchedule:
         self.pool.follow(schedule)
         if self.lending:
             self.lending.until = schedule.lend_until
-        wanted, membership = self._engines_of(schedule), self.pool.membership
-        staying = [each for each in self.pool.drivers if _devices_of(each) in wanted]
-        for driver in [each for each in staying if each in membership.left_out]:
-            membership.left_out.discard(driver)
-            membership.join(driver)
-        serving = [each for each in staying if not each.is_away]
-        for driver in self.pool.drivers:
-            if driver not in staying and serving:
-                membership.left_out.add(driver)
-                membership.keeps_published = True  # it joins again between two publications
-                if not driver.is_away:
-                    driver.leave(serving)
+        wanted = self._engines_of(schedule)
+        self.pool.membership.follow_placement([each for each in self.pool.drivers if _devices_of(each) in wanted])
 
     def _engines_of(self, schedule: Schedule) -> set[tuple[int, ...]]:
         """Returns the devices of each engine of a schedule."""

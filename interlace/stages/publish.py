@@ -56,7 +56,7 @@ class Publisher:
         actor = self._actor.with_cause("publication")
         copy = not self._waits_for_swap or membership.keeps_published
         parts = await actor.export_weights(version, copy=copy)
-        probe = await self._probe() if membership.probe_ids else None
+        probe = await self._probe() if membership.rules.probe_ids else None
         ref = WeightRef(version=version, parts=tuple(parts), probe=probe)
         before, self._checksum = self._checksum, ref.checksum
         self.is_unchanged = bool(before) and ref.checksum == before
@@ -64,7 +64,7 @@ class Publisher:
 
     async def _probe(self) -> WeightProbe:
         """Computes the trainer's log-probs of the fixed probe text under the published weights."""
-        token_ids = np.asarray(self._pool.membership.probe_ids, np.int32)
+        token_ids = np.asarray(self._pool.membership.rules.probe_ids, np.int32)
         prompt = Prompt(uid="probe", token_ids=token_ids[:1], text="", answer="")
         sample = Sample(key=SampleKey(NO_GROUP, 0), prompt=prompt, segments=(Segment(token_ids=token_ids[1:]),))
         [logprobs] = await self._actor.with_cause("publication").logprobs([sample])

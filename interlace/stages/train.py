@@ -55,7 +55,13 @@ class TrainStage:
         """Batch whose groups the stage waits for, and its minibatches."""
 
     async def update(self, batch: Batch) -> None:
-        """Trains one step on the batch and adds the worker's metrics to `batch.metrics`."""
+        """Trains one step on the batch.
+
+        Consumes: the open batch, group by group.
+        Produces: optimizer updates, and metrics in `batch.metrics`.
+        Waits for: a granule of groups, or the whole batch, then the devices of the role.
+        Released by: groups added to the batch, the close of the batch, a stall.
+        """
         minibatches = Minibatches(batch, self._minibatches, in_order=self._in_order)
         is_last = False
         trained: list[Sample] = []
@@ -147,7 +153,13 @@ class SkippedStage:
     num_updates = 0
 
     async def update(self, batch: Batch) -> None:
-        """Returns when the batch is closed."""
+        """Returns when the batch is closed.
+
+        Consumes: the open batch.
+        Produces: nothing. The line `replay.learn` trains.
+        Waits for: the close of the batch.
+        Released by: groups added to the batch, the end of the data.
+        """
         while not batch.closed:
             await batch.changed.wait(who="actor", what=f"the whole batch of step {batch.step}")
 

@@ -162,7 +162,7 @@ def make_plan(writers: Side, readers: Side) -> TransferPlan:
                 raise _make_shape_error(shard, shapes)
             grid = grid_of[name]
             route = grid.routes.get(box) or grid.route(shard)
-            deliveries.append(_Delivery(shard, route if loads is None else grid.balanced(route, loads, shard)))
+            deliveries.append(_Delivery(shard, route if loads is None else grid.balance_route(route, loads, shard)))
         to_reader.append(tuple(deliveries))
     return TransferPlan(to_reader=tuple(to_reader), digest=_hash_layouts(grid_of, readers))
 
@@ -190,7 +190,7 @@ class _Grid:
         found = self.routes[wanted] = tuple((self._ranks[held][0], box, held) for held, box in pieces)
         return found
 
-    def balanced(self, route: _Route, loads: list[int], shard: Shard) -> _Route:
+    def balance_route(self, route: _Route, loads: list[int], shard: Shard) -> _Route:
         """Picks the writer of each piece, and adds the piece's bytes to the writer's load."""
         item, chosen = ITEM_BYTES[shard.dtype], []
         for _, box, held in route:

@@ -69,7 +69,7 @@ def record_load(
     return tuple(landing for name, tensor in made.items() for landing in recorder.landings(name, tensor))
 
 
-def landed(landings: Sequence[Landing], needs: Sequence[Shard]) -> Mapping[str, Sequence[Landing]]:
+def select_landings(landings: Sequence[Landing], needs: Sequence[Shard]) -> Mapping[str, Sequence[Landing]]:
     """Cuts landings down to blocks of the model's tensors, by tensor name. needs: the blocks, one for each tensor."""
     boxes = {shard.name: shard.box for shard in needs}
     found: dict[str, list[Landing]] = {name: [] for name in boxes}

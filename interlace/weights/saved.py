@@ -21,7 +21,7 @@ from interlace.models.loading import LoadedModel, Origin, check_undamaged, empty
 from interlace.models.tiny import TINY
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.weights.plan import Box, Shard
-from interlace.weights.recording import Landing, join_landed, landed, record_load
+from interlace.weights.recording import Landing, join_landed, record_load, select_landings
 from interlace.weights.shards import local_part, shards_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class LandedWeights(Mapping[str, "Tensor"]):
     def __init__(self, saved: SavedWeights, landings: Sequence[Landing], needs: Sequence[Shard]) -> None:
         """needs: the blocks, in the model's names. Raises UserError if the folder does not fill one of them."""
         self._saved, self._needs = saved, {shard.name: shard for shard in needs}
-        self._landings = landed(landings, needs)
+        self._landings = select_landings(landings, needs)
         self.shapes = {shard.name: tuple(shard.box.size) for shard in needs}
         lacking = [
             shard.name

@@ -38,4 +38,4 @@ class ActorCriticWorker(ActorWorker):
             self._learner.learn(context_ids, batch, weights[place] if weights else None)
             if weights:
                 errors.append(self._learner.last_errors())
-        return Learned(metrics=self._learner.learned_metrics(), errors=errors)
+        return Learned(metrics=self._learner.collect_learned_metrics(), errors=errors)

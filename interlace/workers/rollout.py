@@ -10,7 +10,7 @@ from interlace.core.errors import UserError
 from interlace.core.payload import PayloadStore, StoredColumn
 from interlace.core.progress import Draft, Progress
 from interlace.core.state_parts import KV, STATE, WEIGHTS
-from interlace.core.types import Completion, FinishReason, Metrics, Request, Response, SampleKey, SamplingParams
+from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout.protocol import (
     ENGINE_PARTS,
     EngineReport,
@@ -91,23 +91,19 @@ class ResponseDecoder:
         if request.streams:
             self._streams[request.id] = _Stream(request.params)
 
-    def end(self, request: Request) -> None:
-        """Records that a request has ended: it gets no more drafts."""
-        self._streams.pop(request.id, None)
+    def decode(self, responses: Sequence[Response]) -> tuple[Response, ...]:
+        """Adds the text to the responses of requests that have ended, or stores their content."""
+        for response in responses:
+            self._streams.pop(response.request.id, None)
+        return tuple([self._add_text(response) for response in responses]) if self._is_first_rank else ()
 
-    def decode(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
-        """Makes the responses of requests that have ended."""
-        for completion in completions:
-            self.end(completion.request)
-        return tuple([self._make_response(completion) for completion in completions]) if self._is_first_rank else ()
-
-    def _make_response(self, completion: Completion) -> Response:
-        text = self.decode_text(completion.token_ids, completion.request.params)
-        may_stay = completion.request.may_stay and completion.finish_reason != FinishReason.ABORTED
-        if self._payloads and may_stay and (stored := self._payloads.put_sample(completion.segments, text)):
+    def _add_text(self, response: Response) -> Response:
+        text = self.decode_text(response.token_ids, response.request.params)
+        may_stay = response.request.may_stay and response.finish_reason != FinishReason.ABORTED
+        if self._payloads and may_stay and (stored := self._payloads.put_sample(response.segments, text)):
             ids, logprobs = (StoredColumn(stored, name) for name in ("token_ids", "logprobs"))
-            completion, text = replace(completion, token_ids=ids, logprobs=logprobs, versions=stored.versions), ""
-        return Response(completion=completion, text=text, refusal=completion.failure)
+            return replace(response, token_ids=ids, logprobs=logprobs, versions=stored.versions)
+        return replace(response, text=text)
 
     def have_more(self, drawn: Mapping[str, Sequence[int]]) -> bool:
         """Returns whether a request has tokens that no draft contained. drawn: all tokens by the request's id."""
@@ -136,12 +132,6 @@ class ResponseDecoder:
     def _has_new(self, name: str, token_ids: Sequence[int]) -> bool:
         stream = self._streams.get(name)
         return stream is not None and len(token_ids) > stream.num_sent
-
-
-def refuse_request(request: Request, reason: str) -> Response:
-    """Makes the response of a request that the engine refuses."""
-    nothing = Completion(request=request, token_ids=(), logprobs=(), versions=(), finish_reason=FinishReason.ABORTED)
-    return Response(completion=nothing, text="", refusal=reason)
 
 
 class RolloutWorker(Worker):
@@ -178,7 +168,7 @@ class RolloutWorker(Worker):
         finished = list(self._engine.abort(aborts)) if aborts else []
         if ended:
             self._engine.release(ended)
-        refused = [response for response in map(self._submit_request, requests) if response]
+        finished += [refused for refused in map(self._submit_request, requests) if refused]
         num_new_tokens = num_preemptions = 0
         kv_use = 0.0
         while True:
@@ -187,15 +177,14 @@ class RolloutWorker(Worker):
             num_preemptions += output.num_preemptions
             kv_use = max(kv_use, output.kv_use)
             finished += output.finished
-            refused += [refuse_request(request, reason) for request, reason in output.refused]
             is_idle = not output.num_running + output.num_waiting
             is_over = self._interrupted.is_set() or is_idle or bool(output.lost)
-            has_some = bool(finished or refused) or self._decoder.have_more(output.drawn)
+            has_some = bool(finished) or self._decoder.have_more(output.drawn)
             if self._decide(is_over or (has_some and self._now() - start_s >= MIN_CALL_S)):
                 break
         self._interrupted.clear()
         return Progress(
-            responses=(*refused, *self._decoder.decode(finished)),
+            responses=self._decoder.decode(finished),
             drafts=self._decoder.take_drafts(output.drawn),
             num_running=output.num_running,
             num_waiting=output.num_waiting,
@@ -278,8 +267,14 @@ class RolloutWorker(Worker):
         try:
             self._engine.submit(request)
         except UserError as error:
-            self._decoder.end(request)
-            return refuse_request(request, str(error))
+            return Response(
+                request=request,
+                token_ids=(),
+                logprobs=(),
+                versions=(),
+                finish_reason=FinishReason.ABORTED,
+                failure=str(error),
+            )
         return None
 
     def close(self) -> None:

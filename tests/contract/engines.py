@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from interlace.core.types import NO_GROUP, Completion, Request, SampleKey, SamplingParams
+from interlace.core.types import NO_GROUP, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout.kinds import EngineSite, create_kind, engine_kind
 from interlace.engines.rollout.protocol import RolloutEngine, ServiceEngineProtocol
 from interlace.models.config import ModelConfig
@@ -40,9 +40,9 @@ def close_engine(engine: RolloutEngine) -> None:
         engine.close()
 
 
-def drain(engine: RolloutEngine, num_steps: int = 20000) -> dict[int, Completion]:
+def drain(engine: RolloutEngine, num_steps: int = 20000) -> dict[int, Response]:
     """Runs what is live to its end; by the index of the sample."""
-    done: dict[int, Completion] = {}
+    done: dict[int, Response] = {}
     for _ in range(num_steps):
         output = engine.step()
         assert not output.lost, output.lost
@@ -52,14 +52,14 @@ def drain(engine: RolloutEngine, num_steps: int = 20000) -> dict[int, Completion
     raise AssertionError(f"requests are live after {num_steps} steps")
 
 
-def run(engine: RolloutEngine, *requests: Request) -> dict[int, Completion]:
+def run(engine: RolloutEngine, *requests: Request) -> dict[int, Response]:
     for one in requests:
         engine.submit(one)
     return drain(engine)
 
 
 @torch.inference_mode()
-def reference_logprobs(model: PreTrainedModel, completion: Completion) -> torch.Tensor:
+def reference_logprobs(model: PreTrainedModel, completion: Response) -> torch.Tensor:
     """[L] of the tokens under the distribution that the request asks for, by one forward of the whole sequence."""
     asked, params = completion.request, completion.request.params
     prompt, made = list(asked.prompt_ids), list(completion.token_ids)

@@ -147,7 +147,7 @@ def test_devices_change_hands_and_state_stays_while_it_fits(run: Run) -> None:
             await first.work("x")
             await second.work("y")
         assert await first.history() == ["onload", "x", "x"]
-        assert cluster.lock.loaded_bytes(0) == 20
+        assert cluster.lock.count_loaded_bytes(0) == 20
 
     run(body)
 
@@ -161,7 +161,7 @@ def test_the_least_recently_used_leaves_when_the_next_does_not_fit(run: Run) -> 
         assert await groups[1].history() == ["onload", "x"]
         await groups[0].work("again")
         assert await groups[1].history() == ["onload", "x", "offload"]
-        assert cluster.lock.loaded_bytes(0) == 80
+        assert cluster.lock.count_loaded_bytes(0) == 80
 
     run(body)
 
@@ -193,7 +193,7 @@ def test_a_worker_of_ones_own_starts_where_a_placement_says(run: Run) -> None:
     async def body(cluster: Cluster) -> None:
         group = await cluster.start("own", Recorder, 30, on="0")
         assert await group.work("x") == 0
-        assert cluster.lock.loaded_bytes(0) == 30
+        assert cluster.lock.count_loaded_bytes(0) == 30
         with pytest.raises(UserError, match=r"placement.other = '9' names device 9"):
             await cluster.start("other", Recorder, 30, on="9")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, FinishReason, Request, SamplingParams
+from interlace.core.types import FinishReason, Request, Response, SamplingParams
 from interlace.engines.rollout.protocol import RolloutEngine, ServiceEngineProtocol, UpdateMode
 from interlace.models.loading import load_model, load_tokenizer
 from interlace.models.size import model_size
@@ -57,7 +57,7 @@ def engine(started: RolloutEngine) -> Iterator[RolloutEngine]:
     started.update_weights(dict(OLD.state_dict()), 0, "recompute")
 
 
-def close(completion: Completion, model: torch.nn.Module = OLD) -> bool:
+def close(completion: Response, model: torch.nn.Module = OLD) -> bool:
     expected = reference_logprobs(model, completion)  # type: ignore[arg-type]
     return torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
 
@@ -167,7 +167,7 @@ def test_an_aborted_request_goes_on_with_what_it_had(engine: RolloutEngine) -> N
     assert all(len(one.token_ids) == len(one.versions) == 900 and close(one) for one in done.values())
 
 
-def _partial(engine: RolloutEngine) -> Completion:
+def _partial(engine: RolloutEngine) -> Response:
     (partial,) = engine.abort(["no such request", request(1).id])
     return partial
 
@@ -178,7 +178,7 @@ def test_what_a_request_that_streams_has_drawn_is_the_beginning_of_its_response(
     engine.resume()
     engine.submit(partial.resumed)
     engine.submit(request(2, params=LONG))
-    seen, done = [], dict[str, Completion]()
+    seen, done = [], dict[str, Response]()
     while len(done) < 2:
         if not isinstance(engine, ServiceEngineProtocol):
             engine.interrupt()

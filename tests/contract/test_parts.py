@@ -21,14 +21,14 @@ def test_parts_of_a_state_come_as_operations_need_them_and_go_in_their_order(kin
             await trainer.accumulate()
             await trainer.update()
             await trainer.accumulate()
-        assert cluster.lock.loaded_parts(0) == {"trainer": {"gradients": 20, "weights": 20}}
+        assert cluster.lock.list_loaded_parts(0) == {"trainer": {"gradients": 20, "weights": 20}}
         await trainer.update()
         await other.work("x")
-        assert cluster.lock.loaded_parts(0) == {"trainer": {"weights": 20}, "other": {"state": 50}}
+        assert cluster.lock.list_loaded_parts(0) == {"trainer": {"weights": 20}, "other": {"state": 50}}
         await trainer.export()
         assert await other.history() == ["onload", "x"]
         await trainer.accumulate()
-        assert cluster.lock.loaded_parts(0) == {"trainer": {"gradients": 20, "weights": 20}}
+        assert cluster.lock.list_loaded_parts(0) == {"trainer": {"gradients": 20, "weights": 20}}
         came = [
             "+gradients weights",
             "accumulate",

@@ -126,7 +126,7 @@ def test_a_dead_group_gives_its_devices_to_another_and_gets_them_back() -> None:
         os.kill(before[0], signal.SIGKILL)
         select.select([os.pidfd_open(before[0])], [], [])
         assert len(await other.process()) == 2  # does not fit beside the first group, whose state it unloads
-        assert cluster.lock.loaded_bytes(0) == 60
+        assert cluster.lock.count_loaded_bytes(0) == 60
         assert not {*before} & {*await group.process()}
 
     run(body)

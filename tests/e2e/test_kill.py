@@ -1,20 +1,23 @@
 """A killed run resumes from its checkpoint with the same results as an uninterrupted run."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, samples
 
 STEPS = ["steps=12", "checkpoint_every=2"]
 
 
-def start(root: Path, name: str, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "train", "quickstart", "--name", name]
+def start(root: Path, name: str, *options: str, command: str = "train") -> subprocess.Popen[str]:
+    program = [sys.executable, "-c", "from interlace.cli.main import app; app()", command, "quickstart", "--name", name]
     return subprocess.Popen(
-        [*command, *options, *SMALL, f"model.cache_dir={root / 'cache'}", *STEPS],
+        [*program, *options, *SMALL, f"model.cache_dir={root / 'cache'}", *STEPS],
         cwd=root,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -26,6 +29,36 @@ def start(root: Path, name: str, *options: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str]) -> None:
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
+
+
+def process_ids(root: Path) -> set[int]:
+    """Ids of the processes that train in a folder."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (path / "cmdline").read_bytes().split(b"\0")
+            if (path / "cwd").readlink() == root and b"train" in command:
+                found.add(int(path.name))
+    return found
+
+
+@pytest.mark.slow  # starts three commands
+def test_a_supervised_run_that_is_killed_continues_to_the_same_weights(tmp_path: Path) -> None:
+    finish(start(tmp_path, "whole"))
+    supervised = start(tmp_path, "killed", "--restarts", "1", command="supervise")
+    assert supervised.stdout is not None
+    output = []
+    for line in supervised.stdout:
+        output.append(line)
+        if line.startswith("step 5/"):
+            [process] = process_ids(tmp_path)
+            os.kill(process, signal.SIGKILL)
+            break
+    rest, _ = supervised.communicate(timeout=240)
+    assert supervised.returncode == 0, "".join(output) + rest
+    assert "killed by SIGKILL. It starts again; 0 further starts are left." in rest
+    assert metrics(tmp_path / "runs", "killed") == metrics(tmp_path / "runs", "whole")
+    assert equal_weights(*[final_weights(tmp_path / "runs", name) for name in ("killed", "whole")])
 
 
 def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def ledgers_of(monkeypatch: pytest.MonkeyPatch, device: Device) -> list[dict[str
 
     async def watched(self: DeviceLock, tenant: object, how: Operation) -> None:
         await bring(self, tenant, how)  # type: ignore[arg-type]
-        ledger = {name.partition("/")[0]: dict(parts) for name, parts in self.loaded_parts(0).items()}
+        ledger = {name.partition("/")[0]: dict(parts) for name, parts in self.list_loaded_parts(0).items()}
         found.append(ledger)
         working = tenant.working_bytes if how.makes_activations else 0  # type: ignore[attr-defined]
         assert sum(sum(parts.values()) for parts in ledger.values()) + working <= device.memory_bytes

@@ -76,7 +76,7 @@ def test_long_responses_stay_with_the_ranks_that_drew_them(tmp_path: Path, monke
     take = GenerateStage._take_response
 
     def record(stage: GenerateStage, response: Response) -> None:
-        segments = response.completion.segments
+        segments = response.segments
         received.extend([segments.content._path] if isinstance(segments, StoredSegments) else [])
         take(stage, response)
 

@@ -113,3 +113,13 @@ def test_a_killed_rank_of_simulators_is_replaced_and_its_episodes_continue(
     names = ("env/resets", "env/actions", "env/broken")
     found = [[row[name] for row in metrics(tmp_path, run) for name in names] for run in ("killed", "whole")]
     assert found[0] == found[1]
+
+
+def test_a_rank_of_a_resumed_run_is_replaced_after_the_checkpoint_of_its_start_was_deleted(
+    tmp_path: Path, processes: dict[str, int]
+) -> None:
+    kept = (*ON_RAY, "checkpoint_every=1", "keep_checkpoints=1")
+    run(tmp_path, "resumed", [*kept, "steps=1"])
+    notes = KillAfterSteps({4: ("rollout/0[rank 0]", 0.0)}, processes)
+    report = run(tmp_path, "resumed", kept, resume=True, progress=notes)
+    assert report.done_steps == 6 and "rollout/0 runs again" in notes.said

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,6 +63,37 @@ def test_a_run_that_loses_a_local_rank_of_its_trainer_ends_with_the_same_weights
     check_restarted(tmp_path, [*SETTINGS, "actor.ranks=2"], local_ranks)
 
 
+def fail_in_step_4(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Raises an error in the trainer, once: at its seventh mini-batch, of two in each step."""
+    accumulate, calls = ActorWorker.accumulate, []
+
+    def fail_once(self: ActorWorker, *given: object) -> object:
+        calls.append(given)
+        if len(calls) == 7:
+            raise error
+        return accumulate(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ActorWorker, "accumulate", fail_once)
+
+
+def test_a_start_from_memory_repeats_fewer_steps_than_one_from_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["steps=5", "checkpoint_every=4", "warmup=null", "evaluation.num_prompts=1"]
+    run(tmp_path, "whole", settings)
+    fail_in_step_4(monkeypatch, ConnectionResetError("reset by peer"))
+    notes = KillAfterStep(-1, list)
+    memory = "recovery.memory_checkpoint_every=1"
+    report = run(tmp_path, "lost", [*settings, memory], progress=notes)
+    assert report.done_steps == 5
+    [resumed] = [text for text in notes.said if text.startswith("resuming after")]
+    # The checkpoint of step 3 may not be complete when the trainer fails in step 4.
+    assert re.match("resuming after step [23] from /dev/shm/interlace-", resumed)
+    assert not Path(resumed.rpartition(" ")[2]).exists()
+    assert metrics(tmp_path, "lost") == metrics(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path, "lost"), final_weights(tmp_path, "whole"))
+
+
 @pytest.mark.slow  # waits for cluster.hang_after_s, which must be longer than the start of a rank
 def test_a_run_whose_rank_is_stopped_ends_it_and_ends_with_the_same_weights(tmp_path: Path) -> None:
     settings = [*SETTINGS, "actor.ranks=2", "cluster.hang_after_s=45"]
@@ -79,15 +111,7 @@ def test_a_run_whose_rank_is_stopped_ends_it_and_ends_with_the_same_weights(tmp_
 def test_a_run_starts_again_after_a_lost_connection_of_its_trainer_and_not_after_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    accumulate, calls = ActorWorker.accumulate, []
-
-    def fail_once(self: ActorWorker, *given: object) -> object:
-        calls.append(given)
-        if len(calls) == 7:
-            raise error
-        return accumulate(self, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ActorWorker, "accumulate", fail_once)
+    fail_in_step_4(monkeypatch, error)
     notes = KillAfterStep(99, local_ranks)
     if isinstance(error, ValueError):
         with pytest.raises(RemoteError, match="a mistake"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from interlace.cli.eval import evaluated_recipe
+from interlace.cli.eval import make_evaluated_recipe
 from interlace.core.errors import UserError
 from interlace.models.loading import load_tokenizer
 from interlace.observe.films import read_films
@@ -138,7 +138,7 @@ def test_a_run_is_evaluated_on_a_task_that_it_was_not_trained_on(tmp_path: Path)
     seen = [settings.format("near"), starts.format("push the puck down", 0)]
     run(tmp_path, "near", [*DOT, *seen, "steps=1", "warmup.steps=40"])
     unseen = [settings.format("far"), starts.format("push the puck up", 1)]
-    recipe = evaluated_recipe(str(tmp_path / "near"), None, unseen)
+    recipe = make_evaluated_recipe(str(tmp_path / "near"), None, unseen)
     found = evaluate_model(recipe, QuietProgress())
     assert found.num_prompts == 4 and 0 <= found.greedy_accuracy <= 1 and not found.warning
     assert found.sampled_accuracy is not None

@@ -142,7 +142,7 @@ def check(record: Record, work: Workload, bound: int) -> None:
     assert whole or may_be_short, "ended early with data left"
     assert len(record.results) == work.num_steps or work.num_prompts is not None
     for device in record.cluster.devices:
-        assert record.cluster.lock.loaded_bytes(device.index) <= device.memory_bytes
+        assert record.cluster.lock.count_loaded_bytes(device.index) <= device.memory_bytes
 
 
 def check_minibatches(record: Record, work: Workload, *, in_order: bool) -> None:
@@ -198,7 +198,7 @@ async def _run(
         await run.start(_Observer(run, record, stop_after, between))
         await policy_optimization(run)
 
-    with cluster.timeline.recorded_by(recorder):
+    with cluster.timeline.record_with(recorder):
         await cluster.run(main())
         record.ledger, record.closed_s = run.ledger(), cluster.clock.now()
     record.seconds = cluster.clock.now()

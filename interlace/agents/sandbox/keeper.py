@@ -188,7 +188,7 @@ def _confine_mounts(site: Site, scratch: Path) -> dict[str, str]:
     if "mounts" in site.lost:
         return {"scratch": "no mount namespace"}
     failures = {}
-    steps = {"scratch": lambda: root.mount_memory(scratch, site.limits.scratch_bytes), "proc": root.mount_proc}
+    steps = {"scratch": lambda: root.mount_scratch(scratch, site.limits.scratch_bytes), "proc": root.mount_proc}
     if site.folder:  # all files of the machine are visible
         steps = {"writes": lambda: root.make_read_only(Path("/")), **steps}
     for name, step in steps.items():

@@ -114,6 +114,19 @@ def mount_memory(folder: Path, size_bytes: int, *, mode: str = "700") -> None:
     kernel.mount(b"tmpfs", bytes(folder), b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
 
+def mount_scratch(folder: Path, size_bytes: int) -> None:
+    """Mounts an empty file system in memory over a run's folder. What is mounted in the folder stays readable there.
+
+    An installation of Python below /tmp is mounted in the empty root's /tmp, which the scratch folder covers.
+    """
+    kept = {path: os.open(path, os.O_PATH) for path in sorted(folder.iterdir())}
+    mount_memory(folder, size_bytes)
+    for path, handle in kept.items():
+        path.mkdir()
+        kernel.mount(f"/proc/self/fd/{handle}".encode(), bytes(path), None, kernel.MS_BIND | kernel.MS_REC)
+        os.close(handle)
+
+
 def mount_proc() -> None:
     """Mounts /proc for this process's namespace of ids, read-only; an empty folder if the kernel refuses it."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY

@@ -15,7 +15,7 @@ from interlace.agents.server.ask import (
     check_tools,
     details_of,
     finish_of,
-    shown,
+    make_shown_message,
 )
 from interlace.agents.server.body import Body
 from interlace.agents.server.errors import ApiError
@@ -165,7 +165,7 @@ def _make_head(answer: Answers) -> dict[str, JSON]:
 
 
 def _make_blocks(answer: Answers) -> list[JSON]:
-    message = shown(answer.turns[0], answer.ask)
+    message = make_shown_message(answer.turns[0], answer.ask)
     calls = calls_of(message)
     found: list[JSON] = []
     if message.content or not calls:

@@ -165,7 +165,7 @@ def calls_of(message: Message) -> tuple[ToolCall, ...]:
     return tuple(call for call in message.tool_calls if not call.error)
 
 
-def shown(turn: Turn, ask: Ask) -> Message:
+def make_shown_message(turn: Turn, ask: Ask) -> Message:
     """Returns an answer in the form that its client gets.
 
     The answer is cut before the client's stop texts. If none of its calls could be read, the calls stay text. A client

@@ -15,8 +15,8 @@ from interlace.agents.server.ask import (
     check_tools,
     finish_of,
     logprobs_of,
+    make_shown_message,
     prompt_of,
-    shown,
     token_name,
     tokens_of,
     usage_of,
@@ -58,7 +58,7 @@ class Chat(OpenAIErrors):
         """Writes an answer."""
         choices: list[JSON] = []
         for place, turn in enumerate(answer.turns):
-            message = shown(turn, answer.ask)
+            message = make_shown_message(turn, answer.ask)
             logprobs = logprobs_of(turn, codec) if answer.ask.logprobs else None
             choices.append(
                 {
@@ -121,7 +121,7 @@ class _ChatStream(_Chunks):
     def end(self, answer: Answers) -> Iterator[Event]:
         """Writes the rest of the answers."""
         for place, turn in enumerate(answer.turns):
-            found = shown(turn, answer.ask)
+            found = make_shown_message(turn, answer.ask)
             yield from self._begin(place, turn.prompt_ids)
             thought = self._thought[place].rest(found.reasoning or "")
             yield from self._texts(place, thought, self._sent[place].rest(found.content))
@@ -253,7 +253,7 @@ class _CompletionStream(_Chunks):
 
 
 def _text_of(answer: Answers, turn: Turn) -> str:
-    return shown(replace(turn, message=Message(role="assistant", content=turn.text)), answer.ask).content
+    return make_shown_message(replace(turn, message=Message(role="assistant", content=turn.text)), answer.ask).content
 
 
 def _completion_end(answer: Answers, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:

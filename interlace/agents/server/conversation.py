@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from interlace.agents.server.ask import Answers, Ask, merge_params, shown
+from interlace.agents.server.ask import Answers, Ask, make_shown_message, merge_params
 from interlace.agents.server.errors import ApiError
 from interlace.core.messages import Message, same_message
 from interlace.rollouts.base import Session, TurnDraft, TurnOptions
@@ -167,7 +167,7 @@ class Conversation:
                 task.cancel()
         self.num_turns += len(turns)
         for turn in turns:
-            seen = shown(turn, ask)
+            seen = make_shown_message(turn, ask)
             if not same_message(seen, turn.message):
                 self._shown.append((seen, turn.message))
         return replace(head, turns=turns)

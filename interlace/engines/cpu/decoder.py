@@ -20,7 +20,7 @@ from interlace.engines.cpu.int8 import QuantizedWeights
 from interlace.engines.rollout.attention import AttentionTraits, KernelAttention
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.model_setup import RoutedModel
-from interlace.engines.rollout.runner import Given, Logits, embedded
+from interlace.engines.rollout.runner import Given, Logits, embed_tokens
 from interlace.engines.rollout.sequence import SequenceTable
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -235,7 +235,7 @@ class DecoderRunner:
         self._reserve_logits(len(wanted))
         decoder, table = self._decoder, None
         if given is not None:  # A separate table of embeddings, with one row per token of the pass.
-            table = embedded(self._model, torch.from_numpy(token_ids), given)
+            table = embed_tokens(self._model, torch.from_numpy(token_ids), given)
             decoder, token_ids = kernels.Decoder.from_buffer_copy(decoder), np.arange(len(token_ids))
             decoder.embedding = table.data_ptr()
         bounds = self._split_tokens(rows)

@@ -39,6 +39,7 @@ from interlace.models.loading import count_ids
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_NO_ROWS = np.zeros(0, np.int64)
 MAX_LOOK_S = 10e-3
 """Limit within which all steps between two checks of the queue begin; a caller that cannot wait interrupts."""
 Serving: TypeAlias = Callable[[int | None], AbstractContextManager[int]]
@@ -100,7 +101,9 @@ class DecodeLoop:
         """
         self._ended = []
         start = time.perf_counter()
-        most = self._speculator.guess(() if several else self._scheduler.running) or self._steps_per_schedule
+        most = (
+            self._speculator.guess(_NO_ROWS if several else self._scheduler.running_rows()) or self._steps_per_schedule
+        )
         if self._speculator.has_guessed:
             self._scheduler.drop_plan()
         plan = self._scheduler.schedule(min(most, self._steps_per_schedule))
@@ -249,7 +252,7 @@ class DecodeLoop:
 
     def _finish_row(self, row: int, *, stopped: bool) -> None:
         """Records that a row ended; later rows may draft from it."""
-        self._speculator.observe(self._table.occupant(row))
+        self._speculator.observe(row)
         self._ended.append(EndedRow(row, FinishReason.STOP if stopped else FinishReason.LENGTH))
 
     def _fail_row(self, row: int) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, WEIGHTS
-from interlace.core.types import NO_GROUP, Completion, FinishReason, Metrics, Request, SampleKey, SamplingParams
+from interlace.core.types import NO_GROUP, FinishReason, Metrics, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.decode_loop import DecodeLoop
@@ -119,7 +119,7 @@ class NativeParts:
 
     def _kv_use(self) -> float:
         """Returns the share of cells that running sequences hold; reusable cells of ended sequences count as free."""
-        return self._store.held(self._scheduler.running_rows()) / self._store.num_cells
+        return self._store.count_held(self._scheduler.running_rows()) / self._store.num_cells
 
 
 class EngineReadiness(Enum):
@@ -199,8 +199,8 @@ class NativeEngine(NativeParts):
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
-    ) -> list[Completion]:
-        """Runs prompts (token ids) to the end and returns their completions in the same order.
+    ) -> list[Response]:
+        """Runs prompts (token ids) to the end and returns their responses in the same order.
 
         The index of a prompt in the list is the key of its noise: the same call gives the same tokens.
         """
@@ -217,12 +217,12 @@ class NativeEngine(NativeParts):
             Request(uid="generate", owner=SampleKey(NO_GROUP, index), prompt_ids=prompt, params=own)
             for index, (prompt, own) in enumerate(zip(prompts, each, strict=True))
         ]
-        done: dict[str, Completion] = {}
+        done: dict[str, Response] = {}
         try:
             for request in requests:
                 self.submit(request)
             while self._live:
-                done.update((completion.request.id, completion) for completion in self.step().finished)
+                done.update((response.request.id, response) for response in self.step().finished)
         finally:
             self.abort()
         return [done[request.id] for request in requests]
@@ -250,7 +250,7 @@ class NativeEngine(NativeParts):
 
     def step(self) -> StepOutput:
         self.agreement.tick()
-        finished: list[Completion] = []
+        finished: list[Response] = []
         new_tokens, preemptions = 0, self._scheduler.num_preemptions
         if self._live and self._state is EngineReadiness.SERVING:
             new_tokens, ended = self._decode_loop.advance(self._versions.install, several=bool(self._weights.versions))
@@ -264,20 +264,20 @@ class NativeEngine(NativeParts):
             num_new_tokens=new_tokens,
             kv_use=self._kv_use(),
             num_preemptions=self._scheduler.num_preemptions - preemptions,
-            drawn={name: self._table.drawn(self._live[name]) for name in sorted(self._streaming)},
+            drawn={name: self._table.list_drawn(self._live[name]) for name in sorted(self._streaming)},
         )
 
     def interrupt(self) -> None:
         self._decode_loop.interrupted.value = 1
 
-    def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
+    def abort(self, ids: Sequence[str] | None = None) -> tuple[Response, ...]:
         wanted = list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
         return tuple(self._end(self._live[name], FinishReason.ABORTED) for name in wanted)
 
-    def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
+    def peek(self, ids: Sequence[str]) -> tuple[Response, ...]:
         """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
         live = [self._live[name] for name in ids if name in self._live]
-        return tuple(_make_completion(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
+        return tuple(_make_response(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
 
     def release(self, owners: Sequence[SampleKey]) -> None:
         self._prefixes.retained.release(owners)
@@ -360,7 +360,7 @@ class NativeEngine(NativeParts):
         if WEIGHTS in parts:
             self._weights.residence.offload()
 
-    def _end(self, sequence: SequenceState, reason: FinishReason, failure: str = "") -> Completion:
+    def _end(self, sequence: SequenceState, reason: FinishReason, failure: str = "") -> Response:
         """Removes a sequence from the engine."""
         self._kv.drop_row(sequence.row)
         self._scheduler.remove(sequence, retain=not self._kv.is_away)
@@ -369,14 +369,12 @@ class NativeEngine(NativeParts):
         if sequence.version is not None:
             self._drop_unused_versions()
         drawn = DrawnTokens(sequence.token_ids[sequence.num_prompt :], sequence.logprobs, sequence.versions)
-        return _make_completion(sequence, drawn, reason, failure)
+        return _make_response(sequence, drawn, reason, failure)
 
 
-def _make_completion(
-    sequence: SequenceState, drawn: DrawnTokens, reason: FinishReason, failure: str = ""
-) -> Completion:
-    """Makes the completion of a sequence from its sampled tokens."""
-    return Completion(
+def _make_response(sequence: SequenceState, drawn: DrawnTokens, reason: FinishReason, failure: str = "") -> Response:
+    """Makes the response of a sequence from its sampled tokens."""
+    return Response(
         request=sequence.request,
         token_ids=tuple(drawn.token_ids),
         logprobs=tuple(drawn.logprobs),

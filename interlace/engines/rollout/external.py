@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
-from interlace.core.types import Completion, FinishReason, Metrics, Request, SampleKey
+from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.engines.rollout.named_weights import GivenWeights, NamedWeights
 from interlace.engines.rollout.protocol import (
     ENGINE_PARTS,
@@ -112,10 +112,10 @@ class LiveRequests:
         if versions:
             self._live[name].versions[-len(versions) :] = versions
 
-    def end(self, name: str, reason: FinishReason, num_cached_tokens: int = 0) -> Completion:
-        """Removes a request and returns its completion."""
+    def end(self, name: str, reason: FinishReason, num_cached_tokens: int = 0) -> Response:
+        """Removes a request and returns its response."""
         progress = self._live.pop(name)
-        return Completion(
+        return Response(
             request=progress.request,
             token_ids=tuple(progress.token_ids),
             logprobs=tuple(progress.logprobs),
@@ -184,7 +184,7 @@ class ExternalEngine:
             raise
 
     def step(self) -> StepOutput:
-        finished: list[Completion] = []
+        finished: list[Response] = []
         new_tokens = 0
         if len(self._live) and not self._paused and not self._away:
             for name, token_ids, logprobs, ended in self._backend.advance(self._live):
@@ -205,7 +205,7 @@ class ExternalEngine:
     def release(self, owners: Sequence[SampleKey]) -> None:
         """Does nothing: no cache is kept between requests."""
 
-    def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
+    def abort(self, ids: Sequence[str] | None = None) -> tuple[Response, ...]:
         wanted = self._live.named(ids)
         self._backend.drop(wanted)
         return tuple(self._live.end(name, FinishReason.ABORTED) for name in wanted)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.engines.rollout.kv_store import Int64Array
-from interlace.engines.rollout.runner import Given, Logits, embedded
+from interlace.engines.rollout.runner import Given, Logits, embed_tokens
 
 
 class PlainRunner:
@@ -75,7 +75,7 @@ class PlainRunner:
             return {"input_ids": tokens}
         places = np.asarray(sorted(vectors))
         given = Given(places, torch.stack([vectors[int(place)] for place in places]))
-        return {"inputs_embeds": embedded(self._model, tokens, given)}
+        return {"inputs_embeds": embed_tokens(self._model, tokens, given)}
 
     def rebind(self) -> None:
         """Does nothing: the model finds its tensors."""

@@ -125,7 +125,7 @@ class KVStore(Protocol):
         """Returns [num_tokens] pool cells of a row's first tokens."""
         ...
 
-    def held(self, rows: Int64Array) -> int:
+    def count_held(self, rows: Int64Array) -> int:
         """Counts the cells of some rows; shared cells count once."""
         ...
 
@@ -202,7 +202,7 @@ class SlotStore:
     def cells(self, row: int, num_tokens: int) -> Int64Array:
         return self.page_table[row, 0] + np.arange(num_tokens, dtype=np.int64)
 
-    def held(self, rows: Int64Array) -> int:
+    def count_held(self, rows: Int64Array) -> int:
         return int(self.capacity[rows].sum())
 
     def _take_block(self, size: int) -> int | None:
@@ -297,7 +297,7 @@ class PagedStore:
         positions = np.arange(num_tokens, dtype=np.int64)
         return self.page_table[row, positions >> self.page_shift] + (positions & (self._page - 1))
 
-    def held(self, rows: Int64Array) -> int:
+    def count_held(self, rows: Int64Array) -> int:
         pages = [self.page_table[row, : int(self.capacity[row]) >> self.page_shift] for row in rows]
         return len(np.unique(np.concatenate(pages))) * self._page if pages else 0
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from interlace.engines.cpu.verify import SHORT, Probe, reference_logits
 from interlace.engines.rollout.kv_store import KVStore
 from interlace.engines.rollout.runner import Runner
-from interlace.models.length_changes import MARGIN, LengthChange, find_length_changes, lowered, probe_ids
+from interlace.models.length_changes import MARGIN, LengthChange, find_length_changes, lower_limit, probe_ids
 
 _ROWS = 2
 """Rows of a probe: the sequence that passes the change, and one before it in the same forward pass."""
@@ -64,5 +64,5 @@ def find_length_fault(model: PreTrainedModel, runner: Runner, store: KVStore, pr
 
 @contextmanager
 def _at_probe(model: PreTrainedModel, change: LengthChange) -> Iterator[None]:
-    with nullcontext() if change.is_reached else lowered(model, change):
+    with nullcontext() if change.is_reached else lower_limit(model, change):
         yield

@@ -153,7 +153,7 @@ class LiveWeights:
         else:
             held.detach().copy_(given)
 
-    def tied(self, name: str) -> list[str]:
+    def list_tied(self, name: str) -> list[str]:
         """Returns all names of one tensor, including this one."""
         return [other for other, first in self._same_as.items() if first == self._same_as[name]]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, WEIGHTS
-from interlace.core.types import Completion, Metrics, Request, SampleKey
+from interlace.core.types import Metrics, Request, Response, SampleKey
 from interlace.weights.ref import UpdateMode, WeightRef
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def check_mode(mode: str, *, is_adapter: bool = False) -> None:
 class StepOutput:
     """Output of one engine step."""
 
-    finished: tuple[Completion, ...] = ()
+    finished: tuple[Response, ...] = ()
+    """Responses to the requests that ended in this step. A request that the engine does not serve has a `failure`."""
     num_running: int = 0
     num_waiting: int = 0
     num_new_tokens: int = 0
@@ -50,8 +51,6 @@ class StepOutput:
     """Sequences whose KV cells were freed in this step and must be computed again."""
     drawn: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Request id -> all tokens so far of a live request that streams, including those it was submitted with."""
-    refused: Sequence[tuple[Request, str]] = ()
-    """Requests that the engine does not serve after all, each with the reason."""
     lost: str = ""
     """Reason why the engine can no longer serve; empty while it can. abort() then returns its live requests with the
     received tokens."""
@@ -98,7 +97,7 @@ class RolloutEngine(Protocol):
         """Ends the current or else the next step() early: no further decode step begins. Callable from any thread."""
         ...
 
-    def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
+    def abort(self, ids: Sequence[str] | None = None) -> tuple[Response, ...]:
         """Ends requests (None: all) and returns their tokens so far, finish_reason `aborted`. Ignores unknown ids."""
         ...
 

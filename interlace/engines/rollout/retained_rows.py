@@ -88,9 +88,9 @@ class RetainedRows:
         """Holders that wait for the next turn of their sample."""
         self._returns = ReturnTimes()
 
-    def find_kept(self, owner: SampleKey) -> Holder | None:
+    def find_kept(self, key: SampleKey) -> Holder | None:
         """Returns the row that waits for the next turn of a sample, or None."""
-        return self._kept.get(owner)
+        return self._kept.get(key)
 
     def retain(
         self, row: int, token_ids: Int64Array, marks: list[int], owner: SampleKey | None, *, is_current: bool
@@ -170,7 +170,7 @@ class RetainedRows:
     def num_held(self) -> int:
         """Counts the cells of ended sequences."""
         holders = [*self._idle, *self._kept.values()]
-        return self._store.held(np.asarray([holder.row for holder in holders], np.int64)) if holders else 0
+        return self._store.count_held(np.asarray([holder.row for holder in holders], np.int64)) if holders else 0
 
     @property
     def kept_rows(self) -> dict[int, int]:

@@ -70,7 +70,7 @@ class Runner(Protocol):
         ...
 
 
-def embedded(model: PreTrainedModel, token_ids: Tensor, given: Given) -> Tensor:
+def embed_tokens(model: PreTrainedModel, token_ids: Tensor, given: Given) -> Tensor:
     """Returns embeddings [*token_ids.shape, hidden] of the tokens, with the given vectors at the given places."""
     rows: Tensor = model.get_input_embeddings()(token_ids)
     rows.view(-1, rows.shape[-1])[torch.from_numpy(given.places).to(rows.device)] = given.vectors.to(rows.dtype)
@@ -108,7 +108,7 @@ class ModelRunner:
         self._hub.backend = self._backend
         self._backend.begin(rows, positions)
         tokens = torch.from_numpy(token_ids)[None].to(device)
-        entered = {"input_ids": tokens} if given is None else {"inputs_embeds": embedded(self.model, tokens, given)}
+        entered = {"input_ids": tokens} if given is None else {"inputs_embeds": embed_tokens(self.model, tokens, given)}
         out = self.model(
             **entered,
             position_ids=torch.from_numpy(positions)[None].to(device),

@@ -24,7 +24,7 @@ _ROUNDS = (
 _LAST_SHIFT, _UNUSED_BITS = np.uint64(31), np.uint64(11)
 
 
-def keyed_uniform(keys: NDArray[np.uint64], positions: Int64Array) -> NDArray[np.float64]:
+def draw_keyed_uniform(keys: NDArray[np.uint64], positions: Int64Array) -> NDArray[np.float64]:
     """Returns [N] numbers in (0, 1), one per key and position: splitmix64 (Steele et al., OOPSLA 2014) as a hash."""
     x = positions.astype(np.uint64)
     x += _ONE
@@ -96,7 +96,7 @@ class Draw:
     def __init__(self, rows: Int64Array, indices: Int64Array, table: SequenceTable) -> None:
         """rows: [N] rows of the responses. indices: [N] index of each token in its response."""
         self.rows, self.indices = rows, indices
-        self.uniform = keyed_uniform(table.noise_key[rows], indices)
+        self.uniform = draw_keyed_uniform(table.noise_key[rows], indices)
         self.temperature = table.temperature[rows]
         self.is_plain = not table.special[rows].any()
 

@@ -166,7 +166,7 @@ class SequenceTable:
         self.num_tokens[row] = self.num_computed[row] = self.num_drafts[row] = 0
         self._free.append(row)
 
-    def drawn(self, sequence: SequenceState) -> list[int]:
+    def list_drawn(self, sequence: SequenceState) -> list[int]:
         """Returns the tokens after a sequence's prompt."""
         if sequence.row < 0:
             return sequence.token_ids[sequence.num_prompt :]

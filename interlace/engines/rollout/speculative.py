@@ -5,12 +5,11 @@ the token sampled after an accepted draft is the token of plain decoding. Sample
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
 
 import numpy as np
 
 from interlace.engines.rollout.kv_store import Int64Array
-from interlace.engines.rollout.sequence import SequenceState, SequenceTable
+from interlace.engines.rollout.sequence import SequenceTable
 
 LONGEST_MATCH, SHORTEST_MATCH = 8, 2
 _TOKENS_A_PROMPT, _PROMPTS = 4096, 1024
@@ -69,26 +68,26 @@ class Speculator:
         """most: tokens of a draft; 0 turns speculation off. below: most running sequences with speculation."""
         self._table, self._most, self._below = table, most, below
         self._drafter = NgramDrafter()
-        self._decode_loop = self._accepted = self._rest = 0
+        self._num_passes = self._accepted = self._rest = 0
         self.has_guessed = False
         """True if the table contains drafts."""
 
-    def guess(self, running: Collection[SequenceState]) -> int | None:
-        """Writes drafts after the known tokens of rows. Returns the number of passes until the next call; None for any
-        number.
+    def guess(self, rows: Int64Array) -> int | None:
+        """Writes drafts after the known tokens of the running rows. Returns the number of passes until the next call;
+        None for any number.
         """
         table = self._table
         if self.has_guessed:
             table.num_drafts[~table.at_once] = 0
         self.has_guessed = False
-        if not self._most or len(running) > self._below or self._rest > 0:
+        if not self._most or len(rows) > self._below or self._rest > 0:
             return None
-        for sequence in running:
-            row, known = sequence.row, int(table.num_tokens[sequence.row])
+        for row in rows.tolist():
+            known = int(table.num_tokens[row])
             if known - table.num_computed[row] != 1 or table.at_once[row]:
                 continue
             most = min(self._most, int(table.limit[row]) - known - 1)
-            draft = self._drafter.propose(sequence.request.uid, table.token_ids[row, :known], most)
+            draft = self._drafter.propose(table.occupant(row).request.uid, table.token_ids[row, :known], most)
             table.token_ids[row, known : known + len(draft)] = draft
             table.num_drafts[row] = len(draft)
             self.has_guessed |= len(draft) > 0
@@ -96,19 +95,20 @@ class Speculator:
 
     def judge(self, accepted: int) -> None:
         """Records the number of draft tokens that one pass accepted."""
-        self._decode_loop += 1
+        self._num_passes += 1
         self._accepted += accepted
-        if self._decode_loop == TRIAL:
+        if self._num_passes == TRIAL:
             self._rest = 0 if self._accepted >= MIN_ACCEPTED * TRIAL else REST
-            self._decode_loop = self._accepted = 0
+            self._num_passes = self._accepted = 0
 
     def wait(self, tokens: int) -> None:
         """Counts tokens that were sampled without drafts."""
         self._rest -= tokens
 
-    def observe(self, sequence: SequenceState) -> None:
-        """Adds the tokens of an ended sequence, as a source of later drafts. Its row is still occupied."""
+    def observe(self, row: int) -> None:
+        """Adds the tokens of a row whose sequence has ended, as a source of later drafts."""
         if self._most:
-            start = max(sequence.num_prompt - LONGEST_MATCH, 0)  # Drafts of the first tokens need a suffix too.
-            known = self._table.token_ids[sequence.row, start : self._table.num_tokens[sequence.row]]
-            self._drafter.observe(sequence.request.uid, known.copy())
+            table = self._table
+            start = max(int(table.num_prompt[row]) - LONGEST_MATCH, 0)  # Drafts of the first tokens need a suffix too.
+            known = table.token_ids[row, start : table.num_tokens[row]]
+            self._drafter.observe(table.occupant(row).request.uid, known.copy())

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from interlace.engines.train.lora import Adapter
     from interlace.engines.train.minibatch import merge_metrics
     from interlace.engines.train.optimizer import OptimizerState
-    from interlace.engines.train.reward_model import RewardModelEngine, new_reward_model, scored_pair
-    from interlace.engines.train.sft import preference_sample, scaled, sft_loss, supervised_sample
+    from interlace.engines.train.reward_model import RewardModelEngine, make_pair_sample, new_reward_model
+    from interlace.engines.train.sft import make_supervised_sample, preference_sample, scale_loss, sft_loss
     from interlace.engines.train.teacher import TeacherEngine
 
 __all__ = [
@@ -39,14 +39,14 @@ __all__ = [
     "TrainConfig",
     "TrainEngine",
     "critic_model",
+    "make_pair_sample",
+    "make_supervised_sample",
     "merge_metrics",
     "new_reward_model",
     "preference_sample",
     "save_model",
-    "scaled",
-    "scored_pair",
+    "scale_loss",
     "sft_loss",
-    "supervised_sample",
     "training_temperature",
 ]
 
@@ -62,12 +62,12 @@ _MODULES = {
     "OptimizerState": "optimizer",
     "RewardModelEngine": "reward_model",
     "new_reward_model": "reward_model",
-    "scored_pair": "reward_model",
+    "make_pair_sample": "reward_model",
     "TeacherEngine": "teacher",
     "preference_sample": "sft",
-    "scaled": "sft",
+    "scale_loss": "sft",
     "sft_loss": "sft",
-    "supervised_sample": "sft",
+    "make_supervised_sample": "sft",
 }
 """Module of this folder that defines each name; all of these modules import torch."""
 

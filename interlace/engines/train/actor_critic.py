@@ -47,9 +47,9 @@ class ActorCriticEngine(TransitionEngine):
         actions, logprobs = SquashedHead.sample(outputs.unflatten(0, noise_BC.shape), noise_BC)
         return actions, logprobs.sum(1)
 
-    def learned_metrics(self) -> Metrics:
+    def collect_learned_metrics(self) -> Metrics:
         """Returns means over the updates since the last call, and the temperature."""
-        return super().learned_metrics() | {"off_policy/temperature": self.temperature}
+        return super().collect_learned_metrics() | {"off_policy/temperature": self.temperature}
 
     def last_errors(self) -> FloatArray:
         """Returns the mean distance [B] of the critics from the target in the last update."""

@@ -40,7 +40,7 @@ class ImplicitQEngine(TransitionEngine):
         with torch.no_grad():
             weights = self._algorithm.weights(smallest - self.value(learnt.states)[0])
             targets = learnt.rewards + learnt.discounts * self.value(learnt.next_states)[0]
-        self._step_policy(self._algorithm.imitation_loss(self.recorded_logprobs(learnt), weights))
+        self._step_policy(self._algorithm.imitation_loss(self.read_recorded_logprobs(learnt), weights))
         found = self.critics(learnt.states, learnt.actions)
         critic_loss = self._algorithm.critic_loss(found, targets)
         self._step("critics", critic_loss)
@@ -72,5 +72,5 @@ class AdvantageWeightedEngine(TransitionEngine):
         weights = self._algorithm.weights(returns - found[0].detach())
         loss = self._algorithm.critic_loss(found, returns)
         self._step("value", loss)
-        self._step_policy(self._algorithm.imitation_loss(self.recorded_logprobs(learnt), weights))
+        self._step_policy(self._algorithm.imitation_loss(self.read_recorded_logprobs(learnt), weights))
         self._note(critic_loss=loss, value=found.mean(), target=returns.mean(), weight=weights.mean())

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from interlace.engines.train.row_share import RowShare
 
 PACKED_ATTENTION = "interlace_packed"
-"""Name of `packed_attention` in transformers."""
+"""Name of `attend_packed` in transformers."""
 UNTRACED_ATTENTION = "interlace_packed_untraced"
 """Name of the variant that torch.compile does not trace, because its layout differs from call to call."""
 ALWAYS_TOGETHER = 16
@@ -141,14 +141,14 @@ class PackedLayout:
 
 
 def register() -> None:
-    """Registers `packed_attention` in transformers. Repeated calls are harmless."""
+    """Registers `attend_packed` in transformers. Repeated calls are harmless."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    AttentionInterface.register(PACKED_ATTENTION, attend_packed)
     AttentionInterface.register(UNTRACED_ATTENTION, _attend_untraced)
 
 
-def packed_attention(  # noqa: PLR0913 # house: transformers defines the signature
+def attend_packed(  # noqa: PLR0913 # house: transformers defines the signature
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -202,7 +202,7 @@ def _attend_rows(kernel: _Kernel, packed_layout: PackedLayout, rows: list[Tensor
 
 def _attend_untraced(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     # Wrapped at the call, because importing the wrapper takes seconds.
-    outputs: tuple[Tensor, None] = torch.compiler.disable(packed_attention)(*args, **kwargs)
+    outputs: tuple[Tensor, None] = torch.compiler.disable(attend_packed)(*args, **kwargs)
     return outputs
 
 

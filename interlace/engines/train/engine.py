@@ -17,7 +17,7 @@ import torch
 from interlace.core.training import LossFn, LossInputs, LossOutputs
 from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.export import model_files
-from interlace.engines.train.loss_check import checked
+from interlace.engines.train.loss_check import check_outputs
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals, policy_values
 from interlace.engines.train.packed_engine import PackedEngine, TrainedEngine
 
@@ -175,7 +175,7 @@ class TrainEngine(TrainedEngine):
         dropping = self._adapter.dropping(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()
         with dropping:
             inputs = self._make_inputs(batch, columns)
-        outputs = checked(self._loss(inputs), inputs)
+        outputs = check_outputs(self._loss(inputs), inputs)
         loss = self._aggregate(outputs, batch)
         loss.backward()
         values_T = policy_values(inputs, outputs)

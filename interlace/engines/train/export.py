@@ -18,7 +18,7 @@ ADAPTER_FOLDER = "adapter"
 """Folder of a saved model that contains the adapter alone, if an adapter was trained."""
 
 
-def named_weights(model: nn.Module) -> Mapping[str, Tensor]:
+def list_named_weights(model: nn.Module) -> Mapping[str, Tensor]:
     """Returns parameters and persistent buffers, detached, by `state_dict` name; a tied tensor under its first name."""
     kept: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -46,7 +46,7 @@ class ModelFiles:
 
 def save_model(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
     """Writes a folder that `from_pretrained` loads, tokenizer included."""
-    model_files(model, named_weights(model), tokenizer).write(path)
+    model_files(model, list_named_weights(model), tokenizer).write(path)
 
 
 def model_files(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from interlace.models.collectives import gathered
+from interlace.models.collectives import gather_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,7 +146,7 @@ def _part_sums(logits_TV: Tensor, targets_T: Tensor, is_mine_T: Tensor, temperat
 
 def _over_ranks(sums: Tensor, mesh: DeviceMesh) -> tuple[Tensor, Tensor, Tensor]:
     """Combines all ranks' [4, T] into log-prob of the target, entropy and normalizer, [T] each."""
-    largest, total, weighted, chosen = gathered(sums, mesh).unbind(1)
+    largest, total, weighted, chosen = gather_parts(sums, mesh).unbind(1)
     top = largest.amax(0)
     scale = (largest - top).exp_()
     whole = (total * scale).sum(0)

@@ -21,7 +21,7 @@ from torch import nn
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.engines.train.checkpoint import host_copy
-from interlace.engines.train.export import ADAPTER_FOLDER, named_weights
+from interlace.engines.train.export import ADAPTER_FOLDER, list_named_weights
 from interlace.engines.train.ranks import whole_tensor
 from interlace.weights.content import content_hash
 from interlace.weights.ref import FACTORS, AdapterBase
@@ -124,7 +124,7 @@ class Adapter:
         """
         weights = {
             name.replace(BASE, ""): tensor
-            for name, tensor in named_weights(self._model).items()
+            for name, tensor in list_named_weights(self._model).items()
             if ".lora_" not in name
         }
         for name, layer in self._layers.items():

@@ -6,7 +6,7 @@ from interlace.core.errors import UserError
 from interlace.core.training import LossInputs, LossOutputs
 
 
-def checked(outputs: object, inputs: LossInputs) -> LossOutputs:
+def check_outputs(outputs: object, inputs: LossInputs) -> LossOutputs:
     """Returns the outputs. Raises UserError unless they have one number per token and carry a gradient."""
     shape = inputs.logprobs_T.shape
     if not isinstance(outputs, LossOutputs):

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from interlace.core.state_parts import GRADIENTS, OPTIMIZER, WEIGHTS
-from interlace.core.trajectory import predicted
+from interlace.core.trajectory import mark_predicted
 from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, host_shards, read_optimizer
 from interlace.engines.train.config import SpeedupConfig
-from interlace.engines.train.export import model_files, named_weights
+from interlace.engines.train.export import list_named_weights, model_files
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
 from interlace.engines.train.optimizer import Optimizer
 from interlace.engines.train.packed_model import PackedModel
@@ -73,7 +73,7 @@ class PackedEngine:
     @property
     def num_weight_bytes(self) -> int:
         """Returns the bytes of the whole model's weights, tied tensors once."""
-        return sum(tensor.nbytes for tensor in named_weights(self.model).values())
+        return sum(tensor.nbytes for tensor in list_named_weights(self.model).values())
 
     def relocate(self, move: Move) -> None:
         """Replaces every tensor of the state by a copy, part by part. References to a parameter stay valid."""
@@ -125,7 +125,7 @@ class PackedEngine:
         found: list[FloatArray] = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
         split = self._split(samples)
         asked = [
-            sample.loss_mask if drawn_only else predicted(sample.segments, sample.num_prompt_tokens)
+            sample.loss_mask if drawn_only else mark_predicted(sample.segments, sample.num_prompt_tokens)
             for sample in samples
         ]
 
@@ -148,7 +148,7 @@ class PackedEngine:
 def _has_predictions(sample: Sample) -> bool:
     if not sample.num_tokens:
         return False
-    mask = predicted(sample.segments, sample.num_prompt_tokens)
+    mask = mark_predicted(sample.segments, sample.num_prompt_tokens)
     # A token that the policy drew without a context raises an error when samples are laid out.
     return mask is None or bool(mask.any()) or sample.num_sampled > 0
 
@@ -303,7 +303,7 @@ class TrainedEngine(PackedEngine, ABC):
     @property
     def resident_bytes(self) -> Mapping[str, int]:
         """Returns the bytes of this rank's gradients, two moments and weights, without activations."""
-        weights = sum(local_part(tensor).nbytes for tensor in named_weights(self.model).values())
+        weights = sum(local_part(tensor).nbytes for tensor in list_named_weights(self.model).values())
         trained = sum(local_part(parameter).nbytes for parameter in self.optimizer.parameters)
         return {GRADIENTS: trained, OPTIMIZER: 2 * trained, WEIGHTS: weights}
 
@@ -335,7 +335,7 @@ class TrainedEngine(PackedEngine, ABC):
 
     def _own_weights(self) -> Mapping[str, Tensor]:
         """Returns this rank's parts of `weights`."""
-        return named_weights(self.model)
+        return list_named_weights(self.model)
 
     @abstractmethod
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None: ...

@@ -9,7 +9,7 @@ import torch
 
 from interlace.core.errors import UserError
 from interlace.engines.train.attention import PACKED_ATTENTION, PackedLayout, register
-from interlace.models.length_changes import MODEL_ERRORS, LengthChange, find_length_changes, lowered, probe_ids
+from interlace.models.length_changes import MODEL_ERRORS, LengthChange, find_length_changes, lower_limit, probe_ids
 from interlace.models.size import context_length
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _find_difference(
             got = _run_packed(model, sizes, windows)
         else:
             unchanged = run_alone(model, sizes, own)
-            with lowered(model, change):
+            with lower_limit(model, change):
                 expected = run_alone(model, sizes, own)
                 got = _run_packed(model, sizes, windows)
             if torch.equal(expected, unchanged):

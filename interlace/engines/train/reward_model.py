@@ -77,7 +77,7 @@ def new_reward_model(policy: PreTrainedModel, folder: Path | None, *, seed: int)
     return model
 
 
-def scored_pair(
+def make_pair_sample(
     chosen_ids: Sequence[int] | IntArray, rejected_ids: Sequence[int] | IntArray, *, end_id: int, margin: float = 0.0
 ) -> Sample:
     """Makes a sample to accumulate of two texts that the model scores, each at its last token.

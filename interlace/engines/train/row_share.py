@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from interlace.engines.train.attention import PackedLayout
-from interlace.models.collectives import add_up, exchanged
+from interlace.models.collectives import add_up, exchange_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,11 +37,11 @@ class RowShare:
     def to_heads(self, rows: Tensor) -> Tensor:
         """Exchanges [own tokens, heads, D] for [tokens, own heads, D]."""
         sent = rows.unflatten(1, (self.mesh.size(), -1)).movedim(1, 0).flatten(0, 1)
-        return exchanged(sent, self._even, self.sizes, self.mesh)
+        return exchange_rows(sent, self._even, self.sizes, self.mesh)
 
     def to_tokens(self, rows: Tensor) -> Tensor:
         """Exchanges [tokens, own heads, D] for [own tokens, heads, D]."""
-        found = exchanged(rows, self.sizes, self._even, self.mesh)
+        found = exchange_rows(rows, self.sizes, self._even, self.mesh)
         return found.unflatten(0, (self.mesh.size(), -1)).movedim(0, 1).flatten(1, 2)
 
     @property

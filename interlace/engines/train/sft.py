@@ -20,7 +20,7 @@ def sft_loss(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(loss_T=-inputs.logprobs_T, metrics_T={})
 
 
-def scaled(loss: LossFn, factor: float) -> LossFn:
+def scale_loss(loss: LossFn, factor: float) -> LossFn:
     """Returns the loss multiplied by a factor; its metrics stay unchanged."""
 
     def compute(inputs: LossInputs) -> LossOutputs:
@@ -30,7 +30,7 @@ def scaled(loss: LossFn, factor: float) -> LossFn:
     return compute
 
 
-def supervised_sample(
+def make_supervised_sample(
     prompt_ids: Sequence[int] | IntArray, answer_ids: Sequence[int] | IntArray, imitated: BoolArray | None = None
 ) -> Sample:
     """Makes a trainable sample of a prompt/answer pair. It has no behaviour log-probs, since no policy sampled it.

@@ -261,13 +261,13 @@ class TransitionEngine(TrainEngine):
         found: Tensor = self.model.get_output_embeddings()(hidden)
         return found
 
-    def recorded_logprobs(self, learnt: Learnt) -> Tensor:
+    def read_recorded_logprobs(self, learnt: Learnt) -> Tensor:
         """Computes the log-probs [B] of the recorded actions under the policy, with gradient."""
         ids = torch.from_numpy(numbers_to_ids(learnt.actions.cpu().numpy())).to(self.packed.device)
         logprobs, _ = self._head.logprobs(self.outputs(learnt.row, learnt.states), ids.flatten(), 1.0)
         return logprobs.view(learnt.actions.shape).sum(1)
 
-    def learned_metrics(self) -> Metrics:
+    def collect_learned_metrics(self) -> Metrics:
         """Returns means over the updates since the last call. Raises InterlaceError if one is not finite."""
         means = {name: float(torch.stack(each).mean()) for name, each in self._sums.items()}
         self._sums.clear()

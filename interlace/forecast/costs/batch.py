@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from interlace.core.runs import Runs
-from interlace.core.types import Completion, FinishReason, Request, Response
+from interlace.core.types import FinishReason, Request, Response
 from interlace.forecast.costs.kept import KeptContexts
 from interlace.forecast.costs.stretch import Stretch
 from interlace.forecast.profile.types import RolloutCosts
@@ -247,7 +247,7 @@ def _make_response(sequence: _Sequence, reason: FinishReason) -> Response:
     versions = sequence.versions
     tagged = Runs.repeated(*versions[0]) if len(versions) == 1 else Runs(versions)
     zeros = Runs.repeated(0, len(tagged))
-    completion = Completion(
+    return Response(
         request=sequence.request,
         token_ids=zeros,
         logprobs=zeros,
@@ -255,4 +255,3 @@ def _make_response(sequence: _Sequence, reason: FinishReason) -> Response:
         finish_reason=reason,
         num_cached_tokens=min(sequence.num_found, len(sequence.request.prompt_ids)),
     )
-    return Response(completion=completion, text="")

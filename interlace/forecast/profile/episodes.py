@@ -20,7 +20,7 @@ from interlace.rollouts.generate import run_episode
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.session import EpisodeSession
-from interlace.rollouts.turns import answered
+from interlace.rollouts.turns import make_answered_sample
 from interlace.run.host import episodes_of
 from interlace.run.recipe.config import Recipe
 from interlace.runtime.cluster import Cluster
@@ -59,7 +59,7 @@ class _Course:
         if self.has_envs:
             self.given.append(max(0, len(request.prompt_ids) - self.prompt_tokens))
         elif self.responses:
-            before = self.responses[-1].completion
+            before = self.responses[-1]
             known = len(before.request.prompt_ids) + len(before.token_ids)
             self.given.append(max(0, len(request.prompt_ids) - known))
             self.tool_s.append(max(0.0, time.perf_counter() - self.ended_s))
@@ -134,7 +134,9 @@ def _sort_episodes(samples: Sequence[Sample], courses: Sequence[_Course]) -> Dra
     return DrawnEpisodes(
         samples=[sample for sample, _ in pairs],
         responses=[
-            answered(sample.key, sample.prompt, response) for sample, course in pairs for response in course.responses
+            make_answered_sample(sample.key, sample.prompt, response)
+            for sample, course in pairs
+            for response in course.responses
         ],
         turns=turn_model(courses, samples),
     )

@@ -24,7 +24,7 @@ def quantiles_of(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(value) for value in found)
 
 
-async def timed(call: Call) -> float:
+async def time_call(call: Call) -> float:
     """Returns the seconds of one call."""
     start_s = time.perf_counter()
     await call()
@@ -41,7 +41,7 @@ async def medians(calls: Sequence[Call], *, rounds: int, budget_s: float) -> lis
     start_s = time.perf_counter()
     for number in range(rounds + 1):
         for place, call in enumerate(calls):
-            seconds = await timed(call)
+            seconds = await time_call(call)
             if number:
                 taken[place].append(seconds)
         if number and time.perf_counter() - start_s > budget_s:

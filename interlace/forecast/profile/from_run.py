@@ -14,7 +14,7 @@ from interlace.forecast.profile.fit import batches_to, fit, intraclass_correlati
 from interlace.forecast.profile.profile import device_name
 from interlace.forecast.profile.rollout import rising
 from interlace.forecast.profile.samples import lengths_of
-from interlace.forecast.profile.steps import FEWEST, FILLING, StepTimes, fitted, waiting_s
+from interlace.forecast.profile.steps import FEWEST, FILLING, StepTimes, fit_profile, waiting_s
 from interlace.forecast.profile.trace_slices import ReadTrace, Slice, read_trace
 from interlace.forecast.profile.types import (
     InferenceCosts,
@@ -86,7 +86,7 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
     )
     spans = [each.span for each in trace.slices]
     waiting = [waiting_s(step, spans) for step in trace.steps]
-    return recipe, fitted(profile, StepTimes.of(run.values, waiting), recipe, len(devices))
+    return recipe, fit_profile(profile, StepTimes.of(run.values, waiting), recipe, len(devices))
 
 
 def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeAlias
 
-from interlace.forecast.profile.steps import StepTimes, halved, ratio, simulated
+from interlace.forecast.profile.steps import StepTimes, bisect_interval, ratio, simulate_steps
 from interlace.forecast.profile.types import Interference, Profile
 from interlace.run.recipe.config import Recipe
 from interlace.schedule.placement import Device
@@ -69,7 +69,7 @@ def _fit_efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devic
         )
 
     def is_too_fast(kept: float) -> bool:
-        return ratio(real, real.trains_s, simulated(set_efficiency(kept), recipe, num_devices, real).trains_s) > 1
+        return ratio(real, real.trains_s, simulate_steps(set_efficiency(kept), recipe, num_devices, real).trains_s) > 1
 
     return set_efficiency(_search_value(1.0, 0.5, is_too_fast))
 
@@ -85,7 +85,7 @@ def _fit_interference(profile: Profile, real: StepTimes, recipe: Recipe, num_dev
             return so_far.model_copy(update={"interference": (*others, pair)})
 
         def is_too_fast(slowdown: float) -> bool:
-            return ratio(real, part(real), part(simulated(set_slowdown(slowdown), recipe, num_devices, real))) > 1
+            return ratio(real, part(real), part(simulate_steps(set_slowdown(slowdown), recipe, num_devices, real))) > 1
 
         # If the two hardly overlap, their steps do not determine the slowdown.
         return so_far if is_too_fast(SLOWEST) else set_slowdown(_search_value(1.0, SLOWEST, is_too_fast))
@@ -98,7 +98,7 @@ def _fit_interference(profile: Profile, real: StepTimes, recipe: Recipe, num_dev
 
 def _search_value(fast: float, slow: float, is_too_fast: Callable[[float], bool]) -> float:
     """Returns the value at which a simulation changes from too fast to too slow."""
-    return fmean(halved(fast, slow, is_too_fast, times=HALVINGS))
+    return fmean(bisect_interval(fast, slow, is_too_fast, times=HALVINGS))
 
 
 LAYOUTS = (

@@ -10,7 +10,7 @@ from statistics import median
 
 from interlace.core.types import Request, Sample, SamplingParams
 from interlace.flows.run import RoleGroups
-from interlace.forecast.profile.fit import Call, timed
+from interlace.forecast.profile.fit import Call, time_call
 from interlace.forecast.profile.rollout import serve_all
 from interlace.forecast.profile.training import train_call
 from interlace.forecast.profile.types import Interference
@@ -65,9 +65,9 @@ async def slowdown(call: Call, others: Sequence[Call], *, budget_s: float) -> fl
     beside: list[float] = []
     start_s = time.perf_counter()
     while len(beside) < ROUNDS or time.perf_counter() - start_s < budget_s / 2:
-        alone.append(await timed(call))
+        alone.append(await time_call(call))
         async with _over_and_over(others):
-            beside.append(await timed(call))
+            beside.append(await time_call(call))
         if time.perf_counter() - start_s > budget_s:
             break
     return median(beside) / median(alone)

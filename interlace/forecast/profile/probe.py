@@ -88,7 +88,7 @@ def measure(recipe: Recipe, schedule: Schedule, *, num_steps: int) -> tuple[floa
             "logging": LoggingConfig(loggers=(), timeline=False),
         }
     )
-    with trained(settings) as folder:
+    with train_probe(settings) as folder:
         run = RunData.read(folder)
     counted = replace(run, rows=run.rows[first:])
     of_a_device = counted.time_mean("goodput/trained_tokens_per_device_s") or 0.0
@@ -96,7 +96,7 @@ def measure(recipe: Recipe, schedule: Schedule, *, num_steps: int) -> tuple[floa
 
 
 @contextmanager
-def trained(recipe: Recipe) -> Iterator[RunFolder]:
+def train_probe(recipe: Recipe) -> Iterator[RunFolder]:
     """Trains a recipe in a temporary run folder, which is deleted at the end of the context."""
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder.create(Path(root), "probe")

@@ -15,7 +15,7 @@ from interlace.forecast.profile.layouts import LAYOUTS, spread_placement
 from interlace.forecast.profile.pairs import measure_interference
 from interlace.forecast.profile.rollout import measure_rollout
 from interlace.forecast.profile.samples import draw_samples, measure_lengths, measure_reward
-from interlace.forecast.profile.steps import StepTimes, fitted, measure_steps
+from interlace.forecast.profile.steps import StepTimes, fit_profile, measure_steps
 from interlace.forecast.profile.training import measure_export, measure_inference, measure_training
 from interlace.forecast.profile.types import (
     EnvCosts,
@@ -36,7 +36,7 @@ from interlace.run.host import envs_of, sampling_of
 from interlace.run.launch import ModelSources, launch_roles
 from interlace.run.recipe.config import Recipe, ScheduleChoice, algorithm_of
 from interlace.run.recipe.prompts import recipe_prompts
-from interlace.run.warmup import warmed_model
+from interlace.run.warmup import make_warmed_model
 from interlace.run.weights import join_weights
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.placement import Device
@@ -70,7 +70,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     profile, steps = asyncio.run(run_on(recipe.cluster, spread.schedule.resolved, measure))
     if steps is None:
         return profile
-    profile = fitted(profile, steps, spread, len(devices))
+    profile = fit_profile(profile, steps, spread, len(devices))
     if len({device.pool for device in devices}) > 1 or len(devices) == 1:
         return profile  # no device to share
     refusal_of = AcceptsHere(recipe, devices, len(prompts.longest.token_ids))
@@ -88,7 +88,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
 
 async def _launch_workers(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:
     """Starts the recipe's workers."""
-    model = await warmed_model(cluster, recipe, prompts, progress)
+    model = await make_warmed_model(cluster, recipe, prompts, progress)
     longest = len(prompts.longest.token_ids)
     sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)
     groups = await launch_roles(cluster, sources)

@@ -199,7 +199,7 @@ def _make_row(measured: Measured, batches: Sequence[int]) -> list[float]:
 async def _measure_state(engine: RolloutGroup, recipe: Recipe) -> dict[str, float]:
     """Measures the memory of the instance, and the time to move its state off the device and back."""
     async with engine.hold("profile"):
-        num_bytes = engine.state.loaded_bytes()
+        num_bytes = engine.state.count_loaded_bytes()
         offload_s, onload_s = await medians([engine.state.unload, engine.state.load], rounds=3, budget_s=5.0)
     cache = min(num_bytes, recipe.rollout.kv_tokens * model_size(empty_model(recipe.model)).kv_bytes_per_token)
     return {

@@ -8,12 +8,20 @@ from typing import TypeVar
 import numpy as np
 
 from interlace.core.types import Prompt, Request, Sample, SampleKey, SamplingParams
-from interlace.forecast.profile.fit import Call, fit, intraclass_correlation, log_spread, medians, quantiles_of, timed
+from interlace.forecast.profile.fit import (
+    Call,
+    fit,
+    intraclass_correlation,
+    log_spread,
+    medians,
+    quantiles_of,
+    time_call,
+)
 from interlace.forecast.profile.rollout import serve_all
 from interlace.forecast.profile.types import Lengths, RewardCosts
 from interlace.rewards.base import RewardConfig
 from interlace.rollouts.role_groups import RewardGroup, RolloutGroup
-from interlace.rollouts.turns import answered
+from interlace.rollouts.turns import make_answered_sample
 from interlace.run.recipe.config import Recipe
 from interlace.schedule.lengths import LengthRanker, rank_correlation
 
@@ -58,8 +66,8 @@ async def _draw_step(
     responses, _ = await serve_all(engine, [request for _, _, request in by_id.values()])
     samples = []
     for response in responses:
-        key, prompt, _ = by_id[response.completion.request.id]
-        samples.append(answered(key, prompt, response))
+        key, prompt, _ = by_id[response.request.id]
+        samples.append(make_answered_sample(key, prompt, response))
     return sorted(samples, key=lambda sample: sample.key)
 
 
@@ -120,7 +128,7 @@ async def measure_reward(
 ) -> RewardCosts:
     """Measures the latency and call overhead of scoring, the share of right answers, and its spread over prompts."""
     results = await group.score(samples)
-    alone = [await timed(_score(group, samples[place : place + 1])) for place in _spread_out(len(samples))]
+    alone = [await time_call(_score(group, samples[place : place + 1])) for place in _spread_out(len(samples))]
     some, count = samples[: max(1, len(samples) // 4)], len(samples)
     calls = [_score(group, some), _score(group, samples), lambda: _score_each(group, samples)]
     times = await medians(calls, rounds=5, budget_s=budget_s)

@@ -95,14 +95,14 @@ async def measure_steps(
     Returns None if `budget_s` is too short for FEWEST steps, by the profile's prediction.
     """
     with cluster.waits.operation(who="profile", what="a forecast"):
-        forecast = await asyncio.to_thread(simulated, profile, recipe, len(cluster.devices))
+        forecast = await asyncio.to_thread(simulate_steps, profile, recipe, len(cluster.devices))
     num_steps = min(MOST, int(budget_s / forecast.step_s))
     if num_steps < FEWEST:
         return None
     shortened = recipe.model_copy(update={"steps": num_steps})
     hosted = await host(cluster, shortened, groups, prompts)
     recorder, collector = KeepAll(), _Collector()
-    with cluster.timeline.recorded_by(recorder):
+    with cluster.timeline.record_with(recorder):
         await hosted.train(collector)
         hosted.run.finish()
     waiting = [waiting_s(step, recorder.spans) for step in recorder.steps]
@@ -121,7 +121,7 @@ class _Collector:
         return True
 
 
-def simulated(profile: Profile, recipe: Recipe, num_devices: int, like: StepTimes | None = None) -> StepTimes:
+def simulate_steps(profile: Profile, recipe: Recipe, num_devices: int, like: StepTimes | None = None) -> StepTimes:
     """Returns the times that a profile predicts for a recipe's steps.
 
     like: measured steps; if their response lengths are known, the simulation uses these lengths and as many steps.
@@ -133,12 +133,12 @@ def simulated(profile: Profile, recipe: Recipe, num_devices: int, like: StepTime
     return StepTimes.of(simulate(shortened, simulation).run.values)
 
 
-def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
+def fit_profile(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
     """Fits a profile's costs, so that its simulation matches the real times of generation, training and the whole step.
 
     The remaining time of a step is the controller's: the measured wait once per step, and a share for each sample.
     """
-    said = simulated(profile, recipe, num_devices, real)
+    said = simulate_steps(profile, recipe, num_devices, real)
     scaled = profile.model_copy(
         update={
             "rollout": _scale_rollout(profile.rollout, ratio(real, real.rollouts_s, said.rollouts_s)),
@@ -149,18 +149,20 @@ def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) 
 
     def missing_s(sample_s: float) -> float:
         tried = scaled.model_copy(update={"controller_sample_s": sample_s})
-        return real.rest_s - simulated(tried, recipe, num_devices, real).rest_s
+        return real.rest_s - simulate_steps(tried, recipe, num_devices, real).rest_s
 
     # A bisection, because the controller's share overlaps with a longer generation.
     most = real.step_s / (recipe.prompts_per_step * recipe.samples_per_prompt)
     most = min(most, MOST_CALLS * profile.reward.call_s or most)
-    sample_s, _ = halved(0.0, most, lambda tried_s: missing_s(tried_s) > 0, times=BISECTIONS)
+    sample_s, _ = bisect_interval(0.0, most, lambda tried_s: missing_s(tried_s) > 0, times=BISECTIONS)
     # Few samples finish last in a long tail; time that these do not explain counts once per step.
     step_s = real.waiting_s + max(0.0, missing_s(sample_s))
     return scaled.model_copy(update={"controller_sample_s": sample_s, "controller_step_s": step_s})
 
 
-def halved(fast: float, slow: float, is_too_fast: Callable[[float], bool], *, times: int) -> tuple[float, float]:
+def bisect_interval(
+    fast: float, slow: float, is_too_fast: Callable[[float], bool], *, times: int
+) -> tuple[float, float]:
     """Bisects the interval between a value that makes a simulation too fast and one that makes it too slow."""
     for _ in range(times):
         middle = (fast + slow) / 2

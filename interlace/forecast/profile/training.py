@@ -45,7 +45,11 @@ async def measure_inference(
     call_s, token_s = await _by_tokens(group, operation, samples, budget_s)
     onload_s, offload_s = await _measure_switch(group)
     return InferenceCosts(
-        state_bytes=group.state.loaded_bytes(), onload_s=onload_s, offload_s=offload_s, call_s=call_s, token_s=token_s
+        state_bytes=group.state.count_loaded_bytes(),
+        onload_s=onload_s,
+        offload_s=offload_s,
+        call_s=call_s,
+        token_s=token_s,
     )
 
 
@@ -69,7 +73,7 @@ async def measure_training(
     onload_s, offload_s = await _measure_switch(group)
     await group.step_metrics()
     return TrainCosts(
-        state_bytes=group.state.loaded_bytes(),
+        state_bytes=group.state.count_loaded_bytes(),
         moment_bytes=group.state.part_bytes.get(OPTIMIZER, 0),
         onload_s=onload_s,
         offload_s=offload_s,

@@ -211,7 +211,7 @@ def _read_seconds(row: Mapping[str, object], key: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def shown_step(timeline: DeviceTimeline, step: int | None) -> int | None:
+def choose_step(timeline: DeviceTimeline, step: int | None) -> int | None:
     """Returns the step that a page shows in detail: `step`, or the middle one. None if the trace lacks it."""
     present = sorted(timeline.steps)
     if not present or (step is not None and step not in timeline.steps):
@@ -221,7 +221,7 @@ def shown_step(timeline: DeviceTimeline, step: int | None) -> int | None:
 
 def step_view(run: str, timeline: DeviceTimeline, step: int | None) -> StepView | None:
     """Builds the picture of a step; step: None takes the middle one. Returns None if the trace lacks the step."""
-    chosen = shown_step(timeline, step)
+    chosen = choose_step(timeline, step)
     if chosen is None:
         return None
     start_s, end_s = timeline.steps[chosen]

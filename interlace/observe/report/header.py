@@ -67,7 +67,7 @@ def _read_settings(config: str) -> Mapping[str, JSON]:
     return found if isinstance(found, Mapping) else {}
 
 
-def asked_steps(config: str) -> int | None:
+def find_asked_steps(config: str) -> int | None:
     """Returns the number of steps that config.yaml asks for; None if it has none."""
     found = _read_settings(config).get("steps")
     return found if isinstance(found, int) else None

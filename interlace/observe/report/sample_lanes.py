@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interlace.observe.report.device_time import DeviceTimeline, DrawnBar, shown_step
+from interlace.observe.report.device_time import DeviceTimeline, DrawnBar, choose_step
 from interlace.observe.report.sample_times import Period, TurnTime
 from interlace.observe.run_data import RunData, Transcript
 from interlace.observe.step_line import printable
@@ -68,7 +68,7 @@ def lanes_view(run: RunData, timeline: DeviceTimeline | None, step: int | None) 
 
     Returns None if the trace does not contain the step, or has no turns of its samples.
     """
-    chosen = shown_step(timeline, step) if timeline else None
+    chosen = choose_step(timeline, step) if timeline else None
     if timeline is None or chosen is None:
         return None
     samples = sorted(

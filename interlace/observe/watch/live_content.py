@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from interlace.observe.report.device_time import DeviceTimeline
-from interlace.observe.report.header import asked_steps
+from interlace.observe.report.header import find_asked_steps
 from interlace.observe.report.page import Entry, embeddable_json, read_entry, render_content
 from interlace.observe.run_data import FileCache, RunData, RunReader, file_state
 from interlace.observe.run_folder import RunFolder
@@ -83,7 +83,7 @@ def describe_state(folder: RunFolder, run: RunData) -> str:
     alive = _holder_is_alive(folder)
     if alive:
         return "running"
-    asked = asked_steps(folder.config.read_text(encoding="utf-8"))
+    asked = find_asked_steps(folder.config.read_text(encoding="utf-8"))
     if asked is not None and len(run.rows) >= asked:
         return "finished"
     if alive is None:

@@ -214,7 +214,7 @@ class VectorEnv(ABC):
         """Frees all resources."""
 
 
-def required(module: str, *, family: str, extra: str) -> ModuleType:
+def import_required(module: str, *, family: str, extra: str) -> ModuleType:
     """Imports a library that a family adapts. Raises UserError that names the extra with the library."""
     try:
         return importlib.import_module(module)

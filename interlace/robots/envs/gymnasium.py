@@ -17,7 +17,7 @@ from pydantic import Field
 
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
-from interlace.robots.envs.base import RetracedSimulator, Step, required
+from interlace.robots.envs.base import RetracedSimulator, Step, import_required
 from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
@@ -53,7 +53,7 @@ class GymnasiumEnv(RetracedSimulator):
     def __init__(self, settings: GymnasiumSettings, task: str) -> None:
         """Raises UserError for an id that cannot be made."""
         super().__init__(settings, task)
-        self._library = required("gymnasium", family="gymnasium", extra="robots")
+        self._library = import_required("gymnasium", family="gymnasium", extra="robots")
         self._spaces = self._library.spaces
         here = str(Path.cwd())
         if ":" in task and here not in sys.path:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError, nearest
-from interlace.robots.envs.base import RetracedSimulator, Step, required
+from interlace.robots.envs.base import RetracedSimulator, Step, import_required
 from interlace.robots.envs.camera_change import change_camera
 from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
@@ -56,9 +56,9 @@ class Libero(RetracedSimulator):
                 f"task {task!r} is to be seen by a changed camera, and the policy reads no pictures. Set "
                 "env.settings.image_size, or remove the task."
             )
-        benchmark = required("libero.libero.benchmark", family="libero", extra="libero")
-        wrapper = required("libero.libero.envs.env_wrapper", family="libero", extra="libero")
-        library = required("libero.libero", family="libero", extra="libero")
+        benchmark = import_required("libero.libero.benchmark", family="libero", extra="libero")
+        wrapper = import_required("libero.libero.envs.env_wrapper", family="libero", extra="libero")
+        library = import_required("libero.libero", family="libero", extra="libero")
         suites = benchmark.get_benchmark_dict()
         suite, _, number = task.partition("/")
         if suite not in suites:

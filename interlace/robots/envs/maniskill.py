@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Simulator, Step, required
+from interlace.robots.envs.base import Simulator, Step, import_required
 from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
@@ -52,8 +52,8 @@ class ManiSkill(Simulator):
     def __init__(self, settings: ManiSkillSettings, task: str) -> None:
         """Raises UserError for an unknown task or mode, and without a Vulkan driver."""
         super().__init__(settings, task)
-        gymnasium = required("gymnasium", family="maniskill", extra="maniskill")
-        required("mani_skill.envs", family="maniskill", extra="maniskill")
+        gymnasium = import_required("gymnasium", family="maniskill", extra="maniskill")
+        import_required("mani_skill.envs", family="maniskill", extra="maniskill")
         size = settings.image_size
         given: dict[str, Any] = {"control_mode": settings.control} if settings.control else {}
         if size:

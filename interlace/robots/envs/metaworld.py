@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from interlace.core.errors import UserError, nearest
-from interlace.robots.envs.base import Simulator, Step, required
+from interlace.robots.envs.base import Simulator, Step, import_required
 from interlace.robots.envs.camera_change import CameraChange, change_camera
 from interlace.robots.envs.mujoco_camera import MujocoCamera
 from interlace.robots.envs.spec import EnvSettings
@@ -99,9 +99,9 @@ class MetaWorld(Simulator):
         """Raises UserError for an unknown task or camera, or for images without a renderer."""
         super().__init__(settings, task)
         task = self.task
-        library = required("metaworld", family="metaworld", extra="robots")
-        self._mujoco = required("mujoco", family="metaworld", extra="robots")
-        kinds = required("metaworld.env_dict", family="metaworld", extra="robots").ALL_V3_ENVIRONMENTS
+        library = import_required("metaworld", family="metaworld", extra="robots")
+        self._mujoco = import_required("mujoco", family="metaworld", extra="robots")
+        kinds = import_required("metaworld.env_dict", family="metaworld", extra="robots").ALL_V3_ENVIRONMENTS
         if task not in kinds:
             raise UserError(f"metaworld has no task {task!r}.{nearest(task, kinds)}")
         with warnings.catch_warnings():
@@ -193,7 +193,7 @@ class MetaWorld(Simulator):
     def expert_action(self) -> Array:
         """Returns the action of MetaWorld's scripted policy for the task."""
         if self._expert is None:
-            policies = required("metaworld.policies", family="metaworld", extra="robots").ENV_POLICY_MAP
+            policies = import_required("metaworld.policies", family="metaworld", extra="robots").ENV_POLICY_MAP
             self._expert = policies[self.task]()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the policies warn about clipped gains

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError, nearest
-from interlace.robots.envs.base import required
+from interlace.robots.envs.base import import_required
 
 _INSTALL = (
     "Install OSMesa (Debian: apt install libosmesa6) and set MUJOCO_GL=osmesa, or EGL (Debian: libegl1) and set "
@@ -29,7 +29,7 @@ class MujocoCamera:
 
     def __init__(self, model: Any, camera: str, side: int) -> None:
         """side: side of the square picture, in pixels. Raises UserError for an unknown camera or without a renderer."""
-        mujoco = required("mujoco", family="metaworld", extra="robots")
+        mujoco = import_required("mujoco", family="metaworld", extra="robots")
         names = [model.camera(number).name for number in range(model.ncam)]
         if camera not in names:
             raise UserError(

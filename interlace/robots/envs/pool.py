@@ -18,7 +18,7 @@ from interlace.robots.envs.load import EnvConfig, check_memory
 from interlace.robots.envs.process import NO_JOB, serve_envs
 from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, SlotAnswer, SlotChunk, SlotJob
 from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
-from interlace.runtime.process.child import framed, take_frames
+from interlace.runtime.process.child import frame_message, take_frames
 from interlace.runtime.process.children import TRIES, Children
 from interlace.runtime.process.links import Child
 
@@ -162,7 +162,7 @@ class EnvPool(Children):
         home.sent.append(job)
         if len(home.sent) == 1:
             home.restart_limit(self._config.timeout_s)
-        return framed(job.number, replace(job.work, slot=job.work.slot // len(self._homes)))
+        return frame_message(job.number, replace(job.work, slot=job.work.slot // len(self._homes)))
 
     def _heard(self, child: Child) -> None:
         home = self._by_child[child]
@@ -209,10 +209,10 @@ class EnvPool(Children):
             self._lose_episode(home, job, SimulatorError(f"the simulator took longer than env.timeout_s = {limit}"))
             self._replace(home, home.child)
 
-    def _died(self, child: Child) -> None:
-        code, home = child.ended_with(), self._by_child[child]
+    def _handle_death(self, child: Child) -> None:
+        code, home = child.find_exit_code(), self._by_child[child]
         if not child.is_ready and self._refusal is None:
-            self._started_badly(f"it ended with exit code {code} while {self._config.family!r} was made")
+            self._record_bad_start(f"it ended with exit code {code} while {self._config.family!r} was made")
         job = home.sent[0] if home.sent else None
         if job:
             job.tries -= 1

@@ -19,7 +19,7 @@ from interlace.robots.envs.load import create_envs
 from interlace.robots.envs.stepping import SimulatedEnvs
 from interlace.rollouts.envs.jobs import SlotAnswer, SlotChunk, SlotJob
 from interlace.rollouts.envs.spec import Observation, SimulatorError
-from interlace.runtime.process.child import become_child, framed, receive
+from interlace.runtime.process.child import become_child, frame_message, receive
 
 NO_JOB = 0xFFFFFFFF
 """Number of the first message of a process: an EnvSpec, or the UserError that prevented it."""
@@ -44,9 +44,9 @@ def serve_envs(
         try:
             envs = create_envs(family, settings, num_envs)
         except UserError as error:
-            connection.sendall(framed(NO_JOB, error))
+            connection.sendall(frame_message(NO_JOB, error))
             return
-        connection.sendall(framed(NO_JOB, envs.spec))
+        connection.sendall(frame_message(NO_JOB, envs.spec))
         while True:
             numbered = [receive(connection)]
             # A family that steps many environments at once runs all waiting jobs in one call.
@@ -54,7 +54,7 @@ def serve_envs(
                 numbered.append(receive(connection))
             answers = _answer_jobs(envs, [job for _, job in numbered])
             for (number, _), answer in zip(numbered, answers, strict=True):
-                connection.sendall(framed(number, answer))
+                connection.sendall(frame_message(number, answer))
 
 
 def _see_only(devices: Sequence[str]) -> None:

@@ -91,6 +91,6 @@ class ChunkResult:
         return np.asarray(np.any(self.terminated | self.truncated, axis=1))
 
 
-def stacked(observations: list[Observation]) -> Observation:
+def stack_observations(observations: list[Observation]) -> Observation:
     """Stacks observations of single environments to [n, ...]."""
     return {name: np.stack([one[name] for one in observations]) for name in observations[0]} if observations else {}

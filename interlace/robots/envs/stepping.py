@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from interlace.core.errors import UserError
 from interlace.robots.envs.base import Simulator, VectorEnv
 from interlace.robots.envs.simulator_states import EnvSlot, SimulatorStates
-from interlace.robots.envs.spec import ChunkResult, EnvSettings, stacked
+from interlace.robots.envs.spec import ChunkResult, EnvSettings, stack_observations
 from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError
 
@@ -44,7 +44,7 @@ class SimulatedEnvs(VectorEnv):
         found = []
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
             found.append(self._reset_slot(slot, Start(task=int(task), init_state=int(state), seed=int(seed))))
-        return stacked(found)
+        return stack_observations(found)
 
     def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
         """Executes a chunk; see VectorEnv."""
@@ -75,7 +75,7 @@ class SimulatedEnvs(VectorEnv):
 
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
         """Returns the current observations."""
-        return stacked([self._simulators.slots[slot].observation for slot in self._choose_slots(slots)])
+        return stack_observations([self._simulators.slots[slot].observation for slot in self._choose_slots(slots)])
 
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
         """Returns whole states; see VectorEnv."""

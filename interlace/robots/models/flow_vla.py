@@ -246,7 +246,7 @@ class FlowVLAPolicy:
             pictures=[torch.from_numpy(picture)[None] for picture in pictures],
             token_ids=tokens,
             is_real=torch.ones_like(tokens).bool(),
-            state=torch.from_numpy(folder.padded_state(state))[None],
+            state=torch.from_numpy(folder.pad_state(state))[None],
         )
 
     def act(self, observation: Mapping[str, NDArray[np.generic]], task: str, draw: np.random.Generator) -> FloatArray:

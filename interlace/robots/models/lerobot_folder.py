@@ -96,10 +96,10 @@ class LerobotFolder:
         cleaned = task.strip().replace("_", " ").replace("\n", " ")
         if self.kind == "pi0":
             return f"{cleaned}\n"
-        bins = np.digitize(self.padded_state(state), np.linspace(-1, 1, NUM_BINS + 1)[:-1]) - 1
+        bins = np.digitize(self.pad_state(state), np.linspace(-1, 1, NUM_BINS + 1)[:-1]) - 1
         return f"Task: {cleaned}, State: {' '.join(map(str, bins))};\nAction: "
 
-    def padded_state(self, state: FloatArray) -> FloatArray:
+    def pad_state(self, state: FloatArray) -> FloatArray:
         """Returns a normalised state, padded with zeros to the policy's size."""
         size = int(self.settings.get("max_state_dim", 32))
         return np.pad(state, (0, max(0, size - len(state)))).astype(np.float32)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from interlace.algorithms.advantages import trained_turns
+from interlace.algorithms.advantages import list_trained_turns
 from interlace.algorithms.base import Needs
 from interlace.core.types import EMPTY_FLOAT, Metrics, Sample
 from interlace.robots.episodes.robot import IMAGINED_SUCCESS
@@ -80,7 +80,7 @@ class TrajectoryLearner:
 
     async def _learn_off_policy(self, off_policy: OffPolicy, step: int, samples: Sequence[Sample]) -> Metrics:
         """Makes the updates of an off-policy algorithm. samples: those that the step added."""
-        num_turns = sum(len(trained_turns(sample)) for sample in samples)
+        num_turns = sum(len(list_trained_turns(sample)) for sample in samples)
         self.num_updates += 1  # before the updates: a stop in between does not save their weights as the last step's
         return await off_policy.learn(step, self._learning.replay, num_turns, self._actor)
 

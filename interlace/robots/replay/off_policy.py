@@ -10,7 +10,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from interlace.algorithms.advantages import trained_turns, turn_rewards
+from interlace.algorithms.advantages import list_trained_turns, turn_rewards
 from interlace.algorithms.replayed import ReplayedSettings
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
@@ -233,7 +233,7 @@ def steps_of(sample: Sample) -> EpisodeSteps:
     return EpisodeSteps(
         states=np.stack(states),
         actions=np.stack([np.ascontiguousarray(turn.token_ids, np.int32).view(np.float32) for turn in turns]),
-        rewards=turn_rewards(sample, trained_turns(sample)),
+        rewards=turn_rewards(sample, list_trained_turns(sample)),
         is_terminal=is_terminal,
     )
 

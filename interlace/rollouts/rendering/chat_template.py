@@ -12,7 +12,7 @@ from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.parsers.base import MarkedText, Parser
 from interlace.rollouts.rendering.proof import Kind, Proof, prove
 from interlace.rollouts.rendering.text import TokenText, longest_token
-from interlace.rollouts.rendering.tools_in_prompt import written_out
+from interlace.rollouts.rendering.tools_in_prompt import write_out_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,7 +82,7 @@ class ChatTemplateRenderer:
         prompts: whether the text ends with the beginning of the next answer.
         """
         if self._config.tools == "prompt":
-            messages, tools = written_out(messages, tools), ()
+            messages, tools = write_out_tools(messages, tools), ()
         try:
             return self._apply_template(messages, tools, prompts=prompts)
         except UserError:

@@ -13,7 +13,7 @@ HEAD = (
 )
 
 
-def written_out(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Messages:
+def write_out_tools(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Messages:
     """Returns the conversation with its tools, calls and tool messages written as text in Hermes' format."""
     found = [_write_calls(message) for message in messages]
     if tools:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from interlace.core.types import Completion, SamplingParams
+from interlace.core.types import Response, SamplingParams
 from interlace.run.gpu_checks.results import DeviceSpeed, GpuResult, build_llama, count_parameters
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def _check_parity(dtype: str, bound: float) -> GpuResult:
     model = build_llama(hidden=128, layers=4, dtype=dtype, device="cuda")
     reference = build_llama(hidden=128, layers=4, dtype=dtype, device="cuda")
     engine = NativeEngine(model, config=NativeConfig(max_running=8, max_tokens=4096))
-    completions = engine.generate(PROMPTS, SamplingParams(max_new_tokens=NUM_TOKENS))
-    gap = max(_measure_gap(reference, completion) for completion in completions)
+    responses = engine.generate(PROMPTS, SamplingParams(max_new_tokens=NUM_TOKENS))
+    gap = max(_measure_gap(reference, response) for response in responses)
     report = engine.report()
     del engine
     torch.cuda.empty_cache()
@@ -49,15 +49,15 @@ def _check_parity(dtype: str, bound: float) -> GpuResult:
     )  # fmt: skip
 
 
-def _measure_gap(model: PreTrainedModel, completion: Completion) -> float:
+def _measure_gap(model: PreTrainedModel, response: Response) -> float:
     """Returns the largest difference between the engine's log-probs and those of one forward over the sequence."""
     import torch
 
-    prompt, drawn = list(completion.request.prompt_ids), list(completion.token_ids)
+    prompt, drawn = list(response.request.prompt_ids), list(response.token_ids)
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + drawn], device="cuda")).logits[0, len(prompt) - 1 : -1].float()
     expected = logits.log_softmax(-1).gather(-1, torch.tensor(drawn, device="cuda")[:, None])[:, 0].cpu()
-    return float((expected - torch.tensor(completion.logprobs)).abs().max())
+    return float((expected - torch.tensor(response.logprobs)).abs().max())
 
 
 def _measure_decode(model: PreTrainedModel, speed: DeviceSpeed) -> Iterator[GpuResult]:
@@ -76,9 +76,9 @@ def _measure_decode(model: PreTrainedModel, speed: DeviceSpeed) -> Iterator[GpuR
         engine.generate(prompts, params)
         torch.cuda.synchronize()
         start_s = time.perf_counter()
-        completions = engine.generate(prompts, params)
+        responses = engine.generate(prompts, params)
         seconds = time.perf_counter() - start_s
-        tokens = sum(len(completion.token_ids) for completion in completions)
+        tokens = sum(len(response.token_ids) for response in responses)
         # A step reads every weight once and draws one token per sequence; the copy's traffic bounds the reads.
         limit = batch * min(speed.bytes_per_s / weight_bytes, speed.flops_per_s / weight_bytes / batch)
         yield GpuResult(name=f"decode, batch {batch}", value=tokens / seconds, unit="tokens/s", limit=limit)

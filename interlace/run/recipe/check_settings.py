@@ -25,6 +25,7 @@ def check_settings(recipe: Recipe) -> None:
     training_temperature(recipe.sampling)
     check_sources(recipe.task)
     _check_episodes(recipe)
+    _check_memory_checkpoints(recipe)
     _check_scorer(recipe)
     check_learning(recipe)
     _check_best(recipe)
@@ -35,6 +36,16 @@ def _check_episodes(recipe: Recipe) -> None:
     for config in (recipe.episode, *recipe.episode.others.values()):
         create_kind(config).check()
     check_renderer(recipe.renderer)
+
+
+def _check_memory_checkpoints(recipe: Recipe) -> None:
+    """Raises UserError if trainers may run on machines whose shared memory this one does not have."""
+    every, address = recipe.recovery.memory_checkpoint_every, recipe.cluster.address
+    if every and address is not None:
+        raise UserError(
+            f"recovery.memory_checkpoint_every = {every}, but the trainers of cluster.address = {address!r} may run on "
+            "other machines, whose memory this one cannot read. Set it to 0, and checkpoint_every to few steps."
+        )
 
 
 def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:

@@ -72,11 +72,13 @@ class RowEncoder:
 
     def encode(self, prompt: Prompt) -> Sample:
         """Returns the sample of a row. Raises UserError for a row of another kind or without a completion."""
-        from interlace.engines.train import preference_sample, supervised_sample
+        from interlace.engines.train import make_supervised_sample, preference_sample
 
         if self.kind == "demonstrations":
             ids, imitated = self._encode_tokens(prompt, self._read_completion(prompt, COMPLETION))
-            sample = supervised_sample(prompt.token_ids, ids, None if all(imitated) else np.array(imitated, np.bool_))
+            sample = make_supervised_sample(
+                prompt.token_ids, ids, None if all(imitated) else np.array(imitated, np.bool_)
+            )
             return replace(sample, prompt=prompt)
         chosen, rejected = self._read_completion(prompt, CHOSEN), self._read_completion(prompt, REJECTED)
         if chosen == rejected:
@@ -87,7 +89,7 @@ class RowEncoder:
         return replace(preference_sample(prompt.token_ids, mine, theirs), prompt=prompt)
 
     def _make_scored_pair(self, prompt: Prompt, chosen: Completion, rejected: Completion) -> Sample:
-        from interlace.engines.train import scored_pair
+        from interlace.engines.train import make_pair_sample
 
         if self.scores is None or not isinstance(chosen, str) or not isinstance(rejected, str):
             raise UserError(
@@ -96,7 +98,7 @@ class RowEncoder:
             )
         end = self.tokenizer.eos_token_id
         margin = self._read_margin(prompt)
-        pair = scored_pair(self.scores(prompt, chosen), self.scores(prompt, rejected), end_id=end, margin=margin)
+        pair = make_pair_sample(self.scores(prompt, chosen), self.scores(prompt, rejected), end_id=end, margin=margin)
         # The tokens that both texts share are the prompt of the sample; text and metadata are those of the row.
         return replace(pair, prompt=replace(prompt, token_ids=pair.prompt.token_ids))
 

@@ -17,7 +17,7 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank
 from interlace.runtime.process.mail import FolderDirectory, close_mailboxes
-from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
+from interlace.runtime.process.shared import SharedArrays, SharedFolder, make_shared_folder
 from interlace.runtime.rank_set import Rank, RankResult, turn_of
 from interlace.runtime.result_order import ResultOrder
 from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
@@ -136,7 +136,7 @@ class LocalCluster(Cluster):
         await self._result_order.wait_turn()
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:  # noqa: ARG002 - every device is on this machine
-        if self._folder is None and (folder := shared_folder()):
+        if self._folder is None and (folder := make_shared_folder()):
             self._folder, self._shared = folder, SharedArrays(folder.path, passes_on=True)
             self._after_workers.callback(folder.remove)
         return Rendezvous(url=f"file://{self._own_folder('meeting')}/store")

@@ -45,7 +45,7 @@ def become_child() -> None:
     threading.Thread(target=_end_with_the_run, daemon=True).start()
 
 
-def framed(number: int, message: object) -> bytes:
+def frame_message(number: int, message: object) -> bytes:
     """Pickles a message and prepends its header."""
     body = pickle.dumps(message, protocol=5)
     return HEAD.pack(number, len(body)) + body

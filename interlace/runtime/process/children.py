@@ -63,7 +63,7 @@ class Children(ABC):
         """Reads `child.received`. Raises ValueError, TypeError or KeyError for bytes that are not a message."""
 
     @abstractmethod
-    def _died(self, child: Child) -> None:
+    def _handle_death(self, child: Child) -> None:
         """Handles the jobs of a process that ended or could not start; calls `_end` last."""
 
     @abstractmethod
@@ -131,12 +131,12 @@ class Children(ABC):
 
     def _handle_end(self, child: Child) -> None:
         self._dying = child
-        self._died(child)
+        self._handle_death(child)
         self._dying = None
         if self._budget and (reason := self._budget.spend(time.monotonic())):
             raise RestartBudgetError(f"{reason} (cause: {Cause.RESOURCE}). The last process {child.last_words}.")
 
-    def _started_badly(self, reason: str) -> None:
+    def _record_bad_start(self, reason: str) -> None:
         self._num_bad_starts += 1
         if self._num_bad_starts < TRIES:
             return

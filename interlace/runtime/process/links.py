@@ -39,9 +39,9 @@ class Child:
         """Describes the end of the process, for a message."""
         if self.start_error:
             return f"did not start: {self.start_error}"
-        return "was stopped by a signal" if self.was_stopped else f"ended with exit code {self.ended_with()}"
+        return "was stopped by a signal" if self.was_stopped else f"ended with exit code {self.find_exit_code()}"
 
-    def ended_with(self) -> int | None:
+    def find_exit_code(self) -> int | None:
         """Waits briefly for the process to end. Returns its exit code, negative for a signal."""
         if self.process is None:
             return None

@@ -55,7 +55,7 @@ class SharedFolder:
         os.close(self._lock)
 
 
-def shared_folder() -> SharedFolder | None:
+def make_shared_folder() -> SharedFolder | None:
     """Makes a folder, for the caller to remove. Returns None if this machine's shared memory is not a folder."""
     return SharedFolder(_MEMORY) if _MEMORY.is_dir() else None
 

@@ -19,7 +19,7 @@ from interlace.runtime.process.admission import TOKEN_BYTES, admit
 from interlace.runtime.process.frames import Call, Pickled, plain_dumps, with_buffers
 from interlace.runtime.process.server import WorkerServer
 from interlace.runtime.process.shared import SharedArrays
-from interlace.runtime.ray.tensors import store_large, stored_in
+from interlace.runtime.ray.tensors import find_stored, store_large
 from interlace.runtime.worker import Worker, WorkerContext
 
 _SIOCGIFADDR = 0x8915
@@ -56,13 +56,13 @@ class Tables:
 
     def attach(self, values: Sequence[Any]) -> None:
         """Sets the references of the tables among some values."""
-        for table in stored_in(values):
+        for table in find_stored(values):
             table.ref = self._received.pop(table.key)
 
     def store(self, value: Any) -> Any:
         """Puts a result's large tables into the store. Returns the result with the stored tables."""
         value = store_large(value)
-        self._sent.update({table.key: table.ref for table in stored_in((value,)) if table.ref is not None})
+        self._sent.update({table.key: table.ref for table in find_stored((value,)) if table.ref is not None})
         return value
 
 

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from interlace.core.errors import WorkerDiedError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.machine import DeviceSlot
-from interlace.runtime.process.shared import SharedArrays, shared_folder
+from interlace.runtime.process.shared import SharedArrays, make_shared_folder
 from interlace.runtime.rank_set import Rank
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.children import START_WITHIN_S, place_child
@@ -64,7 +64,7 @@ class RayCluster(Cluster):
         self._after_workers.callback(session.close)
         self._after_workers.callback(session.give_back, partial(remove_placement_group, self._reservation))
         self._result_order = ResultOrder(self.watchdog.at_rest)
-        self._folder = shared_folder()
+        self._folder = make_shared_folder()
         self._shared = SharedArrays(self._folder.path, passes_on=True) if self._folder else None
         if self._folder:
             self._after_workers.callback(self._folder.remove)

@@ -13,7 +13,7 @@ from interlace.runtime.clock import Clock
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.actor import Endpoint, dumps
-from interlace.runtime.ray.tensors import stored_in
+from interlace.runtime.ray.tensors import find_stored
 from interlace.runtime.worker import Worker, WorkerContext
 
 
@@ -93,7 +93,7 @@ class RayRank(ProcessRank):
 
     async def _before_call(self, values: Sequence[Any]) -> None:
         # Ray transfers and counts the references; the frame contains only names.
-        tables = {table.key: [table.ref] for table in stored_in(values)}
+        tables = {table.key: [table.ref] for table in find_stored(values)}
         if tables:
             try:
                 await self._actor.take.remote(tables)
@@ -108,10 +108,10 @@ class RayRank(ProcessRank):
         return self._dead
 
     def _is_waited_for(self, value: Any) -> bool:
-        return bool(stored_in((value,)))
+        return bool(find_stored((value,)))
 
     async def _before_result(self, value: Any) -> None:
-        tables = stored_in((value,))
+        tables = find_stored((value,))
         try:
             references = await self._actor.hand_over.remote([table.key for table in tables])
         except RayError as error:

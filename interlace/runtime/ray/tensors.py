@@ -71,7 +71,7 @@ def store_large(result: Any) -> Any:
     return dataclasses.replace(result, **changed) if changed else result
 
 
-def stored_in(values: Sequence[Any]) -> list[StoredTensors]:
+def find_stored(values: Sequence[Any]) -> list[StoredTensors]:
     """Finds stored tables among some values and in the fields of records among them, as store_large() does."""
     found = []
     for value in values:
@@ -80,7 +80,7 @@ def stored_in(values: Sequence[Any]) -> list[StoredTensors]:
         elif _is_record(value):
             parts = [getattr(value, name) for name in _list_fields(value)]
             if hasattr(type(value), _DEEPER):
-                found += stored_in(
+                found += find_stored(
                     [entry for part in parts for entry in (part if isinstance(part, tuple) else (part,))]
                 )
             else:

@@ -73,7 +73,7 @@ class SimCluster(Cluster):
         self._loop, self._around = virtual_loop(), around
         super().__init__(devices, schedule, hang_after_s=hang_after_s, clock=VirtualClock(self._loop))
 
-    def _watch(self) -> None:  # a LoopWatch would measure another clock
+    def _watch(self, loop_limit_s: Callable[[], float]) -> None:  # noqa: ARG002 - a LoopWatch would measure another clock
         # On a virtual clock a stall is an event that is detected exactly, so no periodic check is needed.
         self._loop.on_stall = self._resolve_stall
 

@@ -29,7 +29,7 @@ from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
 from interlace.weights.content import ContentHash, content_hash, cut_out, view_of
 from interlace.weights.plan import ITEM_BYTES, Box, Shard
-from interlace.weights.recording import Landing, join_landed, landed
+from interlace.weights.recording import Landing, join_landed, select_landings
 from interlace.weights.ref import WeightPart
 from interlace.weights.saved import SAVED_TYPES, SavedForm
 from interlace.weights.transports.base import Held, Lease, Sent
@@ -72,7 +72,7 @@ class FolderSender:
         mark.unlink(missing_ok=True)
         if self._form is None and parcel.form and parcel.shards:
             self._form = parcel.form()
-        blocks, saved = _written(parcel, self._form)
+        blocks, saved = _list_blocks(parcel, self._form)
         stem = f"model-{_layout_hash(saved)}" if parcel.shards else f"rank-{self._rank}-of-{self._num_ranks}"
         # A version may be sent again while engines serve from its file, so a file is never overwritten.
         name = f"{stem}-{self._num_sent}.safetensors"
@@ -149,7 +149,7 @@ class FolderReceiver:
         """Does nothing."""
 
 
-def _written(parcel: Parcel, form: SavedForm | None) -> tuple[dict[str, SavedBlock], dict[str, TensorEntry]]:
+def _list_blocks(parcel: Parcel, form: SavedForm | None) -> tuple[dict[str, SavedBlock], dict[str, TensorEntry]]:
     """Returns the block of each entry, and the whole tensors of the file."""
     shards = parcel.shards or [Shard(name, e.shape, e.dtype, Box.of(e.shape)) for name, e in parcel.entries.items()]
     if form is None or not parcel.shards:
@@ -161,7 +161,7 @@ def _written(parcel: Parcel, form: SavedForm | None) -> tuple[dict[str, SavedBlo
     saved = {
         each.source: TensorEntry(types[each.target], shapes[each.source]) for each in landings if each.target in types
     }
-    pieces = landed(landings, shards)
+    pieces = select_landings(landings, shards)
     return {shard.name: SavedBlock(shard.box, pieces[shard.name]) for shard in shards}, saved
 
 

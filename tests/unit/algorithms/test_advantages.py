@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from interlace.algorithms import Algorithm, create_algorithm
 from interlace.algorithms.advantages import (
-    discounted_sum,
     generalized,
     group_normalized,
     leave_one_out,
+    sum_discounted,
     token_rewards,
     whitened,
 )
@@ -123,9 +123,9 @@ def with_mask(sample: Sample, mask: BoolArray) -> Sample:
 
 def test_discounted_sums() -> None:
     values = np.array([1, 2, 4], np.float32)
-    np.testing.assert_allclose(discounted_sum(values, 1.0), [7, 6, 4])
-    np.testing.assert_allclose(discounted_sum(values, 0.5), [3, 4, 4])
-    assert discounted_sum(np.zeros(0, np.float32), 0.5).shape == (0,)
+    np.testing.assert_allclose(sum_discounted(values, 1.0), [7, 6, 4])
+    np.testing.assert_allclose(sum_discounted(values, 0.5), [3, 4, 4])
+    assert sum_discounted(np.zeros(0, np.float32), 0.5).shape == (0,)
 
 
 def test_gae_is_its_sum() -> None:

@@ -1,6 +1,6 @@
 """The table before a run contains the numbers that follow from the settings."""
 
-from interlace.cli.derived import derived_numbers
+from interlace.cli.derived import derive_numbers
 from interlace.run.recipe.check import Derived
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.memory import WorkerMemory
@@ -38,7 +38,7 @@ def test_every_number_is_shown_with_what_it_follows_from() -> None:
         steps_ahead=2.0,
         memory=(worker,),
     )
-    rows = {row.name: (row.value, row.how) for row in derived_numbers(recipe, derived)}
+    rows = {row.name: (row.value, row.how) for row in derive_numbers(recipe, derived)}
     assert rows == {
         "parameters": ("214k", "tiny:micro"),
         "prompts": ("4.1k", "256 more are held out"),

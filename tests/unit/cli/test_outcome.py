@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from interlace.cli.outcome import evaluation_tables, outcome_tables, written_paths
+from interlace.cli.outcome import evaluation_tables, list_written_paths, outcome_tables
 from interlace.observe.answers import EvaluationAnswer
 from interlace.observe.run_folder import RunFolder
 from interlace.run.evaluation import Evaluation
@@ -76,6 +76,6 @@ def test_what_a_terminal_would_obey_is_spelled_out() -> None:
 def test_only_what_was_written_is_named(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "one")
     folder.write_config(RECIPE)
-    shown = text([written_paths(folder, report(None, None))])
+    shown = text([list_written_paths(folder, report(None, None))])
     assert str(folder.config) in shown
     assert "checkpoint" not in shown and "timeline" not in shown

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from interlace.cli.serve import served_recipe
+from interlace.cli.serve import make_served_recipe
 from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.jsonl import to_line
@@ -31,7 +31,7 @@ def test_a_checkpoint_is_chosen(tmp_path: Path) -> None:
     run = make_run(tmp_path)
 
     def served(*checkpoint: "str | int") -> Path:
-        return Path(served_recipe(str(run.path), [], *checkpoint).model.path)
+        return Path(make_served_recipe(str(run.path), [], *checkpoint).model.path)
 
     assert served() == served("newest") == run.checkpoints / "step_2"
     assert served(1) == served("1") == served("best") == run.checkpoints / "step_1"
@@ -50,4 +50,4 @@ def test_mistakes(tmp_path: Path) -> None:
         ("tiny:micro", "best", "'tiny:micro' is not a run. Name the run, or leave --checkpoint out"),
     ):
         with pytest.raises(UserError, match=message):
-            served_recipe(spec, [], checkpoint)
+            make_served_recipe(spec, [], checkpoint)

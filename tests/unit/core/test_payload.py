@@ -15,7 +15,7 @@ from interlace.core.causes import cause_of
 from interlace.core.errors import PayloadLostError
 from interlace.core.payload import PayloadStore, StoredColumn, StoredSegments, StoredText
 from interlace.core.runs import Runs
-from interlace.core.types import Completion, FinishReason, Prompt, Request, Sample, SampleKey, SamplingParams, Segment
+from interlace.core.types import FinishReason, Prompt, Request, Response, Sample, SampleKey, SamplingParams, Segment
 from interlace.robots.replay.trajectory_file import sample_from_bytes, sample_to_bytes
 from interlace.runtime.channel import with_columns
 from interlace.runtime.process.frames import Assembler, Call, encode
@@ -131,7 +131,7 @@ def test_a_completion_with_stored_columns_continues_from_values(folder: Path) ->
     owned = pickle.loads(pickle.dumps(store(folder, segments(False))))
     ids, logprobs = StoredColumn(owned, "token_ids"), StoredColumn(owned, "logprobs")
     request = Request(uid="p", owner=SampleKey(0, 0), prompt_ids=(1,), params=SamplingParams())
-    done = Completion(
+    done = Response(
         request=request, token_ids=ids, logprobs=logprobs, versions=owned.versions, finish_reason=FinishReason.LENGTH
     )
     assert len(ids) == SIZE and ids[2] == 2 and ids[-2:] == [SIZE - 2, SIZE - 1]

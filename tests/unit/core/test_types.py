@@ -11,10 +11,10 @@ from interlace.algorithms import base
 from interlace.core import training
 from interlace.core import types as core_types
 from interlace.core.types import (
-    Completion,
     FinishReason,
     Prompt,
     Request,
+    Response,
     Sample,
     SampleGroup,
     SampleKey,
@@ -79,7 +79,7 @@ def test_the_first_turn_keeps_the_noise_of_a_sample_with_one() -> None:
 
 def test_a_completion_resumes_with_all_it_has() -> None:
     request = Request(uid="a", owner=SampleKey(7, 1), prompt_ids=[1, 2], params=SamplingParams())
-    done = Completion(
+    done = Response(
         request=request,
         token_ids=(3, 4),
         logprobs=(-0.1, -0.2),

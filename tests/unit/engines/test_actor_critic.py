@@ -205,10 +205,10 @@ def test_many_critics_with_a_drawn_pair_learn_a_value() -> None:
     )
     for _ in range(200):
         made.learn(context(made), batch)
-    found = made.learned_metrics()
+    found = made.collect_learned_metrics()
     assert found["off_policy/target"] == pytest.approx(2)
     made.learn(context(made), batch)
-    assert made.learned_metrics()["off_policy/value"] == pytest.approx(2, abs=0.05)
+    assert made.collect_learned_metrics()["off_policy/value"] == pytest.approx(2, abs=0.05)
 
 
 def test_a_divergence_ends_the_run_with_a_reason() -> None:
@@ -223,7 +223,7 @@ def test_a_divergence_ends_the_run_with_a_reason() -> None:
     )
     made.learn(context(made), broken)
     with pytest.raises(InterlaceError, match="diverged"):
-        made.learned_metrics()
+        made.collect_learned_metrics()
 
 
 def test_another_head_is_refused() -> None:
@@ -257,7 +257,7 @@ def test_crossq_normalises_current_and_next_states_together() -> None:
         loss = 0.5 * ((both[:, :BATCH] - wanted) ** 2).mean(1).sum()
     before = [each.clone() for each in made.critics.parameters()]
     made.learn(context(made), batch)
-    found = made.learned_metrics()
+    found = made.collect_learned_metrics()
     assert found["off_policy/critic_loss"] == pytest.approx(float(loss), rel=1e-4)
     mean = made.critics.norms[0].mean[0, 0]
     torch.testing.assert_close(mean, 0.01 * rows.mean(0), atol=1e-6, rtol=1e-4)
@@ -281,7 +281,7 @@ def test_weights_scale_the_errors_of_the_critics() -> None:
     batch = transitions(0)
     made.learn(context(made), batch)
     twice.learn(context(twice), batch, np.full(BATCH, 2, np.float32))
-    losses = [each.learned_metrics()["off_policy/critic_loss"] for each in (made, twice)]
+    losses = [each.collect_learned_metrics()["off_policy/critic_loss"] for each in (made, twice)]
     assert losses[1] == pytest.approx(2 * losses[0], rel=1e-5)
     np.testing.assert_array_equal(made.last_errors(), twice.last_errors())
     assert made.last_errors().shape == (BATCH,) and (made.last_errors() > 0).all()

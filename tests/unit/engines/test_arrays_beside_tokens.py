@@ -8,7 +8,7 @@ import torch
 
 from interlace.core.errors import UserError
 from interlace.core.training import UpdateConfig
-from interlace.core.types import NO_GROUP, Completion, Prompt, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.core.types import NO_GROUP, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import ActorConfig, OptimizerConfig, TrainConfig
@@ -38,7 +38,7 @@ def request(model, tokenizer, index: int, *, state=None) -> Request:
     )  # fmt: skip
 
 
-def serve(engine: NativeEngine, requests) -> dict[int, Completion]:
+def serve(engine: NativeEngine, requests) -> dict[int, Response]:
     for one in requests:
         engine.submit(one)
     done = {}
@@ -57,9 +57,9 @@ def trainer(decoding: str, *, padded: bool = False) -> TrainEngine:
     return TrainEngine(model, loss=sft_loss, optimizer=OptimizerConfig(lr=1e-3), config=config)
 
 
-def sample_of(completion: Completion, prompt_ids) -> Sample:
+def sample_of(completion: Response, prompt_ids) -> Sample:
     prompt = Prompt(uid="robot", token_ids=np.asarray(prompt_ids, np.int32), text="", answer="")
-    turn = read_turn(0, Response(completion=completion, text=""), None, ())
+    turn = read_turn(0, completion, None, ())
     columns = turn_columns(prompt, [turn, replace(turn, number=1)], Outcome(), {}, ())
     return Sample(key=SampleKey(0, completion.request.owner.index), prompt=prompt, segments=columns["segments"])
 

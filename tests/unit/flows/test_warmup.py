@@ -10,7 +10,7 @@ import pytest
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import FloatArray, Metrics, Sample
-from interlace.engines.train import supervised_sample
+from interlace.engines.train import make_supervised_sample
 from interlace.flows.warmup import HabitCheck, run_supervised_warmup
 
 
@@ -50,7 +50,7 @@ class Examples:
 
 def warm_up(max_steps: int, tmp_path: Path) -> tuple[Trainer, float | None]:
     trainer = Trainer()
-    samples = [supervised_sample([1], [2, 3]) for _ in range(10)]
+    samples = [make_supervised_sample([1], [2, 3]) for _ in range(10)]
     mask = np.array([False, True])
     check = HabitCheck(samples=samples, checked=[mask] * 10, accuracy=0.8, every=5, max_steps=max_steps)
     work = run_supervised_warmup(

@@ -9,7 +9,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, Prompt, Request, Sample, SampleKey, Segment
 from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, sft_loss
-from interlace.models.length_changes import find_length_changes, lowered
+from interlace.models.length_changes import find_length_changes, lower_limit
 
 _SMALL = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -117,7 +117,7 @@ def test_a_change_is_lowered_for_the_probe_alone() -> None:
     row = torch.from_numpy(ids(40, 0)).long()[None]
     with torch.no_grad():
         before = model(row).logits
-        with lowered(model, change):
+        with lower_limit(model, change):
             assert not torch.equal(model(row).logits, before)
         assert torch.equal(model(row).logits, before)
 

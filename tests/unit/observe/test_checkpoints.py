@@ -38,6 +38,17 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_10", "step_11"]
 
 
+def test_the_checkpoint_of_the_start_is_kept_until_the_end_of_the_process(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, keep=1).save(1, writes("1"), num_bytes=1)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.keep_start(1)
+    for step in (2, 3):
+        checkpoints.save(step, writes(str(step)), num_bytes=1)
+    assert checkpoints.steps() == [1, 3]
+    checkpoints.keep_start(None)
+    assert checkpoints.steps() == [3]
+
+
 def test_nothing_is_there_before_the_first(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
     assert checkpoints.latest() is None

@@ -12,8 +12,8 @@ from interlace.observe.tables import (
     DerivedNumber,
     accuracy_table,
     answers_table,
-    derived_numbers_table,
     goodput_table,
+    make_derived_numbers_table,
 )
 
 
@@ -53,7 +53,7 @@ def test_a_long_answer_is_folded_and_not_cut() -> None:
 
 def test_derived_numbers_say_what_they_follow_from() -> None:
     number = DerivedNumber(name="samples a step", value="128", how="prompts_per_step x samples_per_prompt")
-    text = printed(derived_numbers_table([number]))
+    text = printed(make_derived_numbers_table([number]))
     assert all(part in text for part in (number.name, number.value, number.how))
 
 
@@ -66,5 +66,5 @@ def test_the_goodput_table_shows_what_there_is() -> None:
 
 def test_what_a_number_follows_from_is_folded_and_never_cut() -> None:
     path = "/models/" + "long-name-of-a-model/" * 5
-    text = printed(derived_numbers_table([DerivedNumber(name="parameters", value="214k", how=path)]), width=60)
+    text = printed(make_derived_numbers_table([DerivedNumber(name="parameters", value="214k", how=path)]), width=60)
     assert path in "".join(line[18:].strip() for line in text.splitlines()[1:])

@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import Prompt, RewardResult, Sample, SampleKey, Segment
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
-from interlace.rewards.shaping import ShapingConfig, group_shaped, measure_repetition, overlong_share, shaped
+from interlace.rewards.shaping import ShapingConfig, group_shaped, measure_repetition, overlong_share, shape_result
 
 TOKENS = np.arange(10, dtype=np.int32)
 
@@ -38,22 +38,22 @@ def test_repetition_counts_runs_that_came_before() -> None:
 
 def test_parts_are_named_and_add_up() -> None:
     config = ShapingConfig(overlong_limit=10, overlong_buffer=4, overlong_penalty=2, repetition_ngram=1)
-    found = shaped(RewardResult(reward=5.0, parts={"accuracy": 1.0}), np.zeros(8, np.int32), config)
+    found = shape_result(RewardResult(reward=5.0, parts={"accuracy": 1.0}), np.zeros(8, np.int32), config)
     assert found.parts == {"accuracy": 1.0, "task": 5.0, "overlong": -1.0, "repetition": -0.875}
     assert found.reward == 5 - 1 - 0.875
 
 
 def test_parts_are_weighed() -> None:
     result = RewardResult(reward=3.0, parts={"right": 2.0, "format": 1.0})
-    found = shaped(result, TOKENS, ShapingConfig(weights={"format": 0.1, "absent": 7.0}))
+    found = shape_result(result, TOKENS, ShapingConfig(weights={"format": 0.1, "absent": 7.0}))
     assert found.reward == pytest.approx(2.1) and found.parts == result.parts
 
 
 def test_nothing_is_added_by_default_and_a_failure_stays_one() -> None:
     result = RewardResult(reward=1.0, parts={"accuracy": 1.0})
-    assert shaped(result, TOKENS, ShapingConfig()) is result
+    assert shape_result(result, TOKENS, ShapingConfig()) is result
     failed = RewardResult(failure="timed out")
-    assert shaped(failed, TOKENS, ShapingConfig(overlong_limit=1)) is failed
+    assert shape_result(failed, TOKENS, ShapingConfig(overlong_limit=1)) is failed
 
 
 def test_a_buffer_beyond_its_limit_is_refused() -> None:
@@ -93,7 +93,7 @@ def test_the_length_reward_is_that_of_the_paper(group: list[tuple[int, bool]], w
 
 def test_what_counts_as_right_is_the_task_alone() -> None:
     """A right answer that is punished for its length is still right."""
-    scored = shaped(RewardResult(reward=0.5), TOKENS, ShapingConfig(overlong_limit=5, overlong_penalty=1))
+    scored = shape_result(RewardResult(reward=0.5), TOKENS, ShapingConfig(overlong_limit=5, overlong_penalty=1))
     assert scored.reward < 0
     config = ShapingConfig(length_weight=1.0)
     assert [found.parts["length"] for found in group_shaped([scored, scored], [3, 10], config)] == [0.5, -0.5]

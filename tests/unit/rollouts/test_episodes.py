@@ -14,7 +14,6 @@ from interlace.algorithms.base import Needs
 from interlace.core.errors import HangError, InterlaceError
 from interlace.core.types import (
     PROMPT,
-    Completion,
     FinishReason,
     Prompt,
     Request,
@@ -332,7 +331,7 @@ def test_a_budget_counts_the_tokens_of_all_turns_of_a_sample() -> None:
         assert len(found) == 1 and pool.num_suspended == 2, "nothing was left"
         assert pool.resume()
         await cluster.clock.sleep(10)
-        assert [len(each.completion.token_ids) for each in found] == [6, 2, 8]
+        assert [len(each.token_ids) for each in found] == [6, 2, 8]
         pool.finish(OWNER)
 
     on_pool(Schedule(max_staleness=1, on_update="abort_resume", rollout_budget=10), main)
@@ -348,7 +347,7 @@ def test_a_request_that_is_given_up_is_delivered_no_more_and_others_are() -> Non
         pool.withdraw(asked(0, 300).id)
         waiting.cancel()
         await cluster.clock.sleep(100)
-        assert [each.completion.request.turn for each in found] == [1] and waiting.cancelled()
+        assert [each.request.turn for each in found] == [1] and waiting.cancelled()
         pool.cancel(OWNER)
 
     on_pool(Schedule(), main)
@@ -383,9 +382,9 @@ def test_a_response_to_what_is_awaited_no_more_is_dropped() -> None:
     async def main(_cluster: SimCluster, _pool: EnginePool) -> None:
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         future.cancel()
-        done = Completion(
+        done = Response(
             request=asked(0, 1), token_ids=[5], logprobs=[0.0], versions=[0], finish_reason=FinishReason.STOP
         )
-        settle(future, Response(completion=done, text=""))
+        settle(future, done)
 
     on_pool(Schedule(), main)

@@ -9,7 +9,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec
-from interlace.core.types import JSON, Completion, FinishReason, Prompt, Request, Response, Sample, SampleKey
+from interlace.core.types import JSON, FinishReason, Prompt, Request, Response, Sample, SampleKey
 from interlace.rollouts.base import Context, TurnOptions
 from interlace.rollouts.context_encoder import LONG_TEXT
 from interlace.rollouts.session import EpisodeSession, SessionLimits
@@ -50,10 +50,9 @@ def generate(renderer: Recorder, context: Context, options: TurnOptions = TurnOp
     """Makes one turn behind a context. Returns the number of tokens of the context."""
 
     async def answer(request: Request, **_: object) -> Response:
-        done = Completion(
-            request=request, token_ids=[7], logprobs=[-1.0], versions=[0], finish_reason=FinishReason.STOP
+        return Response(
+            request=request, token_ids=[7], logprobs=[-1.0], versions=[0], finish_reason=FinishReason.STOP, text="a"
         )
-        return Response(completion=done, text="a")
 
     async def flow(cluster: Cluster) -> int:
         limits = SessionLimits(renderer=renderer, max_tokens=20_000)

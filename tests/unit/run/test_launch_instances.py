@@ -1,6 +1,7 @@
 """Starts of a role's workers that cannot succeed."""
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +10,8 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.run.launch import RoleWorker, launch_instances
 from interlace.run.recipe.load import load_recipe
-from interlace.runtime.cluster import Cluster
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES
 from interlace.workers.rollout import RolloutWorker
 
@@ -22,3 +24,20 @@ def test_an_address_file_that_was_emptied_after_the_check_is_refused(tmp_path: P
     no_cluster = cast("Cluster", None)  # the addresses are counted first
     with pytest.raises(UserError, match="has none now"):
         asyncio.run(launch_instances(no_cluster, recipe, role, worker, 0))
+
+
+@pytest.mark.filterwarnings("error:coroutine .* was never awaited:RuntimeWarning")
+def test_after_a_failed_start_no_other_start_of_the_role_is_left_unawaited() -> None:
+    class FailingCluster:
+        def place(self, role: str) -> list[tuple[Device, ...]]:
+            return [(Device(index=index, pool="cpu", pool_index=index, memory_bytes=1 << 30),) for index in range(2)]
+
+        async def launch(self, spec: WorkerSpec) -> None:
+            raise UserError(f"{spec.name} does not start")
+
+    recipe = load_recipe("quickstart", ["cluster.devices=cpu:2"])
+    role = next(role for role in ROLES if role.name == "rollout")
+    worker = RoleWorker(worker_class=RolloutWorker, factory=lambda _: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(UserError, match="does not start"):
+        asyncio.run(launch_instances(cast("Cluster", FailingCluster()), recipe, role, worker, 0))
+    gc.collect()

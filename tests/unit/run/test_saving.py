@@ -13,6 +13,8 @@ from interlace.data.stream import StreamState
 from interlace.flows.run import RoleGroups
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_identity import RunIdentity
+from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.saving import Saver
 from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster, WorkerSpec
@@ -58,18 +60,22 @@ def state(step: int) -> RunState:
     return RunState(done_steps=step, num_groups=0, stream=StreamState(fingerprint=0), before=None)
 
 
-def run(tmp_path: Path, body: Callable[[Cluster, Any, Saver, threading.Event], Awaitable[None]]) -> Checkpoints:
+def run(
+    tmp_path: Path, body: Callable[[Cluster, Any, Saver, threading.Event], Awaitable[None]], memory_every: int = 0
+) -> Checkpoints:
     disk, checkpoints = threading.Event(), Checkpoints(tmp_path, keep=2)
 
     async def main(cluster: Cluster) -> None:
         spec = WorkerSpec(name="actor", factory=lambda context: Model(context, disk), worker_class=Model)
         group = await cluster.launch(spec)
         groups = RoleGroups(rollout=[], reward=group, actor=group)
-        saver = Saver(cluster, checkpoints, groups, RunFolder.create(tmp_path, "run"))
+        memory = MemoryCheckpoints(memory_every, RunIdentity(run="0", model="tiny"))
+        saver = Saver(cluster, checkpoints, groups, RunFolder.create(tmp_path, "run"), every=2, memory=memory)
         try:
             await body(cluster, group, saver, disk)
         finally:
             disk.set()
+            memory.close()
 
     run_local(main, Schedule(), 100)
     return checkpoints
@@ -83,7 +89,7 @@ def test_training_goes_on_while_the_copy_is_written(tmp_path: Path) -> None:
     async def body(cluster: Cluster, group: Any, saver: Saver, disk: threading.Event) -> None:
         await group.train()
         await saver.copy()
-        saver.write(state(1))
+        saver.write(state(1), saver.checkpoints)
         assert await group.train() == 2
         assert Checkpoints(tmp_path, keep=2).steps() == [], "it is not whole yet"
         disk.set()
@@ -96,12 +102,12 @@ def test_training_goes_on_while_the_copy_is_written(tmp_path: Path) -> None:
 def test_the_next_copy_waits_for_the_disk_and_the_run_s_end_for_both(tmp_path: Path) -> None:
     async def body(cluster: Cluster, group: Any, saver: Saver, disk: threading.Event) -> None:
         await saver.copy()
-        saver.write(state(1))
+        saver.write(state(1), saver.checkpoints)
         second = asyncio.ensure_future(saver.copy())
         assert await group.train() == 1 and not second.done()
         disk.set()
         assert await second >= 0
-        saver.write(state(2))
+        saver.write(state(2), saver.checkpoints)
         await saver.save(state(2))
 
     checkpoints = run(tmp_path, body)
@@ -124,7 +130,7 @@ def test_a_disk_that_breaks_ends_the_run(tmp_path: Path) -> None:
     async def body(cluster: Cluster, group: Any, saver: Saver, disk: threading.Event) -> None:
         await group.breaks()
         await saver.copy()
-        saver.write(state(1))
+        saver.write(state(1), saver.checkpoints)
         disk.set()
         await asyncio.get_running_loop().create_future()
 
@@ -132,3 +138,41 @@ def test_a_disk_that_breaks_ends_the_run(tmp_path: Path) -> None:
         run(tmp_path, body)
     assert isinstance(caught.value, RemoteError)
     assert Checkpoints(tmp_path, keep=2).steps() == []
+
+
+def test_steps_without_a_checkpoint_on_disk_are_written_into_memory(tmp_path: Path) -> None:
+    async def body(cluster: Cluster, group: Any, saver: Saver, disk: threading.Event) -> None:
+        disk.set()
+        memory = saver.find_due(1, is_best=False)
+        assert memory and memory is not saver.checkpoints
+        assert saver.find_due(1, is_best=True) is saver.find_due(2, is_best=False) is saver.checkpoints
+        await group.train()
+        await saver.copy()
+        saver.write(state(1), memory)
+        await saver.save(state(1))
+        assert memory.steps() == [1]
+
+    checkpoints = run(tmp_path, body, memory_every=1)
+    assert checkpoints.steps() == [1] and value(checkpoints, 1) == 1, "the end of the run is on disk"
+
+
+def test_a_full_memory_ends_the_checkpoints_there_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+
+    async def body(cluster: Cluster, group: Any, saver: Saver, disk: threading.Event) -> None:
+        disk.set()
+        cluster.notes.follow(notes.append)
+        memory = saver.find_due(1, is_best=False)
+        assert memory
+        monkeypatch.setattr(Model, "checkpoint_bytes", operation(on_device=False)(lambda self: 1 << 60))
+        await saver.copy()
+        saver.write(state(1), memory)
+        await saver.finish()
+        assert memory.steps() == [] and saver.find_due(3, is_best=False) is None
+
+    run(tmp_path, body, memory_every=1)
+    assert len(notes) == 1 and notes[0].startswith(
+        "no further checkpoints in memory (recovery.memory_checkpoint_every): no space"
+    )

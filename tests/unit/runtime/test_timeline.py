@@ -41,7 +41,7 @@ def test_busy_time_is_what_counting_seconds_gives(pairs: list[tuple[int, int]], 
 def test_each_span_ends_in_one_stretch_and_is_running_in_those_before() -> None:
     timeline, recorder = Timeline(clock=Hands()), KeepAll()
     short, long = span(0), span(0)
-    with timeline.recorded_by(recorder):
+    with timeline.record_with(recorder):
         timeline.begin(short)
         timeline.begin(long)
         timeline.end(short, 0.1, 0.9)

@@ -7,7 +7,7 @@ import torch
 
 from interlace.algorithms import create_algorithm
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, Request, SampleKey, SamplingParams
+from interlace.core.types import Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.weights.config import WeightsConfig
@@ -95,7 +95,7 @@ def test_sequences_end_under_the_adapter_that_they_began_with(kernels: bool) -> 
     config = NativeConfig(max_running=6, max_tokens=512, steps_per_schedule=1, compile_kernels=kernels)
     served, reader = NativeEngine(tiny_model("qwen2"), config=config), WeightReader()
     writer = WeightWriter(Route(transport="alias", config=WeightsConfig(adapter="alone")))
-    params, weights, done = SamplingParams(max_new_tokens=24), {}, dict[str, Completion]()
+    params, weights, done = SamplingParams(max_new_tokens=24), {}, dict[str, Response]()
     base = served.memory().weights
     for version in range(3):  # two sequences begin under each, while those of the versions before run on
         step(engine, version)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from interlace.core.errors import InterlaceError
-from interlace.engines.train.export import named_weights
+from interlace.engines.train.export import list_named_weights
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Box, Shard
 from interlace.weights.reader import WeightReader
@@ -246,7 +246,7 @@ def test_an_engine_serves_from_what_it_reads_only_where_that_never_changes(tmp_p
 def test_a_version_folder_has_the_names_that_other_programs_know(tmp_path: Path, kind: str) -> None:
     """mixtral and qwen3_moe hold experts stacked and gates beside ups; they are saved one by one."""
     model = tiny_model(kind)
-    given = named_weights(model)
+    given = list_named_weights(model)
     config = WeightsConfig(transport="folder", folder=str(tmp_path / "versions"))
     writer = WeightWriter(Route(transport="folder", config=config), form=partial(trace_saved_form, model))
     ref, reader = publish(writer, 1, given), WeightReader()

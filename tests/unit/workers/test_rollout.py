@@ -30,7 +30,7 @@ def worker_at(times: Iterable[float]) -> RolloutWorker:
 
 
 def lengths_of(progress: Progress) -> list[int]:
-    return [len(response.completion.token_ids) for response in progress.responses]
+    return [len(response.token_ids) for response in progress.responses]
 
 
 def test_a_call_that_lasts_ends_as_something_finishes() -> None:
@@ -57,7 +57,7 @@ def test_an_interruption_ends_a_call_at_once_and_what_was_taken_out_comes_with_i
     worker.interrupt()
     progress = worker.serve((), [REQUESTS[-1].id])
     assert lengths_of(progress) == [0, 2] and progress.num_running == 2
-    assert progress.responses[0].completion.finish_reason == FinishReason.ABORTED
+    assert progress.responses[0].finish_reason == FinishReason.ABORTED
 
 
 def test_special_tokens_stay_in_a_text_except_those_that_end_it() -> None:
@@ -77,4 +77,4 @@ def test_a_sequence_that_cannot_be_finished_is_refused_with_the_reason() -> None
     asked = [Request(uid="q", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2], params=overflows), REQUESTS[3]]
     worker = worker_at(count(step=MIN_CALL_S))
     found = [*worker.serve(asked, ()).responses, *worker.serve((), ()).responses]
-    assert [bool(one.refusal) for one in found] == [True, False] and "logit_bias" in found[0].refusal
+    assert [bool(one.failure) for one in found] == [True, False] and "logit_bias" in found[0].failure

@@ -1,12 +1,12 @@
 """Rollout engine that is a server: the rollout protocol over a client of an engine service."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import InterlaceError
-from interlace.core.types import Completion, FinishReason, Metrics, Request, SampleKey
+from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.engines.rollout.external import LiveRequests
 from interlace.engines.rollout.named_weights import GivenWeights, NamedWeights
 from interlace.engines.rollout.protocol import (
@@ -113,10 +113,8 @@ class ServiceEngine(LinkedServer):
         super().__init__(link, model, traits)
         self._live = LiveRequests()
         self._unsent: dict[str, Request] = {}
-        self._finished: list[Completion] = []
+        self._finished: list[Response] = []
         """Requests that ended during an abort of others, for the next step."""
-        self._refused: list[tuple[Request, str]] = []
-        """Requests that the server refused before an abort, for the next step."""
         self._version = 0
         self._folder: Path | None = None
         """Folder of the version that the server serves."""
@@ -135,24 +133,21 @@ class ServiceEngine(LinkedServer):
     def step(self) -> StepOutput:
         new_tokens = 0
         finished, self._finished = self._finished, []
-        refused, self._refused = self._refused, []
         if not self._paused and not self._is_away:
             self._send_requests()
-            if not finished and not refused and len(self._live) and not self._link.lost:
+            if not finished and len(self._live) and not self._link.lost:
                 self._link.inbox.wait()
-            new_tokens, ended, newly_refused = self._take_deltas()
+            new_tokens, ended = self._take_deltas()
             finished += ended
-            refused += newly_refused
         return StepOutput(
             finished=tuple(finished),
             num_running=len(self._live),
             num_new_tokens=new_tokens,
             drawn=self._live.drawn(),
-            refused=refused,
             lost=self._link.lost,
         )
 
-    def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
+    def abort(self, ids: Sequence[str] | None = None) -> tuple[Response, ...]:
         """Ends requests and returns them; a request that ended in the meantime keeps its finish reason."""
         wanted = self._live.named(ids)
         for name in wanted:
@@ -160,11 +155,11 @@ class ServiceEngine(LinkedServer):
         sent = [name for name in wanted if self._link.inbox.is_running(name)]
         if sent and not self._link.lost:
             self._link.abort(sent, patience_s=ABORT_S)
-        _, ended, refused = self._take_deltas()
-        self._refused += refused
-        chosen = set(wanted)
-        found = [one for one in ended if one.request.id in chosen]
-        self._finished += [one for one in ended if one.request.id not in chosen]
+        _, ended = self._take_deltas()
+        chosen, found = set(wanted), list[Response]()
+        for one in ended:
+            # A refused request is not submitted again: the next step reports it.
+            (self._finished if one.failure or one.request.id not in chosen else found).append(one)
         for name in wanted:
             if name in self._live:
                 self._link.inbox.forget(name)
@@ -258,7 +253,7 @@ class ServiceEngine(LinkedServer):
             self._folders.keep(folder)
         self._resubmit_partials(partials)
 
-    def _resubmit_partials(self, partials: Sequence[Completion]) -> None:
+    def _resubmit_partials(self, partials: Sequence[Response]) -> None:
         """Submits aborted requests again, with their tokens so far; the next step returns the others."""
         for one in partials:
             if one.finish_reason == FinishReason.ABORTED:
@@ -271,15 +266,14 @@ class ServiceEngine(LinkedServer):
             requests, self._unsent = [*self._unsent.values()], {}
             self._link.send(requests)
 
-    def _take_deltas(self) -> tuple[int, list[Completion], list[tuple[Request, str]]]:
-        """Processes the deltas that have arrived. Returns the number of new tokens, ended and refused requests."""
-        count, ended, refused = 0, list[Completion](), list[tuple[Request, str]]()
+    def _take_deltas(self) -> tuple[int, list[Response]]:
+        """Processes the deltas that have arrived. Returns the number of new tokens, and the ended requests."""
+        count, ended = 0, list[Response]()
         for name, delta in self._link.inbox.take():
             if name not in self._live:
                 continue
             if delta.refusal:
-                one = self._live.end(name, FinishReason.ABORTED)
-                refused.append((one.request, delta.refusal))
+                ended.append(replace(self._live.end(name, FinishReason.ABORTED), failure=delta.refusal))
                 continue
             try:
                 self._extend_sequence(name, delta)
@@ -289,7 +283,7 @@ class ServiceEngine(LinkedServer):
             count += len(delta.token_ids)
             if delta.finish_reason is not None:
                 ended.append(self._live.end(name, delta.finish_reason, delta.num_cached_tokens))
-        return count, ended, refused
+        return count, ended
 
     def _extend_sequence(self, name: str, delta: Delta) -> None:
         start = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, FinishReason, Request
+from interlace.core.types import FinishReason, Request, Response
 from interlace.engines.rollout.protocol import RolloutEngine, StepOutput
 from interlace.engines.rollout.services.protocol import Delta
 from interlace.engines.rollout.services.wire import runs_of
@@ -21,7 +21,7 @@ FLUSH_EVERY_S = 0.02
 class ServedEngine(RolloutEngine, Protocol):
     """An engine that can run as a service."""
 
-    def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
+    def peek(self, ids: Sequence[str]) -> tuple[Response, ...]:
         """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
         ...
 
@@ -81,8 +81,8 @@ class HostedRequests:
         for ticket in [one for one in self._waiting if one.request.id in wanted]:
             self._waiting.remove(ticket)
             ticket.send(Delta(finish_reason=FinishReason.ABORTED))
-        for completion in self._engine.abort([name for name in ids if name in self._tickets]):
-            self._finish_request(completion)
+        for response in self._engine.abort([name for name in ids if name in self._tickets]):
+            self._finish_request(response)
 
     def pause(self, *, aborts: bool) -> None:
         """Stops the requests until resume(). aborts: the running ones end."""
@@ -98,8 +98,8 @@ class HostedRequests:
 
     def deliver(self, output: StepOutput) -> None:
         """Sends the results of one step of the engine."""
-        for completion in output.finished:
-            self._finish_request(completion)
+        for response in output.finished:
+            self._finish_request(response)
         if output.drawn:  # Requests whose clients follow each token.
             self._send_new([*output.drawn])
         if self._now() - self._flushed_s >= FLUSH_EVERY_S:
@@ -117,28 +117,26 @@ class HostedRequests:
             ticket.send(Delta(refusal=reason))
 
     def _send_new(self, ids: Sequence[str]) -> None:
-        for completion in self._engine.peek(ids):
-            ticket = self._tickets[completion.request.id]
-            if len(completion.token_ids) > ticket.num_sent:
-                ticket.send(_make_delta(completion, ticket.num_sent))
-                ticket.num_sent = len(completion.token_ids)
+        for response in self._engine.peek(ids):
+            ticket = self._tickets[response.request.id]
+            if len(response.token_ids) > ticket.num_sent:
+                ticket.send(_make_delta(response, ticket.num_sent))
+                ticket.num_sent = len(response.token_ids)
 
-    def _finish_request(self, completion: Completion) -> None:
-        ticket = self._tickets.pop(completion.request.id, None)
+    def _finish_request(self, response: Response) -> None:
+        ticket = self._tickets.pop(response.request.id, None)
         if ticket is None:
             return
-        if completion.failure:
-            ticket.send(Delta(refusal=completion.failure))
+        if response.failure:
+            ticket.send(Delta(refusal=response.failure))
             return
-        last = _make_delta(completion, ticket.num_sent)
-        ticket.send(
-            replace(last, finish_reason=completion.finish_reason, num_cached_tokens=completion.num_cached_tokens)
-        )
+        last = _make_delta(response, ticket.num_sent)
+        ticket.send(replace(last, finish_reason=response.finish_reason, num_cached_tokens=response.num_cached_tokens))
 
 
-def _make_delta(completion: Completion, first: int) -> Delta:
+def _make_delta(response: Response, first: int) -> Delta:
     return Delta(
-        token_ids=completion.token_ids[first:],
-        logprobs=completion.logprobs[first:],
-        versions=runs_of(completion.versions[first:]),
+        token_ids=response.token_ids[first:],
+        logprobs=response.logprobs[first:],
+        versions=runs_of(response.versions[first:]),
     )

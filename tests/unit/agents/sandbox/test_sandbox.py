@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -186,6 +187,28 @@ with multiprocessing.Lock(): print("lock")
 """
     result = box.run(code)
     assert result.stdout.split() == ["42", "thread", "lock"], result.stderr
+
+
+def test_an_environment_below_tmp_is_readable_inside(box: Box) -> None:
+    box.needs("mounts", "files")
+    program = (
+        "import asyncio, sys\nfrom interlace.agents.sandbox.client import Sandbox\n"
+        "from interlace.agents.sandbox.config import SandboxConfig\n"
+        "async def main():\n sandbox = await Sandbox.start(SandboxConfig(sandbox='available'))\n"
+        ' print(await sandbox.run(\'import extra; open("/tmp/file", "w"); open(extra.__file__, "a")\'))\n'
+        " sandbox.close()\nasyncio.run(main())"
+    )
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        venv.create(folder, symlinks=True)
+        [packages] = Path(folder).glob("lib/python*/site-packages")
+        (packages / "extra.py").write_text("")
+        places = [str(Path(interlace.__file__).parents[1]), *[path for path in sys.path if "site-packages" in path]]
+        command = [f"{folder}/bin/python", "-c", program]
+        environment = {**os.environ, "PYTHONPATH": ":".join(places)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    result = done.stdout + done.stderr
+    assert "Permission denied" in result or "Read-only" in result, result
+    assert f"{packages / 'extra.py'}" in result and "/tmp/file" not in result.split("Error: ")[-1], result
 
 
 def test_an_ordinary_user_keeps_every_guard(tmp_path: Path) -> None:

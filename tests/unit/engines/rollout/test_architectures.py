@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
+from interlace.core.types import NO_GROUP, Request, Response, SampleKey
 from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 from interlace.engines.rollout.config import KVKind
 
@@ -91,12 +91,12 @@ def reference(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], tor
     return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0]
 
 
-def serve_with_interruptions(engine: NativeEngine) -> dict[int, Completion]:
+def serve_with_interruptions(engine: NativeEngine) -> dict[int, Response]:
     """Submits all prompts, aborts all in the middle, resumes them from what they have."""
     params = SamplingParams(max_new_tokens=NEW, temperature=0)
     for index, prompt in enumerate(PROMPTS):
         engine.submit(Request(uid="p", owner=SampleKey(NO_GROUP, index), prompt_ids=prompt, params=params))
-    done: dict[int, Completion] = {}
+    done: dict[int, Response] = {}
     for _ in range(9):
         done.update((completion.request.owner.index, completion) for completion in engine.step().finished)
     for partial in engine.abort():

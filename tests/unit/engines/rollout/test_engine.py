@@ -11,16 +11,16 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from interlace.core.errors import UserError
-from interlace.core.types import NO_GROUP, Completion, FinishReason, Request, SampleKey
+from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey
 from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 
 ModelMaker = Callable[[], PreTrainedModel]
 PROMPTS = [[1, 2, 3], [4, 5], [7, 8, 9, 10, 11, 12], [4, 5], [90], [3] * 30]
 
 
-def drain(engine: NativeEngine) -> dict[str, Completion]:
+def drain(engine: NativeEngine) -> dict[str, Response]:
     """Steps until nothing runs or waits."""
-    done: dict[str, Completion] = {}
+    done: dict[str, Response] = {}
     while True:
         output = engine.step()
         done.update((completion.request.id, completion) for completion in output.finished)
@@ -141,7 +141,7 @@ def test_while_a_step_runs_the_next_plan_is_made_and_dropped_when_somebody_comes
     expected = NativeEngine(make_model()).generate(PROMPTS, params)
     for threads in (1, 2):
         engine = NativeEngine(make_model(), config=NativeConfig(steps_per_schedule=1), num_threads=threads)
-        done: dict[str, Completion] = {}
+        done: dict[str, Response] = {}
         planned = 0
         for index, prompt in enumerate(PROMPTS):
             engine.submit(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
-from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
+from interlace.core.types import NO_GROUP, Request, Response, SampleKey
 from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 
 Answer = tuple[tuple[int, ...], tuple[float, ...]]
@@ -55,7 +55,7 @@ def answers(engine: NativeEngine, order: list[int], chaos: random.Random | None 
     return done
 
 
-def resumed(partial: Completion) -> Request:
+def resumed(partial: Response) -> Request:
     old = partial.request
     return Request(
         uid=old.uid, owner=SampleKey(NO_GROUP, old.owner.index), prompt_ids=old.prompt_ids, params=old.params,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedModel
 
-from interlace.core.types import Completion, Request, SampleKey
+from interlace.core.types import Request, Response, SampleKey
 from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 from interlace.engines.rollout.config import KVKind
 
@@ -26,8 +26,8 @@ def turn(gid: int, number: int, context: list[int], tokens: int = 12) -> Request
     )
 
 
-def drain(engine: NativeEngine) -> dict[int, Completion]:
-    done: dict[int, Completion] = {}
+def drain(engine: NativeEngine) -> dict[int, Response]:
+    done: dict[int, Response] = {}
     while True:
         output = engine.step()
         done |= {completion.request.owner.gid: completion for completion in output.finished}
@@ -35,7 +35,7 @@ def drain(engine: NativeEngine) -> dict[int, Completion]:
             return done
 
 
-def play(engine: NativeEngine, num_episodes: int, num_turns: int, seed: int = 0) -> list[Completion]:
+def play(engine: NativeEngine, num_episodes: int, num_turns: int, seed: int = 0) -> list[Response]:
     """Episodes that share their system prompt, some turns of which begin before others have ended."""
     rng = random.Random(seed)
     contexts = {gid: [*SYSTEM, gid] for gid in range(num_episodes)}

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from interlace.core.errors import UserError
-from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
+from interlace.core.types import NO_GROUP, Request, Response, SampleKey
 from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 from interlace.engines.rollout.config import KVKind
 from interlace.engines.rollout.protocol import SwitchMode, UpdateMode
@@ -29,7 +29,7 @@ def submit_all(engine: NativeEngine, max_new_tokens: int = 24) -> None:
         engine.submit(Request(uid="p", owner=SampleKey(NO_GROUP, index), prompt_ids=prompt, params=params))
 
 
-def drain(engine: NativeEngine, into: dict[int, Completion], steps: int = 1000) -> None:
+def drain(engine: NativeEngine, into: dict[int, Response], steps: int = 1000) -> None:
     for _ in range(steps):
         output = engine.step()
         into |= {completion.request.owner.index: completion for completion in output.finished}
@@ -43,9 +43,9 @@ def teacher_forced(model: PreTrainedModel, prompt: list[int], tokens: tuple[int,
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
-def run_through_updates(engine: NativeEngine, models: list[PreTrainedModel], mode: UpdateMode) -> dict[int, Completion]:
+def run_through_updates(engine: NativeEngine, models: list[PreTrainedModel], mode: UpdateMode) -> dict[int, Response]:
     """Six tokens under each of four versions."""
-    done: dict[int, Completion] = {}
+    done: dict[int, Response] = {}
     submit_all(engine)
     for version, model in enumerate(models[1:], start=1):
         drain(engine, done, steps=6)
@@ -88,7 +88,7 @@ def test_a_new_sequence_does_not_fork_a_prompt_of_an_older_version(make_model: M
     engine.step()
     engine.update_weights(dict(new.named_parameters()), 1, "keep")
     engine.submit(Request(uid="p", owner=SampleKey(NO_GROUP, 1), prompt_ids=[1, 2, 3, 4], params=params))
-    done: dict[int, Completion] = {}
+    done: dict[int, Response] = {}
     drain(engine, done)
     expected = teacher_forced(new, [1, 2, 3, 4], done[1].token_ids)
     torch.testing.assert_close(torch.tensor(done[1].logprobs), expected, atol=1e-5, rtol=0)
@@ -238,12 +238,12 @@ def test_a_faulty_update_is_refused_as_a_whole(make_model: ModelMaker, fault: st
 @pytest.mark.parametrize("kv", ["offload", "recompute"])
 @pytest.mark.parametrize("store", ["slots", "pages"])
 def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker, kv: SwitchMode, store: KVKind) -> None:
-    expected: dict[int, Completion] = {}
+    expected: dict[int, Response] = {}
     plain = NativeEngine(make_model(0), config=NativeConfig(kv=store))
     submit_all(plain)
     drain(plain, expected)
     options = STEPWISE.model_copy(update={"kv": store})
-    engine, done = NativeEngine(make_model(0), config=options), dict[int, Completion]()
+    engine, done = NativeEngine(make_model(0), config=options), dict[int, Response]()
     submit_all(engine)
     drain(engine, done, steps=5)
     engine.offload(kv)
@@ -262,7 +262,7 @@ def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker,
 @pytest.mark.parametrize("mode", ["keep", "recompute"])
 def test_weights_may_come_while_the_engine_is_offloaded(make_model: ModelMaker, mode: UpdateMode) -> None:
     there, away = (NativeEngine(make_model(0), config=STEPWISE) for _ in range(2))
-    expected, done = dict[int, Completion](), dict[int, Completion]()
+    expected, done = dict[int, Response](), dict[int, Response]()
     for engine, into in ((there, expected), (away, done)):
         submit_all(engine)
         drain(engine, into, steps=5)
@@ -295,7 +295,7 @@ def test_engines_and_training_share_a_process(make_model: ModelMaker) -> None:
     shared.update_weights(dict(trained.named_parameters()), 0, "keep")
     engines.append(shared)
     assert trained.config._attn_implementation == "sdpa"
-    results: dict[int, list[Completion]] = {}
+    results: dict[int, list[Response]] = {}
 
     def generate(number: int) -> None:
         results[number] = engines[number].generate(PROMPTS * 4, SamplingParams(max_new_tokens=24))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedModel
 
-from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
+from interlace.core.types import NO_GROUP, Request, Response, SampleKey
 from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 from interlace.engines.rollout.config import KVKind
 
@@ -13,8 +13,8 @@ ModelMaker = Callable[..., PreTrainedModel]
 LONG = [(7 * place) % 90 for place in range(50)]
 
 
-def drain(engine: NativeEngine) -> dict[int, Completion]:
-    done: dict[int, Completion] = {}
+def drain(engine: NativeEngine) -> dict[int, Response]:
+    done: dict[int, Response] = {}
     while True:
         output = engine.step()
         done |= {completion.request.owner.index: completion for completion in output.finished}

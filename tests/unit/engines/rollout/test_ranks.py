@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from interlace.core.types import Completion, SamplingParams
+from interlace.core.types import Response, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train.config import MeshShape
 from interlace.engines.train.ranks import Ranks
@@ -48,7 +48,7 @@ class RankWorker(Worker):
         self._engine = make_engine(kind, self._mesh)
 
     @operation(bin="generate", collect="all")
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Completion]:
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Response]:
         return self._engine.generate(prompts, params)
 
     @operation(on_device=False, collect="all")
@@ -93,7 +93,7 @@ def pair() -> Iterator[Pair]:
             runner.run(cluster.shutdown())
 
 
-def assert_same(found: object, expected: Sequence[Completion]) -> None:
+def assert_same(found: object, expected: Sequence[Response]) -> None:
     first, second = found  # type: ignore[misc]
     assert [one.token_ids for one in first] == [one.token_ids for one in second], "ranks drew other tokens"
     for ours, theirs in zip(first, expected, strict=True):

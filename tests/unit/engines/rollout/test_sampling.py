@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
-from interlace.engines.rollout.sampling import Draw, KernelSampler, PlainSampler, TorchSampler, draw, keyed_uniform
+from interlace.engines.rollout.sampling import Draw, KernelSampler, PlainSampler, TorchSampler, draw, draw_keyed_uniform
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 
 DRAWS = 8000
@@ -95,14 +95,14 @@ def test_empirical_distribution(sampler: PlainSampler, params: SamplingParams) -
 @given(st.integers(0, 2**63), st.integers(0, 10**6))
 def test_noise_is_a_function_of_key_and_position(key: int, position: int) -> None:
     keys, positions = np.asarray([key, key ^ 1, key], np.uint64), np.asarray([position, position, position + 1])
-    together = keyed_uniform(keys, positions)
-    assert together[0] == keyed_uniform(keys[:1], positions[:1])[0]
+    together = draw_keyed_uniform(keys, positions)
+    assert together[0] == draw_keyed_uniform(keys[:1], positions[:1])[0]
     assert ((together > 0) & (together < 1)).all() and len(set(together)) == 3
 
 
 def test_noise_is_uniform_along_positions_and_keys() -> None:
-    along = keyed_uniform(np.full(20000, 12345, np.uint64), np.arange(20000))
-    across = keyed_uniform(np.arange(20000, dtype=np.uint64), np.full(20000, 3))
+    along = draw_keyed_uniform(np.full(20000, 12345, np.uint64), np.arange(20000))
+    across = draw_keyed_uniform(np.arange(20000, dtype=np.uint64), np.full(20000, 3))
     for noise in (along, across):
         counts = np.histogram(noise, bins=50, range=(0, 1))[0]
         assert p_value(counts, np.full(50, len(noise) / 50)) > 1e-4
@@ -129,7 +129,7 @@ def test_kernel_agrees_with_torch(vocab: int) -> None:
     torch.manual_seed(0)
     logits = torch.randn(200, vocab) * 3
     temperature = np.linspace(0, 2, 200, dtype=np.float32)
-    uniform = keyed_uniform(np.arange(200, dtype=np.uint64), np.zeros(200, np.int64))
+    uniform = draw_keyed_uniform(np.arange(200, dtype=np.uint64), np.zeros(200, np.int64))
     ours, theirs = (sampler.draw(logits, temperature, uniform) for sampler in (KernelSampler(), TorchSampler()))
     assert (ours[0] == theirs[0]).mean() > 0.98, "only ties within rounding may differ"
     same = ours[0] == theirs[0]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
+from interlace.core.types import NO_GROUP, Request, Response, SampleKey
 from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 from interlace.engines.rollout.speculative import REST, TRIAL, NgramDrafter, Speculator
@@ -17,9 +17,9 @@ from interlace.engines.rollout.speculative import REST, TRIAL, NgramDrafter, Spe
 ModelMaker = Callable[..., PreTrainedModel]
 
 
-def run(engine: NativeEngine, params: SamplingParams, samples: int) -> tuple[dict[int, Completion], int]:
+def run(engine: NativeEngine, params: SamplingParams, samples: int) -> tuple[dict[int, Response], int]:
     """Samples of one repetitive prompt, one after the other. Returns them and the number of steps."""
-    done, steps = dict[int, Completion](), 0
+    done, steps = dict[int, Response](), 0
     for index in range(samples):
         engine.submit(
             Request(uid="p", owner=SampleKey(NO_GROUP, index), prompt_ids=[1, 2, 3, 1, 2, 3, 1, 2], params=params)
@@ -113,16 +113,16 @@ def test_guesses_that_never_come_true_are_left_off_for_a_while() -> None:
     sequence = SequenceState(request=request, arrival=0, limit=64, token_ids=prompt)
     table.enter(sequence)
     table.num_computed[0] = len(prompt) - 1
-    speculator = Speculator(table, most=3, below=2)
+    speculator, rows = Speculator(table, most=3, below=2), np.asarray([0])
     for _ in range(TRIAL):
-        assert speculator.guess([sequence]) == 1 and table.token_ids[0, 8:11].tolist() == [3, 1, 2]
+        assert speculator.guess(rows) == 1 and table.token_ids[0, 8:11].tolist() == [3, 1, 2]
         speculator.judge(accepted=0)
-    assert speculator.guess([sequence]) is None and not table.num_drafts.any()
+    assert speculator.guess(rows) is None and not table.num_drafts.any()
     speculator.wait(REST - 1)
-    assert speculator.guess([sequence]) is None
+    assert speculator.guess(rows) is None
     speculator.wait(1)
     for _ in range(3 * TRIAL):
-        assert speculator.guess([sequence]) == 1
+        assert speculator.guess(rows) == 1
         speculator.judge(accepted=1)
 
 

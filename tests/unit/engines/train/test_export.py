@@ -7,17 +7,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from interlace.engines.train import LogprobEngine, TrainConfig, critic_model, save_model
-from interlace.engines.train.export import named_weights
+from interlace.engines.train.export import list_named_weights
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
 
 def test_tied_weights_are_named_once_and_alias_the_model() -> None:
     model = tiny_model("qwen2", tie_word_embeddings=True)
-    weights = named_weights(model)
+    weights = list_named_weights(model)
     assert "model.embed_tokens.weight" in weights and "lm_head.weight" not in weights
     assert weights["model.norm.weight"].data_ptr() == model.model.norm.weight.data_ptr()
     assert not any(tensor.requires_grad for tensor in weights.values())
-    untied = named_weights(tiny_model("qwen2", tie_word_embeddings=False))
+    untied = list_named_weights(tiny_model("qwen2", tie_word_embeddings=False))
     assert set(untied) == set(weights) | {"lm_head.weight"}
 
 

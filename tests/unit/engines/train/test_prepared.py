@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from interlace.core.types import Sample
-from interlace.engines.train import TrainEngine, sft_loss, supervised_sample
+from interlace.engines.train import TrainEngine, make_supervised_sample, sft_loss
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.models.tiny import build_tiny
 from tests.support.training import equal_weights, run_recipe
@@ -16,7 +16,7 @@ from tests.support.training import equal_weights, run_recipe
 
 def samples(number: int) -> list[Sample]:
     draw = np.random.default_rng(number)
-    return [supervised_sample(draw.integers(2, 99, 12), draw.integers(2, 99, 9)) for _ in range(6)]
+    return [make_supervised_sample(draw.integers(2, 99, 12), draw.integers(2, 99, 9)) for _ in range(6)]
 
 
 def made_engine() -> TrainEngine:

@@ -68,8 +68,8 @@ def test_one_sequence_costs_its_prefill_and_a_step_a_token_that_reads_what_is_ca
         return await serve_all(engine_of(COSTS, [4]), [request(0)])
 
     responses, seconds = on_virtual_clock(main)
-    assert len(responses[0].completion.token_ids) == 4
-    assert responses[0].completion.finish_reason == FinishReason.STOP
+    assert len(responses[0].token_ids) == 4
+    assert responses[0].finish_reason == FinishReason.STOP
     reads = sum(5 + step for step in range(4)) * 1e-4
     assert seconds == pytest.approx(0.005 + 5e-3 + 4 * 0.01 + reads)
 
@@ -81,7 +81,7 @@ def test_sequences_that_decode_together_share_steps_and_leave_as_they_finish() -
         )
 
     responses, seconds = on_virtual_clock(main)
-    assert [response.completion.request.owner.gid for response in responses] == [1, 0]
+    assert [response.request.owner.gid for response in responses] == [1, 0]
     assert seconds == pytest.approx(2 * 0.005 + 10e-3 + 3 * 0.011 + 7 * 0.010)
 
 
@@ -137,7 +137,7 @@ def test_the_limit_of_the_request_ends_it_by_length() -> None:
     async def main() -> list[Response]:
         return await serve_all(engine_of(COSTS, [50]), [request(0, max_new_tokens=7)])
 
-    completion = on_virtual_clock(main)[0][0].completion
+    completion = on_virtual_clock(main)[0][0]
     assert len(completion.token_ids) == 7 and completion.finish_reason == FinishReason.LENGTH
 
 
@@ -165,9 +165,9 @@ def test_each_token_carries_the_version_that_made_it_over_an_update_an_abort_and
         await first.serve((), ())
         (partial,) = await first.abort()
         await second.update_weights(WeightRef(version=5), "keep")
-        return (await serve_all(second, [partial.completion.resumed]))[0]
+        return (await serve_all(second, [partial.resumed]))[0]
 
-    done = on_virtual_clock(main)[0].completion
+    done = on_virtual_clock(main)[0]
     assert len(done.token_ids) == len(done.logprobs) == len(done.versions) == 100
     assert sorted(done.versions) == list(done.versions) and set(done.versions) == {3, 4, 5}
 
@@ -187,7 +187,7 @@ def test_what_began_ends_under_its_own_version_beside_the_new_one_at_the_cost_of
         return [short, long], served - engine.engine_metrics()["older_versions"], seconds
 
     ((short, long), fewer, seconds), _ = on_virtual_clock(main)
-    assert set(short.completion.versions) == {4} and set(long.completion.versions) == {3}
+    assert set(short.versions) == {4} and set(long.versions) == {3}
     assert fewer == 1
     assert seconds == pytest.approx(COSTS.call_s + 5 * COSTS.prefill_token_s + 10 * 2 * COSTS.step_s(1))
 
@@ -212,7 +212,7 @@ def test_a_tiny_cache_preempts_and_every_sequence_still_ends_once_with_all_its_t
         return responses
 
     responses, _ = on_virtual_clock(main)
-    found = {response.completion.request.owner.gid: len(response.completion.token_ids) for response in responses}
+    found = {response.request.owner.gid: len(response.token_ids) for response in responses}
     assert len(responses) == len(lengths) and found == dict(enumerate(lengths))
 
 
@@ -246,7 +246,7 @@ def test_engines_that_look_ahead_end_as_those_that_go_token_by_token(lengths: li
         progress = await engine.serve([request(serial) for serial in range(len(lengths))], ())
         while True:
             now_s = asyncio.get_running_loop().time()
-            ended += [(each.completion.request.owner.gid, now_s) for each in progress.responses]
+            ended += [(each.request.owner.gid, now_s) for each in progress.responses]
             if not progress.num_running + progress.num_waiting:
                 return ended
             progress = await engine.serve((), ())

@@ -6,7 +6,7 @@ import pytest
 
 from interlace.forecast.profile.layouts import LAYOUTS
 from interlace.forecast.profile.profile import with_zero_lr
-from interlace.forecast.profile.steps import simulated
+from interlace.forecast.profile.steps import simulate_steps
 from interlace.forecast.profile.types import Interference
 from tests.unit.forecast.profile.test_profile_steps import PROFILE, RECIPE
 
@@ -16,7 +16,7 @@ SHARED, APART = LAYOUTS
 def test_the_speed_of_two_devices_is_found_in_steps_that_share_them() -> None:
     recipe = with_zero_lr(RECIPE, SHARED.schedule(2))
     truth = PROFILE.model_copy(update={"actor": PROFILE.actor.model_copy(update={"efficiency": 0.7})})
-    found = SHARED.refined(PROFILE, simulated(truth, recipe, 2), recipe, 2)
+    found = SHARED.refined(PROFILE, simulate_steps(truth, recipe, 2), recipe, 2)
     assert found.actor.efficiency == pytest.approx(0.7, abs=0.005)
 
 
@@ -29,9 +29,9 @@ def test_what_training_and_generation_cost_each_other_is_found_in_steps_that_do_
     )
     truth = PROFILE.model_copy(update={"interference": pairs})
     start = truth.model_copy(update={"interference": tuple(replace_slowdown(pair) for pair in pairs)})
-    real = simulated(truth, recipe, 2)
+    real = simulate_steps(truth, recipe, 2)
     found = APART.refined(start, real, recipe, 2)
-    said = simulated(found, recipe, 2)
+    said = simulate_steps(found, recipe, 2)
     assert said.step_s == pytest.approx(real.step_s, rel=0.03)
     slowdowns = {(pair.role, pair.beside): pair.slowdown for pair in found.interference}
     assert slowdowns["rollout", "rollout"] == 1.3, "here no two engines work at once"
@@ -44,7 +44,7 @@ def replace_slowdown(pair: Interference) -> Interference:
 
 def test_work_that_never_meets_teaches_nothing() -> None:
     recipe = with_zero_lr(RECIPE, SHARED.schedule(2))
-    real = simulated(PROFILE, recipe, 2)
+    real = simulate_steps(PROFILE, recipe, 2)
     slower = replace(real, trains_s=[2 * each for each in real.trains_s])
     pairs = {(pair.role, pair.beside) for pair in APART.refined(PROFILE, slower, recipe, 2).interference}
     assert ("actor", "rollout") not in pairs

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from interlace.core.types import SampleKey
-from interlace.forecast.profile.steps import StepTimes, fitted, simulated, waiting_s
+from interlace.forecast.profile.steps import StepTimes, fit_profile, simulate_steps, waiting_s
 from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.timeline import Span, StepRecord
@@ -26,8 +26,8 @@ RECIPE = load_recipe("quickstart", ["cluster.devices=cpu:2"])
 
 def test_a_simulation_of_the_fitted_costs_takes_as_long_as_the_steps_did() -> None:
     real = StepTimes(steps_s=[0.5], rollouts_s=[0.2], trains_s=[0.15])
-    found = fitted(PROFILE, real, RECIPE, 2)
-    said = simulated(found, RECIPE, 2)
+    found = fit_profile(PROFILE, real, RECIPE, 2)
+    said = simulate_steps(found, RECIPE, 2)
     assert median(said.rollouts_s) == pytest.approx(0.2, rel=0.05)
     assert median(said.trains_s) == pytest.approx(0.15, rel=0.05)
     assert said.step_s == pytest.approx(real.step_s, rel=0.05)
@@ -35,8 +35,8 @@ def test_a_simulation_of_the_fitted_costs_takes_as_long_as_the_steps_did() -> No
 
 
 def test_a_step_that_is_no_longer_than_its_parts_leaves_nothing_to_the_controller() -> None:
-    said = simulated(PROFILE, RECIPE, 2)
-    found = fitted(PROFILE, said, RECIPE, 2)
+    said = simulate_steps(PROFILE, RECIPE, 2)
+    found = fit_profile(PROFILE, said, RECIPE, 2)
     assert found.controller_sample_s * 128 < 0.02 * said.step_s
     assert found.rollout.step_s(64) == pytest.approx(PROFILE.rollout.step_s(64), rel=0.02)
     assert found.actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.02)
@@ -45,9 +45,9 @@ def test_a_step_that_is_no_longer_than_its_parts_leaves_nothing_to_the_controlle
 def test_costs_are_fitted_to_responses_as_long_as_the_real_ones_were() -> None:
     lengths = {SampleKey(gid, index): 24 for gid in range(8 * 16) for index in range(8)}
     like = StepTimes(steps_s=[1.0] * 6, rollouts_s=[0.1] * 6, trains_s=[0.1] * 6, lengths=lengths)
-    real = replace(simulated(PROFILE, RECIPE, 2, like), lengths=lengths)
-    assert median(real.rollouts_s) > 1.3 * median(simulated(PROFILE, RECIPE, 2).rollouts_s)
-    found = fitted(PROFILE, real, RECIPE, 2)
+    real = replace(simulate_steps(PROFILE, RECIPE, 2, like), lengths=lengths)
+    assert median(real.rollouts_s) > 1.3 * median(simulate_steps(PROFILE, RECIPE, 2).rollouts_s)
+    found = fit_profile(PROFILE, real, RECIPE, 2)
     assert found.rollout.step_s(64) == pytest.approx(PROFILE.rollout.step_s(64), rel=0.001)
     assert found.controller_sample_s * 128 < 0.01 * real.step_s
 
@@ -73,7 +73,7 @@ def test_what_engines_and_trainer_wait_for_is_found_between_their_calls() -> Non
 
 
 def test_waiting_is_charged_once_a_step_where_the_trainer_has_to_wait() -> None:
-    plain = simulated(PROFILE, RECIPE, 2)
-    found = simulated(PROFILE.model_copy(update={"controller_step_s": 0.25}), RECIPE, 2)
+    plain = simulate_steps(PROFILE, RECIPE, 2)
+    found = simulate_steps(PROFILE.model_copy(update={"controller_step_s": 0.25}), RECIPE, 2)
     assert found.step_s - plain.step_s == pytest.approx(0.25, rel=0.01)
     assert found.trains_s == pytest.approx(plain.trains_s)

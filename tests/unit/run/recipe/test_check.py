@@ -219,6 +219,10 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
         (["rollout.max_tokens=10"], "is 14; with rollout.max_tokens=10 .* KV cache holds 0 for one.* to 16 or more"),
         (["rollout.max_tokens=1000000000"], "rollout/0 needs about .* GiB .weights . KV cache"),
         (["model=tiny:huge"], "unknown tiny model 'huge'"),
+        (
+            ["recovery.memory_checkpoint_every=1", "cluster={backend: ray, address: auto}"],
+            "cluster.address = 'auto' may run on other machines",
+        ),
         (["reference.model=tiny:micro"], "asks for no reference"),
         (
             ["algorithm={name: distill, signal: top_k, teacher_top_k: 100000}", "reference.model=tiny:small"],

@@ -46,9 +46,9 @@ class Greeters(Children):
             self._is_ready(child)
             self.ready.set()
 
-    def _died(self, child: Child) -> None:
-        child.ended_with()
-        self._started_badly("it ended")
+    def _handle_death(self, child: Child) -> None:
+        child.find_exit_code()
+        self._record_bad_start("it ended")
         self._end(child)
         self._links.wake()
 

@@ -41,9 +41,9 @@ def test_a_refusal_that_arrives_during_an_abort_is_reported_by_the_next_step(lin
     engine.submit(good)
     engine.submit(wrong)
     engine.interrupt()
-    assert not engine.step().refused
+    assert not engine.step().finished
     link.call(lambda client: client.resume())  # The refusal arrives before the answer.
     [ended] = engine.abort([good.id])
     assert ended.request == good and ended.finish_reason in (FinishReason.ABORTED, FinishReason.LENGTH)
-    [(refused, reason)] = engine.step().refused
-    assert refused == wrong and "not in the model's vocabulary" in reason
+    [refused] = engine.step().finished
+    assert refused.request == wrong and "not in the model's vocabulary" in refused.failure

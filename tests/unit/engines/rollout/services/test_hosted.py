@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.core.types import NO_GROUP, Completion, FinishReason, Request, SampleKey, SamplingParams
+from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.protocol import Delta, ServiceCapacity
@@ -53,8 +53,8 @@ class Received:
         return self.deltas[name][-1].finish_reason
 
 
-def alone(requests: Sequence[Request]) -> dict[str, Completion]:
-    engine, done = make(), dict[str, Completion]()
+def alone(requests: Sequence[Request]) -> dict[str, Response]:
+    engine, done = make(), dict[str, Response]()
     for one in requests:
         engine.submit(one)
     while len(done) < len(requests):

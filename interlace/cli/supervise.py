@@ -1,0 +1,77 @@
+"""`interlace supervise`: trains in a process of its own, which is started again after a signal killed it.
+
+The kernel kills a process that lacks memory (SIGKILL), and an error in native code ends it (SIGSEGV, SIGABRT). No code
+inside the process can recover from that.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from interlace.cli.complete import RecipeArgument, settings_argument
+from interlace.cli.preflight import ROOT, say
+from interlace.core.errors import UserError
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask for the end of a command."""
+
+
+def supervise(
+    recipe: RecipeArgument,
+    overrides: Annotated[list[str] | None, settings_argument("Settings to change, as for train.")] = None,
+    restarts: Annotated[int, typer.Option(min=1, help="Number of starts after a signal killed the process.")] = 3,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of that name.")] = False,
+    name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's, numbered.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
+) -> None:
+    """Train as `interlace train` does, and continue from the newest checkpoint after the process was killed."""
+    from interlace.observe.run_folder import RunFolder, default_name, latest_name
+
+    if resume and overwrite:
+        raise UserError("--resume continues a run, --overwrite deletes it: give one of them.")
+    stem = Path(recipe).stem
+    run = name or (latest_name(ROOT, stem) if resume else default_name(ROOT, stem))
+    config = RunFolder.named(ROOT, run).config
+    before_ns = _read_time_ns(config)
+    command = ["train", recipe, *(overrides or []), "--name", run, *(["--quiet"] if quiet else [])]
+    option = ["--resume"] if resume else ["--overwrite"] if overwrite else []
+    while (status := _run_process([*command, *option])) < 0 and -status not in STOPS:
+        killed = f"The run's process was killed by {signal.Signals(-status).name}."
+        if not restarts:
+            say(Console(), f"{killed} No start is left (--restarts).")
+            break
+        restarts -= 1
+        # Without a new configuration, the process ended before it opened its run.
+        if not resume and _read_time_ns(config) != before_ns:
+            option = ["--resume"]
+        say(Console(), f"{killed} It starts again; {restarts} further starts are left.")
+    raise typer.Exit(status if status >= 0 else 128 - status)
+
+
+def _read_time_ns(file: Path) -> int | None:
+    """Returns the time of the last change of a file. None if it does not exist."""
+    return file.stat().st_mtime_ns if file.is_file() else None
+
+
+def _run_process(arguments: Sequence[str]) -> int:
+    """Runs a command to its end. Returns its exit status, or minus the number of the signal that killed it."""
+    process = subprocess.Popen([sys.executable, "-m", "interlace", *arguments])
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGINT:  # the terminal sends it to both processes
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in STOPS}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
