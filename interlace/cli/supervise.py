@@ -43,15 +43,17 @@ def supervise(
     before_ns = _read_time_ns(config)
     command = ["train", recipe, *(overrides or []), "--name", run, *(["--quiet"] if quiet else [])]
     option = ["--resume"] if resume else ["--overwrite"] if overwrite else []
-    while (status := _run_process([*command, *option])) < 0 and -status not in STOPS:
+    stopped: list[int] = []
+    """Requests to stop, after which no process is started."""
+    while (status := _run_process([*command, *option], stopped)) < 0 and not stopped and -status not in STOPS:
         killed = f"The run's process was killed by {signal.Signals(-status).name}."
         if not restarts:
             say(Console(), f"{killed} No start is left (--restarts).")
             break
         restarts -= 1
-        # Without a new configuration, the process ended before it opened its run.
-        if not resume and _read_time_ns(config) != before_ns:
-            option = ["--resume"]
+        # Without a new configuration, the process ended before it opened its run. With one, all settings are stored.
+        if _read_time_ns(config) not in (None, before_ns):
+            command, option = ["train", recipe, "--name", run, *(["--quiet"] if quiet else [])], ["--resume"]
         say(Console(), f"{killed} It starts again; {restarts} further starts are left.")
     raise typer.Exit(status if status >= 0 else 128 - status)
 
@@ -61,11 +63,15 @@ def _read_time_ns(file: Path) -> int | None:
     return file.stat().st_mtime_ns if file.is_file() else None
 
 
-def _run_process(arguments: Sequence[str]) -> int:
-    """Runs a command to its end. Returns its exit status, or minus the number of the signal that killed it."""
+def _run_process(arguments: Sequence[str], stopped: list[int]) -> int:
+    """Runs a command to its end. Returns its exit status, or minus the number of the signal that killed it.
+
+    stopped: gets the numbers of the signals that ask for an end meanwhile.
+    """
     process = subprocess.Popen([sys.executable, "-m", "interlace", *arguments])
 
     def forward(number: int, _frame: FrameType | None) -> None:
+        stopped.append(number)
         if number != signal.SIGINT:  # the terminal sends it to both processes
             process.send_signal(number)
 

@@ -15,8 +15,11 @@ def available_bytes() -> int:
     found = {line.partition(":")[0]: line.split()[1] for line in _read(_MEMORY_INFO).splitlines() if ":" in line}
     every = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = int(found["MemAvailable"]) << 10 if "MemAvailable" in found else every
+    # A container counts pages of files that it has read, which the kernel frees on demand.
+    statistics = dict(line.split(maxsplit=1) for line in _read(_CGROUP / "memory.stat").splitlines())
+    freeable = int(statistics.get("inactive_file", 0))
     limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
-    return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
+    return min(available, int(limit) - int(used) + freeable) if limit.isdigit() and used.isdigit() else available
 
 
 def _read(path: Path) -> str:

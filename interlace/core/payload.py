@@ -39,16 +39,26 @@ _FREE_SHARE = 0.5
 _owned: set[str] = set()
 """Files that this process received a reference to from their producer."""
 _by_value: ContextVar[bool] = ContextVar("by_value", default=False)
+_may_refer: ContextVar[bool] = ContextVar("may_refer", default=True)
 
 
 @contextmanager
-def pickling_by_value(is_wanted: bool) -> Iterator[None]:
-    """Pickles contents instead of references inside, for a receiver that cannot read this machine's memory."""
-    before = _by_value.set(is_wanted)
+def pickling_by_value(is_wanted: bool, *, may_refer: bool = True) -> Iterator[None]:
+    """Pickles contents instead of references inside, for a receiver that cannot read this machine's memory.
+
+    may_refer: False if the message has no companion that passes references of contents on other machines.
+    """
+    by_value, refer = _by_value.set(is_wanted), _may_refer.set(may_refer)
     try:
         yield
     finally:
-        _by_value.reset(before)
+        _by_value.reset(by_value)
+        _may_refer.reset(refer)
+
+
+def is_sent_by_value(stored: "Stored[Any]") -> bool:
+    """Returns whether a message that is being pickled contains the value itself."""
+    return _by_value.get() and not (stored.travels and _may_refer.get())
 
 
 class Stored(Generic[T]):
@@ -116,7 +126,7 @@ class StoredSegments(Sequence["Segment"]):
         self.content, self.sizes, self.versions = content, sizes, versions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if _by_value.get() and not self.content.travels:
+        if is_sent_by_value(self.content):
             return tuple, (self.content.read()[0],)
         return StoredSegments, (self.content, self.sizes, self.versions)
 
@@ -174,7 +184,7 @@ class StoredText:
         self._segments = segments
 
     def __reduce__(self) -> tuple[Any, ...]:
-        is_sent_whole = _by_value.get() and not self._segments.content.travels
+        is_sent_whole = is_sent_by_value(self._segments.content)
         return (str, (self.read(),)) if is_sent_whole else (StoredText, (self._segments,))
 
     def read(self) -> str:

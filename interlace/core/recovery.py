@@ -33,7 +33,8 @@ class RecoveryConfig(Config):
     """Restarts of the whole run without a new step, after which it ends."""
     memory_checkpoint_every: int = Field(default=0, ge=0)
     """Steps between checkpoints in the shared memory of this machine; 0: none. A start of the run in the same command
-    continues from the newest checkpoint, there or on disk. They take the memory of two checkpoints."""
+    continues from the newest checkpoint, there or on disk. They take the memory of two checkpoints, and of three after
+    such a start."""
 
 
 class Breaker:

@@ -117,6 +117,8 @@ class RecipePlan:
 
     request: PlanRequest
     found: SearchResult
+    was_stopped: bool = False
+    """True if Ctrl-C ended the search."""
 
     def price(self, plan: Planned) -> float | None:
         """Returns the price of a million trained tokens; None if no device has a price."""
@@ -224,6 +226,8 @@ def make_plan(
         smaller = replace(request, simulation=replace(request.simulation, num_devices=size))
         try:
             plans.append(_search_plan(smaller, settings.search_s / len(sizes), accepts, say=say))
+            if plans[-1].was_stopped:
+                break
         except UserError:
             if not plans:
                 raise
@@ -261,7 +265,7 @@ def _search_plan(
     place = Workplace(recipe=recipe, simulation=simulation)
     with open_scorer(place, processes=processes, effort=effort) as score:
         found = search(problem, score, effort=effort, current=current)
-    return RecipePlan(request=request, found=found)
+    return RecipePlan(request=request, found=found, was_stopped=effort.is_stopped)
 
 
 def _check_placement(recipe: Recipe, schedule: Schedule, profile: Profile, devices: tuple[Device, ...]) -> str | None:
@@ -269,7 +273,7 @@ def _check_placement(recipe: Recipe, schedule: Schedule, profile: Profile, devic
     candidate = set_schedule(recipe, schedule)
     try:
         check_placement(candidate, devices)
-        check_profile_roles(candidate, profile)
+        check_profile_roles(candidate, profile, devices)
     except UserError as error:
         return str(error)
     return None

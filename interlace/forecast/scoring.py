@@ -166,16 +166,17 @@ class TimedEffort:
         self._search_s, self._say = search_s, say
         self._sample_s = FIRST_SAMPLE_S / processes
         self._num_samples = 0
-        self._is_stopped = False
+        self.is_stopped = False
+        """True after Ctrl-C."""
 
     @property
     def stop_at_s(self) -> float:
         """time.monotonic() value at which the search ends."""
-        return -math.inf if self._is_stopped else self._start_s + self._search_s
+        return -math.inf if self.is_stopped else self._start_s + self._search_s
 
     def stop(self) -> None:
         """Ends the search with the best plan so far."""
-        self._is_stopped = True
+        self.is_stopped = True
 
     @property
     def share_left(self) -> float:

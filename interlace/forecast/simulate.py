@@ -197,11 +197,17 @@ class Simulation:
         return {"env": SimulatedRole(factory, SimulatedSimulators, costs.working_bytes)}
 
 
-def check_profile_roles(recipe: Recipe, profile: Profile) -> None:
-    """Raises UserError if a profile lacks the costs of a part of the recipe, or forbids its placement."""
+def check_profile_roles(recipe: Recipe, profile: Profile, devices: tuple[Device, ...] = ()) -> None:
+    """Raises UserError if a profile lacks the costs of a part of the recipe, or forbids its placement.
+
+    devices: of the cluster. Without them, engines of all devices of their placement are not checked.
+    """
     measure = "Measure the recipe with `interlace profile RECIPE --out profile.json`, and give --profile profile.json."
     episode = recipe.episode
-    span = recipe.schedule.resolved.placement.of("rollout").devices_per_instance
+    schedule = recipe.schedule.resolved
+    span = schedule.placement.of("rollout").devices_per_instance
+    if span == "all" and devices:
+        span = max(map(len, schedule.instances("rollout", devices)), default=1)
     if isinstance(span, int) and not profile.rollout.can_span(span):
         raise UserError(
             f"schedule.placement.rollout has engines of {span} devices, and the profile's engine runs on at most "
@@ -330,4 +336,4 @@ def check_simulated(recipes: Mapping[str, Recipe], profile: Profile, devices: tu
     for recipe in recipes.values():
         check_sizes(recipe, algorithm_of(recipe))
         check_placement(recipe, devices)
-        check_profile_roles(recipe, profile)
+        check_profile_roles(recipe, profile, devices)

@@ -15,7 +15,6 @@ from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.models.loading import empty_model
-from interlace.models.size import context_length
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.robots.env_stage import simulators_of
@@ -39,7 +38,13 @@ from interlace.run.recipe.layout import (
     reference_is_base,
     threads_of,
 )
-from interlace.run.recipe.memory import forecast_workers, longest_sequence, reserved_bytes, working_bytes
+from interlace.run.recipe.memory import (
+    count_copied_bytes,
+    forecast_workers,
+    measure_loads,
+    reserved_bytes,
+    working_bytes,
+)
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.revival import RevivalRule
@@ -126,14 +131,15 @@ def rollout_source(sources: ModelSources, reserved: int) -> EngineSource:
     """Returns the files and settings of a rollout engine. reserved: bytes of its devices for other workers."""
     recipe = sources.recipe
     adds_adapters = recipe.weights.adapter == "alone"  # to the base; a checkpoint's folder has merged weights
-    context = context_length(empty_model(recipe.model).config)
+    loads = measure_loads(recipe, empty_model(recipe.model), sources.longest_prompt)
     return EngineSource(
         recipe=recipe,
         model=sources.initial if adds_adapters else sources.policy,
         adapter=sources.adapter if adds_adapters else None,
         logs=sources.logs,
-        longest=longest_sequence(recipe, sources.longest_prompt, context),
+        longest=loads.longest,
         reserved_bytes=reserved,
+        copied_bytes=count_copied_bytes(recipe, loads),
     )
 
 

@@ -5,8 +5,11 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
+from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainConfig
 from interlace.engines.train.place import join_ranks, torch_device
+from interlace.models.loading import empty_model
+from interlace.models.size import context_length
 from interlace.rollouts.role_groups import ActorGroup, RolloutGroup
 from interlace.run.launch import (
     ModelSources,
@@ -33,7 +36,9 @@ async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: Wrap | None 
     """Starts the rollout engines alone, to serve the recipe's model. wrap: replaces each engine by another."""
     from interlace.workers.rollout import RolloutWorker
 
-    source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap)
+    context = context_length(empty_model(recipe.model).config)
+    longest = create_kind(recipe.rollout).longest_in(recipe.rollout.kv_tokens)
+    source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap, longest=min(context or longest, longest))
     worker = wrap_engine(RolloutWorker, partial(make_rollout_engine, source))
     return cast("list[RolloutGroup]", await launch_instances(cluster, recipe, role_named("rollout"), worker, 0))
 

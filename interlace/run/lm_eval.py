@@ -22,6 +22,7 @@ from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceCapacity
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model, load_tokenizer
+from interlace.models.size import context_length
 from interlace.run.recipe.config import Recipe
 
 if TYPE_CHECKING:
@@ -230,6 +231,7 @@ def open_recipe(recipe: Recipe, *, device: str | None = None) -> EngineLM:
     device: as torch names it. If None, a GPU if the recipe's cluster has one, else the CPU.
     """
     from interlace.engines.rollout.engine import NativeEngine
+    from interlace.engines.rollout.kv_size import KVNeeds, longest_sequence
     from interlace.engines.rollout.services.hosted import HostedEngine
     from interlace.engines.train.place import useful_threads
 
@@ -247,6 +249,8 @@ def open_recipe(recipe: Recipe, *, device: str | None = None) -> EngineLM:
         tokenizer=loaded.tokenizer,
         seed=recipe.seed,
         num_threads=useful_threads(loaded.model, os.cpu_count() or 1),
+        # Scores must not depend on the free memory, so the cache holds the longest sequence or the start fails.
+        kv_needs=KVNeeds(longest=min(context_length(model.config) or config.kv_tokens, longest_sequence(config))),
     )
     context = min(engine.limits.context, engine.limits.longest)
     capacity = ServiceCapacity(model=recipe.model.path, context=context)

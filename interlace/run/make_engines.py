@@ -56,6 +56,8 @@ class EngineSource:
     """Tokens of the longest sequence that an engine must hold."""
     reserved_bytes: int = 0
     """Bytes of an engine's devices that other workers need."""
+    copied_bytes: int = 0
+    """Bytes of weights that an engine keeps in addition, in eight bits or without an adapter."""
 
 
 def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
@@ -78,6 +80,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         url=source.url,
         longest=source.longest,
         reserved_bytes=source.reserved_bytes,
+        copied_bytes=source.copied_bytes,
     )
     engine = create_kind(recipe.rollout).create(loaded, site)
     if source.wrap:

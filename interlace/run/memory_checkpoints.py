@@ -30,10 +30,13 @@ class MemoryCheckpoints:
 
     def find_newer(self, disk: Checkpoints) -> Path | None:
         """Returns the undamaged checkpoint in memory if it is of a later step than those on disk; else None."""
-        found = self._checkpoints
-        if found is None or max(found.steps(), default=0) <= max(disk.steps(), default=0):
+        found, newest_on_disk = self._checkpoints, max(disk.steps(), default=0)
+        if found is None or max(found.steps(), default=0) <= newest_on_disk:
             return None
-        return found.newest_whole().path
+        whole = found.newest_whole()
+        for path in whole.damaged:
+            found.set_aside(path)
+        return whole.path if max(found.steps(), default=0) > newest_on_disk else None
 
     def keep_start(self, step: int | None) -> None:
         """Keeps the checkpoint that a process started from in addition; None at the end of the process."""

@@ -136,8 +136,9 @@ class RunProcess(ABC):
         finally:
             await trace.close()
             await cluster.shutdown()
-            for each in kept:
-                each.keep_start(None)
+            if self._boundary:  # before, this process does not have the best checkpoint's step, which must stay
+                for each in kept:
+                    each.keep_start(None)
         boundary = self._boundary
         return TrainReport(
             done_steps=self.done_steps if done_steps is None else done_steps,

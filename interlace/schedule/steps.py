@@ -60,18 +60,17 @@ class Steps:
 
     def admit(self, step: int | None = None) -> Ticket:
         """Assigns a ticket to the next group. step: None refills the earliest vacancy, or takes the next place."""
-        if step is None:
-            step = heapq.heappop(self._vacancies) if self._vacancies else self._take_places(1)
-        ticket = self._new_ticket(step)
+        ticket = self._new_ticket(self._find_place() if step is None else step)
         self._held[ticket.gid] = ticket
         return ticket
 
     def readmit(self, gid: int) -> Ticket:
-        """Assigns a ticket to a group of an earlier process, under its number.
+        """Assigns a ticket to a group of an earlier process, under its number. Called in ascending order of numbers.
 
-        Called in ascending order of numbers, before the first admit().
+        Like admit(), it refills the earliest vacancy first: the gate may admit some of these groups only after others
+        were dropped.
         """
-        ticket = self._hold_place(gid, self._take_places(1))
+        ticket = self._hold_place(gid, self._find_place())
         self.gate.returned -= 1
         self._held[gid] = ticket
         return ticket
@@ -106,6 +105,10 @@ class Steps:
             self._held.pop(ticket.gid, None)
             self._empty.pop(ticket.gid, None)
         return Taken(tickets=groups, num_empty=len(tickets) - len(groups))
+
+    def _find_place(self) -> int:
+        """Takes the earliest vacancy, or the next place. Returns its step."""
+        return heapq.heappop(self._vacancies) if self._vacancies else self._take_places(1)
 
     def _new_ticket(self, step: int) -> Ticket:
         self._next_gid += 1

@@ -57,7 +57,7 @@ class Redraws:
             return True
         if not cause.is_infrastructure or key not in self._admission.channel:
             return False
-        if self._breaker.failed(cause):
+        if not failure.is_loss and self._breaker.failed(cause):  # a lost content does not show an outage
             self._pause(cause)
         is_paused = self._breaker.open_for is not None
         num_before = self._num_attempts.get(key, 0)

@@ -135,7 +135,7 @@ class HeavyInProcess(ABCMeta):
 
     @property
     def memory_bytes(cls) -> int:
-        return load._memory_bytes() // 3 if multiprocessing.parent_process() else 0
+        return load.available_bytes() // 3 if multiprocessing.parent_process() else 0
 
 
 class HeavyWalk(Walk, metaclass=HeavyInProcess):

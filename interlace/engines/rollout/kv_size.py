@@ -1,7 +1,8 @@
 """Size of a native engine's KV cache from the free memory of its device (rollout.max_tokens=auto).
 
-The size changes no result: a sequence has the same longest length with every size, and the cache holds at least the
-longest sequence of the run, or the engine does not start.
+A sequence has the same longest length with every size, and the cache holds at least the longest sequence of the run, or
+the engine does not start. So the size changes no result, unless weights change under running sequences
+(`on_update: keep`): a sequence that was suspended for lack of room continues on a cache of the new weights.
 """
 
 import math
@@ -34,6 +35,8 @@ class KVNeeds:
     """Tokens of the longest sequence of the run."""
     reserved_bytes: int = 0
     """Bytes that other workers on the engine's device need."""
+    copied_bytes: int = 0
+    """Bytes of weights that the engine allocates later, in addition to the model's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +65,8 @@ def size_kv_cache(
     most = SPARE_CONTEXTS * config.max_running * min(context_length(model.config) or AUTO_TOKENS, AUTO_TOKENS)
     if model.device.type == "cuda":
         free, total = _measure_gpu(model.device)
-        left = min(free, total - needs.reserved_bytes - size.weight_bytes // ranks)
+        free -= needs.copied_bytes // ranks
+        left = min(free, total - needs.reserved_bytes - (size.weight_bytes + needs.copied_bytes) // ranks)
         usable = int(GPU_SHARE * (left if _holds(config, int(GPU_SHARE * left) // per_token, needs) else free))
     else:
         free, most = available_bytes(), min(most, AUTO_TOKENS)

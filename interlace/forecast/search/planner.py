@@ -113,8 +113,8 @@ class _Search:
             each: score for each, score in middle.items() if each not in fine and self._feasible.is_inside(each, score)
         }
         ranked += [self._make_plan(each, score) for each in _rank_all(seen) if isinstance(score := seen[each], Score)]
-        if not ranked:
-            self._feasible.refuse(self._seen)
+        if not ranked:  # a plan within the limits at coarse fidelity may exceed them at a finer one
+            self._feasible.refuse({**middle, **fine})
         return SearchResult(
             ranked=ranked,
             baseline=plans.get(presets[BASELINE]) or self._find_plan(presets[BASELINE]),

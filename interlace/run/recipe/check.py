@@ -18,7 +18,7 @@ from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
 from interlace.engines.train.critic import check_value_head
-from interlace.engines.train.lora import num_adapted_parameters, num_lora_parameters
+from interlace.engines.train.lora import num_lora_parameters
 from interlace.models.action_tokens import action_tokens
 from interlace.models.classifier import check_classifier
 from interlace.models.config import ModelConfig
@@ -39,8 +39,7 @@ from interlace.run.recipe.memory import (
     WorkerMemory,
     check_memory,
     forecast_memory,
-    largest_microbatch,
-    longest_sequence,
+    measure_loads,
 )
 from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
 from interlace.run.recipe.prompts import message_writer, recipe_prompts
@@ -115,22 +114,14 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None) -> D
     check_alignment(recipe, [*prompts.train, *prompts.heldout], tokenizer)
     _check_warmup(recipe, prompts, tokenizer)
     size, samples = model_size(model), recipe.prompts_per_step * recipe.samples_per_prompt
-    num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
     longest = _longest_prompt(recipe, prompts, size)
     _check_step_size(recipe, samples)
-    stays = recipe.actor.lora if recipe.weights.adapter == "alone" else None
-    loads = MemoryLoads(
-        size=size,
-        num_lora=num_lora,
-        microbatch_tokens=largest_microbatch(recipe, longest),
-        longest=longest_sequence(recipe, longest, size.context),
-        num_adapted=num_adapted_parameters(model, stays) if stays else 0,
-    )
+    loads = measure_loads(recipe, model, longest)
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
     check_memory(memory)
     return Derived(
         num_parameters=size.num_parameters,
-        num_lora_parameters=num_lora,
+        num_lora_parameters=loads.num_lora,
         num_train_prompts=len(prompts.train),
         num_heldout_prompts=len(prompts.first_of_each_set(recipe.evaluation.num_prompts)),
         num_dropped_prompts=sum(prompts.dropped.values()),

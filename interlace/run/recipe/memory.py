@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
@@ -24,6 +25,9 @@ from interlace.run.recipe.layout import (
     reference_is_base,
 )
 from interlace.schedule.placement import Device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ENGINE = "rollout"
 """Role of the engines."""
@@ -174,19 +178,33 @@ def longest_sequence(recipe: Recipe, longest_prompt: int, context: int | None) -
     return min(context or AUTO_TOKENS, AUTO_TOKENS)
 
 
-def forecast_workers(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> tuple[WorkerMemory, ...]:
-    """Returns the forecast of each worker of a checked recipe. longest_prompt: as in largest_microbatch()."""
-    from interlace.engines.train.lora import num_lora_parameters
+def measure_loads(recipe: Recipe, model: "PreTrainedModel", longest_prompt: int) -> MemoryLoads:
+    """Returns the inputs of the forecast. model: may be empty. longest_prompt: as in largest_microbatch()."""
+    from interlace.engines.train.lora import num_adapted_parameters, num_lora_parameters
 
-    model = empty_model(recipe.model)
     size, lora = model_size(model), recipe.actor.lora
-    loads = MemoryLoads(
+    return MemoryLoads(
         size=size,
         num_lora=num_lora_parameters(model, lora) if lora else None,
         microbatch_tokens=largest_microbatch(recipe, longest_prompt),
         longest=longest_sequence(recipe, longest_prompt, size.context),
+        num_adapted=num_adapted_parameters(model, lora) if lora and recipe.weights.adapter == "alone" else 0,
     )
+
+
+def forecast_workers(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> tuple[WorkerMemory, ...]:
+    """Returns the forecast of each worker of a checked recipe. longest_prompt: as in largest_microbatch()."""
+    loads = measure_loads(recipe, empty_model(recipe.model), longest_prompt)
     return forecast_memory(recipe, algorithm_of(recipe).needs, loads, devices)
+
+
+def count_copied_bytes(recipe: Recipe, loads: MemoryLoads) -> int:
+    """Returns the bytes of weights that an engine keeps in addition: in eight bits, and without the adapter."""
+    is_cut = isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
+    # With drain, each sequence ends under its adapter: an engine holds one adapter per version of staleness.
+    layers = (1 + recipe.schedule.resolved.adapters_beside) * loads.num_adapted
+    in_eight_bits = loads.size.num_parameters if is_cut else 0
+    return in_eight_bits + layers * loads.size.weight_bytes // loads.size.num_parameters
 
 
 def working_bytes(workers: Sequence[WorkerMemory]) -> Mapping[str, int]:
@@ -225,18 +243,15 @@ def _while_computing(worker: WorkerMemory) -> str:
 def _list_roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]) -> list[_Role]:
     size, tokens = loads.size, loads.microbatch_tokens
     logits = tokens * size.logit_bytes_per_token
-    is_auto = recipe.rollout.max_tokens == "auto"
+    is_auto = recipe.rollout.max_tokens == "auto" and isinstance(recipe.rollout, NativeConfig)
     kv_bytes = (loads.longest if is_auto else recipe.rollout.kv_tokens) * size.kv_bytes_per_token
     is_cut = isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
-    copies = size.num_parameters if is_cut else 0
     cache = f"at least {loads.longest} tokens (rollout.max_tokens=auto)" if is_auto else "rollout.max_tokens"
     how = f"weights + KV cache of {cache}" + (" + weights in eight bits" if is_cut else "")
     if loads.num_adapted:
-        # With drain, each sequence ends under its adapter: an engine holds one adapter per version of staleness.
         older = recipe.schedule.resolved.adapters_beside
-        copies += (1 + older) * loads.num_adapted * size.weight_bytes // size.num_parameters
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
-    roles = [_Role(name=ENGINE, num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]
+    roles = [_Role(name=ENGINE, num_bytes=size.weight_bytes + kv_bytes + count_copied_bytes(recipe, loads), how=how)]
     if create_kind(recipe.rollout).num_addresses is not None or is_offline(recipe):
         roles = []  # servers elsewhere, or no engine
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))

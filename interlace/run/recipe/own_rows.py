@@ -25,11 +25,22 @@ def adapt_to_rows(data: MutableMapping[str, JSON], changed: Collection[str]) -> 
 
 
 def _holds_out_rows(section: object) -> bool:
-    """Returns whether a part of the section names held-out rows or their number."""
+    """Returns whether a part of the section holds out rows: by their names or number, or as its source does itself."""
+    if isinstance(section, str):  # the name of a reasoning-gym dataset, or of a file or hub dataset
+        return "/" not in section and "." not in section
     if isinstance(section, list):
         return any(map(_holds_out_rows, section))
     if not isinstance(section, Mapping):
         return False
+    if any(_holds_out_by_default(section.get(source)) for source in ("reasoning_gym", "starts")):
+        return True
     return any(
-        (str(key).startswith("heldout") and bool(value)) or _holds_out_rows(value) for key, value in section.items()
+        (str(key).startswith("heldout") and bool(value))
+        or (isinstance(value, Mapping | list) and _holds_out_rows(value))
+        for key, value in section.items()
     )
+
+
+def _holds_out_by_default(source: object) -> bool:
+    """Returns whether a source of procedural rows is given that keeps its default number of held-out rows."""
+    return source is not None and not (isinstance(source, Mapping) and "heldout_size" in source)

@@ -75,9 +75,9 @@ def encode(
     """Returns the parts to write, in order. dumps: replaces the plain way to pickle.
 
     shared: memory that the receiver shares. If None, the receiver may be on another machine. The message then has
-    contents of samples in place of references, as with `by_value`.
+    contents of samples in place of references, as with `by_value`, which also copies contents of other machines.
     """
-    with pickling_by_value(by_value or shared is None):
+    with pickling_by_value(by_value or shared is None, may_refer=not by_value):
         body, beside = (dumps or plain_dumps)(message)
     if shared and sum(raw.nbytes for raw in beside) >= SHARED_BYTES and (found := shared.share(beside)):
         return encode(_Shared(body=body, spans=found[0], made=found[1]))

@@ -40,6 +40,8 @@ class RemoteContent(Stored[T]):
             _references.missing.append(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if payload.is_sent_by_value(self):
+            return Stored, (self.read(),)
         named = _named.get()
         if named is not None:
             named.append(self)
@@ -57,6 +59,7 @@ class RemoteContent(Stored[T]):
                 # Copied, because the store's memory is read-only.
                 parts = [np.array(part) for part in ray.get(self.ref)]
             except RayError as error:
+                self.has_ended = True
                 raise PayloadLostError(f"the content of a sample is lost: {error}") from error
             self._value = pickle.loads(parts[0].data, buffers=parts[1:])
         return cast("T", self._value)

@@ -85,6 +85,7 @@ class RayRank(ProcessRank):
         if self._connection.transport:
             await asyncio.wait({self._life}, timeout=GRACE_S)
         ray.kill(self._actor)
+        self._lose_contents()
 
     async def _cause_of_death(self) -> str:
         await asyncio.wait({self._life}, timeout=GRACE_S)
@@ -141,9 +142,13 @@ class RayRank(ProcessRank):
             super()._handle_reply(reply)
 
     def _fail_connection(self, error: InterlaceError) -> None:
-        for content in self._contents:  # the process owned them
-            content.has_ended = True
+        self._lose_contents()
         super()._fail_connection(error)
+
+    def _lose_contents(self) -> None:
+        """Marks the contents that the process owned as lost."""
+        for content in self._contents:
+            content.has_ended = True
 
     def _lose(self, error: RayError) -> InterlaceError:
         """Counts the rank as dead, because Ray does not reach its process. Returns the error of its calls."""

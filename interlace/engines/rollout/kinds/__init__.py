@@ -52,6 +52,8 @@ class EngineSite:
     """Tokens of the longest sequence of the run."""
     reserved_bytes: int = 0
     """Bytes of each device that other workers need."""
+    copied_bytes: int = 0
+    """Bytes of weights that the engine keeps in addition to the model."""
 
 
 class EngineKind(ABC):

@@ -40,7 +40,7 @@ class InterlaceKind(ServedKind):
             f"model.dtype={site.model.dtype}",
             f"seed={site.seed}",
             f"rollout.max_running={config.max_running}",
-            f"rollout.max_tokens={config.max_tokens}",
+            f"rollout.max_tokens={config.kv_tokens}",
             f"rollout.max_batch_tokens={config.max_batch_tokens}",
             f"cluster.devices={'cuda:1' if site.devices[0].startswith('cuda') else 'cpu:1'}",
             f"cluster.threads_per_worker={site.num_threads}",

@@ -58,5 +58,5 @@ class NativeKind(EngineKind):
             seed=site.seed,
             num_threads=site.num_threads,
             mesh=site.mesh,
-            kv_needs=KVNeeds(longest=site.longest, reserved_bytes=site.reserved_bytes),
+            kv_needs=KVNeeds(longest=site.longest, reserved_bytes=site.reserved_bytes, copied_bytes=site.copied_bytes),
         )
