@@ -75,6 +75,19 @@ def test_a_schedule_that_launches_more_groups_ends_those_of_the_schedule_before(
     assert set(uids.values()) == {WORK.samples_per_prompt}
 
 
+@pytest.mark.parametrize("then", ["verl-colocated", "one-step-off", "streamrl-sync", "areal"])
+@pytest.mark.parametrize("filter_share", [0.3, 0.6])
+def test_each_step_is_full_if_groups_are_dropped_after_a_change_of_the_schedule(then: str, filter_share: float) -> None:
+    """The gate of another schedule admits the groups in flight in several parts, between which groups are dropped."""
+    work = replace(WORK, costs=Costs(filter_share=filter_share, max_tokens=800))
+    record = run_with_restarts(load_schedule("areal"), work, 2, then=load_schedule(then))
+    trained = [
+        len({each.sample.key.gid for each in result.ended if each.event == TerminalEvent.TRAINED})
+        for result in record.results
+    ]
+    assert trained == [work.prompts_per_step] * work.num_steps
+
+
 def test_a_run_without_further_steps_ends_its_groups_in_flight_as_surplus() -> None:
     schedule, short = load_schedule("areal"), replace(WORK, num_steps=3)
     boundary = simulate(schedule, WORK, stop_after=3).boundary
