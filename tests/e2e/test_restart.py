@@ -134,6 +134,20 @@ def test_a_run_that_loses_its_trainer_on_ray_ends_with_the_same_weights(tmp_path
     check_restarted(tmp_path, [*SETTINGS, "cluster.backend=ray", "reward.workers=0"], ray_ranks)
 
 
+def test_a_start_that_fails_deletes_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its roles are joined, a process does not have the step of the best checkpoint, which must stay."""
+    settings = ("steps=3", "warmup=null", "evaluation.num_prompts=1", "checkpoint_every=1", "keep_checkpoints=3")
+    run(tmp_path, "kept", settings)
+
+    async def fail(*given: object) -> None:
+        raise ConnectionResetError("reset by peer")
+
+    monkeypatch.setattr(RunProcess, "_launch", fail)
+    with pytest.raises(ConnectionResetError):
+        run(tmp_path, "kept", [*settings, "steps=4", "keep_checkpoints=1"], resume=True)
+    assert len([*(tmp_path / "kept" / "checkpoints").glob("step_*")]) == 3
+
+
 def test_the_failed_process_of_a_run_is_freed_before_the_next_one(tmp_path: Path) -> None:
     num_alive: list[int] = []
     before = [each for each in gc.get_objects() if isinstance(each, RunProcess)]  # of earlier tests

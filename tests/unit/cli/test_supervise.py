@@ -1,0 +1,80 @@
+"""A supervised run is continued after a kill, and not after a request to stop."""
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from interlace.cli import supervise
+from interlace.cli.main import app
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Commands of the processes, in order. The first process is killed after it has stored its settings."""
+    found: list[list[str]] = []
+
+    def run(arguments: Sequence[str], stopped: list[int]) -> int:
+        found.append([*arguments])
+        (tmp_path / "runs" / "mine").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / "mine" / "config.yaml").write_text("steps: 1\n")
+        return 0 if "--resume" in arguments else -signal.SIGKILL
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(supervise, "_run_process", run)
+    return found
+
+
+def test_a_killed_run_is_resumed_without_its_settings_which_are_stored(commands: list[list[str]]) -> None:
+    settings = ("schedule=areal", "schedule.sync_every=2")
+    ended = CliRunner().invoke(app, ["supervise", "quickstart", *settings, "--name", "mine", "--overwrite", "--quiet"])
+    assert ended.exit_code == 0, ended.output
+    assert commands == [
+        ["train", "quickstart", *settings, "--name", "mine", "--quiet", "--overwrite"],
+        ["train", "quickstart", "--name", "mine", "--quiet", "--resume"],
+    ]
+
+
+def test_a_process_that_was_killed_before_it_opened_its_run_starts_in_the_same_way(
+    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, statuses = supervise._run_process, [-signal.SIGSEGV, -signal.SIGKILL]
+
+    def die_early(arguments: Sequence[str], stopped: list[int]) -> int:
+        if len(statuses) == 2:
+            commands.append([*arguments])
+            return statuses.pop(0)
+        return run(arguments, stopped)
+
+    monkeypatch.setattr(supervise, "_run_process", die_early)
+    ended = CliRunner().invoke(app, ["supervise", "quickstart", "steps=9", "--name", "mine"])
+    assert ended.exit_code == 0 and "killed by SIGSEGV" in ended.output
+    assert [command[2] for command in commands] == ["steps=9", "steps=9", "--name"]
+
+
+def test_after_a_request_to_stop_no_process_is_started(
+    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = supervise._run_process
+
+    def stop(arguments: Sequence[str], stopped: list[int]) -> int:
+        stopped.append(signal.SIGTERM)
+        return run(arguments, stopped)
+
+    monkeypatch.setattr(supervise, "_run_process", stop)
+    ended = CliRunner().invoke(app, ["supervise", "quickstart", "--name", "mine"])
+    assert ended.exit_code == 128 + signal.SIGKILL and len(commands) == 1
+
+
+def test_a_run_that_is_killed_each_time_ends_with_the_signal(
+    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(arguments: Sequence[str], stopped: list[int]) -> int:
+        commands.append([*arguments])
+        return -signal.SIGKILL
+
+    monkeypatch.setattr(supervise, "_run_process", die)
+    ended = CliRunner().invoke(app, ["supervise", "quickstart", "--name", "mine", "--restarts", "2"])
+    assert ended.exit_code == 137 and len(commands) == 3 and "No start is left" in ended.output
