@@ -1,4 +1,4 @@
-"""`interlace supervise`: trains in a process of its own, which is started again after a signal killed it.
+"""`interlace supervise`: trains in a separate process, which is started again after a signal killed it.
 
 The kernel kills a process that lacks memory (SIGKILL), and an error in native code ends it (SIGSEGV, SIGABRT). No code
 inside the process can recover from that.

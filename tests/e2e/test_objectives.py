@@ -221,6 +221,7 @@ def test_own_rows_need_no_other_setting(tmp_path: Path, recipe: str) -> None:
     recipes = [load_recipe(recipe, [task]), load_recipe(recipe, [task, "task.files.heldout_size=2", "warmup.steps=7"])]
     assert recipes[0].warmup is None and recipes[0].eval_every == 0
     assert recipes[1].warmup is not None and recipes[1].warmup.steps == 7 and recipes[1].eval_every > 0
+    assert load_recipe(recipe, ["task=chain_sum"]).eval_every > 0, "its dataset holds out rows by default"
     check_recipe(recipes[0])
     assert load_recipe(recipe, ["steps=1"]).eval_every > 0, "rows that are not replaced keep their settings"
     sizes = {"steps": 1, "prompts_per_step": 2, "cluster": {"devices": "cpu:2"}, "logging": {"loggers": []}}

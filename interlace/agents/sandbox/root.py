@@ -115,7 +115,7 @@ def mount_memory(folder: Path, size_bytes: int, *, mode: str = "700") -> None:
 
 
 def mount_scratch(folder: Path, size_bytes: int) -> None:
-    """Mounts an empty file system in memory over a run's folder. What is mounted in the folder stays readable there.
+    """Mounts an empty file system in memory over a run's folder. Mounts in the folder stay readable there.
 
     An installation of Python below /tmp is mounted in the empty root's /tmp, which the scratch folder covers.
     """

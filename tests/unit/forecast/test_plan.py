@@ -282,8 +282,11 @@ def test_an_engine_that_cannot_divide_its_model_has_one_device() -> None:
     placed = "schedule.placement.rollout={devices: all, devices_per_instance: 4}"
     recipe = load_recipe("longtail", [placed])
     check_simulated({"longtail": recipe}, request.simulation.profile, request.simulation.devices)
-    with pytest.raises(UserError, match=r"engines of 4 devices, .* at most 1 .*profile.rollout.max_devices=0"):
-        check_simulated({"longtail": recipe}, profile, request.simulation.devices)
+    for given, num_devices in ((recipe, 4), (load_recipe("longtail", [placed.replace("4", "all")]), 8)):
+        with pytest.raises(
+            UserError, match=rf"engines of {num_devices} devices, .* at most 1 .*profile.rollout.max_devices=0"
+        ):
+            check_simulated({"longtail": given}, profile, request.simulation.devices)
 
 
 @pytest.mark.parametrize("name", ["rlinf-maniskill", "rlinf-libero"])
