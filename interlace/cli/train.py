@@ -56,6 +56,11 @@ def train(
         planner = None
         if resume:
             settings, folder = _open_resumed_run(recipe, changes, name, held)
+            if _is_complete(settings, folder):
+                return say(
+                    console,
+                    f"Run {folder.name} has trained all {settings.steps} steps. To train more: --resume steps=NUMBER.",
+                )
         else:
             settings, folder, planner = _open_fresh_run(recipe, changes, _Target(name, overwrite), console, held)
         folder.write_config(settings)
@@ -139,6 +144,15 @@ def _open_resumed_run(spec: str, overrides: list[str], name: str | None, held: E
 
     check_recipe(settings)
     return settings, folder
+
+
+def _is_complete(recipe: "Recipe", folder: "RunFolder") -> bool:
+    """Returns whether a run has its last checkpoint and the evaluation after it."""
+    from interlace.observe import jsonl
+    from interlace.observe.checkpoints import Checkpoints
+
+    has_trained = recipe.steps in Checkpoints(folder.checkpoints, keep=1).steps()
+    return has_trained and recipe.steps in jsonl.lines_until(folder.evaluations, recipe.steps)
 
 
 def _run(

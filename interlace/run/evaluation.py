@@ -21,7 +21,7 @@ class Evaluation(Config):
     """Share of prompts answered correctly."""
     sampled_accuracy: float | None
     """Share of correct samples; None if no answers were sampled."""
-    answers: tuple[EvaluationAnswer, ...]
+    answers: tuple[EvaluationAnswer, ...] = Field(repr=False)
     by_set: Mapping[str, tuple[float, float | None]] = Field(default_factory=dict)
     """Greedy and sampled accuracy of each held-out set, by its name; empty for a single set without a name."""
     estimates: Mapping[str, Mapping[str, Estimate]] = Field(default_factory=dict)

@@ -119,7 +119,9 @@ def check(done: HostRun, calm: Path) -> None:
     rows = metrics(done.root, done.name)
     assert [row["step"] for row in rows] == list(range(1, 9))
     assert max(row["sched/staleness_max"] for row in rows) <= bound
-    if bound == 0:
+    # With these tails, the samples that finish first are trained.
+    is_race = load_schedule(done.name).tail.kind in ("oversample", "tail_batching")
+    if bound == 0 and not is_race:
         if not (calm / done.name).exists():
             run(calm, done.name, [*SETTINGS, f"schedule={done.name}"])
         assert samples(done.root, done.name) == samples(calm, done.name)

@@ -293,6 +293,12 @@ def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedToke
     if recipe.warmup is not None and recipe.warmup.experts is None:
         # One example is rendered, because a style can only be checked against a prompt.
         demonstrations = recipe.warmup.demonstrations
+        if recipe.model.robot is not None:
+            raise UserError(
+                "the warm-up of a robot imitates the actions of an expert, and warmup.experts is not set, so its "
+                f"examples would be texts of the style {demonstrations.style!r}. Set warmup.experts (see the recipe "
+                "robot), or warmup=null."
+            )
         Demonstrations(demonstrations, prompts.train, tokenizer, recipe.seed, message_writer(recipe, tokenizer)).batch(
             0, 1
         )

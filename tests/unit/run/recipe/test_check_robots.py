@@ -130,3 +130,8 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_star
     assert "warmup.experts.dataset=" in refuse(whole, warmup)
     assert "turns_per_update=1 has no half" in refuse(whole, "algorithm.turns_per_update=1")
     check_settings(load_recipe("robot-sac", [f"replay.demonstrations={whole}"]))
+
+
+def test_a_warm_up_of_a_robot_without_experts_is_refused() -> None:
+    with pytest.raises(UserError, match=r"warmup.experts is not set.*or warmup=null"):
+        check_recipe(load_recipe("robot-cartpole", ["warmup.steps=5"]))
