@@ -63,7 +63,7 @@ class DPO(OfflineAlgorithm):
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Computes the loss of each pair, shared by its tokens.
 
-        Metrics, weighted by tokens: accuracy, the share of pairs whose chosen completion has the higher reward;
+        Metrics: accuracy, the share of pairs whose chosen completion has the higher reward;
         margin, the difference of the rewards; chosen_reward and rejected_reward, beta x log ratio to the reference (of
         `orpo` and `simpo`, beta x mean log-prob).
         Raises ValueError if the loss has a reference and the rows have no log-probs of it.
@@ -79,11 +79,12 @@ class DPO(OfflineAlgorithm):
         loss_N = self._compute_losses(chosen_N, rejected_N, pairs.baselines())
         return LossOutputs(
             loss_T=pairs.share(loss_N),
-            metrics_T={
-                "accuracy": pairs.repeat((chosen_N > rejected_N).float()),
-                "margin": pairs.repeat(settings.beta * (chosen_N - rejected_N)),
-                "chosen_reward": pairs.repeat(settings.beta * chosen_N),
-                "rejected_reward": pairs.repeat(settings.beta * rejected_N),
+            metrics_T={},
+            sample_metrics_N={
+                "accuracy": (chosen_N > rejected_N).float(),
+                "margin": settings.beta * (chosen_N - rejected_N).detach(),
+                "chosen_reward": settings.beta * chosen_N.detach(),
+                "rejected_reward": settings.beta * rejected_N.detach(),
             },
         )
 

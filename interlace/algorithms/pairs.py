@@ -59,10 +59,6 @@ class Pairs:
         num_tokens_N = self._by_pair(self.is_chosen_T.new_ones(self.is_chosen_T.shape))
         return (values_N / num_tokens_N.clamp(min=1)).index_select(0, self.inputs.sample_T)
 
-    def repeat(self, values_N: Tensor) -> Tensor:
-        """Returns [T] with the value of the pair at each of its tokens, without gradient: for a metric."""
-        return values_N.detach().index_select(0, self.inputs.sample_T)
-
     def _by_pair(self, values_T: Tensor) -> Tensor:
         return values_T.new_zeros(self.inputs.num_samples).index_add(0, self.inputs.sample_T, values_T)
 

@@ -36,5 +36,5 @@ class RewardModel(OfflineAlgorithm):
         loss_N = -log_sigmoid(gap_N - pairs.baselines())
         if self.settings.center_coefficient:
             loss_N = loss_N + self.settings.center_coefficient * (chosen_N + rejected_N).square()
-        metrics_T = {"accuracy": pairs.repeat((gap_N > 0).float()), "margin": pairs.repeat(gap_N)}
-        return LossOutputs(loss_T=pairs.share(loss_N), metrics_T=metrics_T)
+        metrics_N = {"accuracy": (gap_N > 0).float(), "margin": gap_N.detach()}
+        return LossOutputs(loss_T=pairs.share(loss_N), metrics_T={}, sample_metrics_N=metrics_N)

@@ -17,9 +17,12 @@ class SFT(OfflineAlgorithm):
         """Computes -log p of each token.
 
         Metrics: token_accuracy, the share of tokens with a probability above 1/2, which greedy decoding chooses;
-        row_accuracy, the same share of whole completions, each weighted by its tokens.
+        row_accuracy, the same share of whole completions.
         """
         is_sure_T = (inputs.logprobs_T.detach() > math.log(0.5)).float()
         least_N = is_sure_T.new_ones(inputs.num_samples).scatter_reduce(0, inputs.sample_T.long(), is_sure_T, "amin")
-        metrics_T = {"token_accuracy": is_sure_T, "row_accuracy": least_N[inputs.sample_T]}
-        return LossOutputs(loss_T=-inputs.logprobs_T, metrics_T=metrics_T)
+        return LossOutputs(
+            loss_T=-inputs.logprobs_T,
+            metrics_T={"token_accuracy": is_sure_T},
+            sample_metrics_N={"row_accuracy": least_N},
+        )

@@ -4,6 +4,8 @@ The kernel kills a process that lacks memory (SIGKILL), and an error in native c
 inside the process can recover from that.
 """
 
+import ctypes
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from interlace.core.errors import UserError
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for the end of a command."""
+_PR_SET_PDEATHSIG = 1
 
 
 def supervise(
@@ -33,6 +36,7 @@ def supervise(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
 ) -> None:
     """Train as `interlace train` does, and continue from the newest checkpoint after the process was killed."""
+    from interlace.observe.checkpoints import Checkpoints
     from interlace.observe.run_folder import RunFolder, default_name, latest_name
 
     if resume and overwrite:
@@ -47,14 +51,17 @@ def supervise(
     """Requests to stop, after which no process is started."""
     while (status := _run_process([*command, *option], stopped)) < 0 and not stopped and -status not in STOPS:
         killed = f"The run's process was killed by {signal.Signals(-status).name}."
-        if not restarts:
-            say(Console(), f"{killed} No start is left (--restarts).")
-            break
-        restarts -= 1
         # Without a new configuration, the process ended before it opened its run. With one, all settings are stored.
         if _read_time_ns(config) not in (None, before_ns):
             command, option = ["train", recipe, "--name", run, *(["--quiet"] if quiet else [])], ["--resume"]
-        say(Console(), f"{killed} It starts again; {restarts} further starts are left.")
+        if not restarts:
+            again = shlex.join(["interlace", *command, *option])
+            say(Console(), f"{killed} No start is left (--restarts). To continue: {again}")
+            break
+        restarts -= 1
+        saved = Checkpoints(config.parent / "checkpoints", keep=1).steps()
+        place = f"after step {saved[-1]}" if saved else "from the beginning, since there is no checkpoint"
+        say(Console(), f"{killed} It continues {place}; {restarts} further starts are left.")
     raise typer.Exit(status if status >= 0 else 128 - status)
 
 
@@ -68,12 +75,13 @@ def _run_process(arguments: Sequence[str], stopped: list[int]) -> int:
 
     stopped: gets the numbers of the signals that ask for an end meanwhile.
     """
-    process = subprocess.Popen([sys.executable, "-m", "interlace", *arguments])
+    # A separate session gets each signal once: from here, and not from the terminal or a scheduler, too.
+    command = [sys.executable, "-m", "interlace", *arguments]
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent)  # noqa: PLW1509 - no threads
 
     def forward(number: int, _frame: FrameType | None) -> None:
         stopped.append(number)
-        if number != signal.SIGINT:  # the terminal sends it to both processes
-            process.send_signal(number)
+        process.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in STOPS}
     try:
@@ -81,3 +89,9 @@ def _run_process(arguments: Sequence[str], stopped: list[int]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_with_parent() -> None:
+    """Makes the kernel ask this process to stop if the supervisor dies. Other systems than Linux do not offer this."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -199,6 +199,7 @@ def _show_report(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", c
     from interlace.observe.goodput import ledger_of
     from interlace.observe.run_data import RunData
     from interlace.observe.tables import goodput_table
+    from interlace.run.recipe.config import is_offline
 
     for table in outcome_tables(recipe, report):
         console.print(table)
@@ -206,7 +207,8 @@ def _show_report(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", c
         console.print(goodput_table(report.ledger))
         # The ledger of the steps, as on the report page; the table above includes start-up and evaluations.
         if waste := ledger_of(RunData.read(folder).rows).largest_waste():
-            say(console, f"{waste.sentence} `interlace advise {folder.name}` predicts settings that reduce it.")
+            advice = f" `interlace advise {folder.name}` predicts settings that reduce it."
+            say(console, waste.sentence + ("" if is_offline(recipe) else advice))
     console.print(list_written_paths(folder, report))
     if report.was_stopped:
         say(console, f"Stopped after step {report.done_steps} of {report.num_steps}. {_how_to_go_on(folder)}")

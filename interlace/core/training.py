@@ -6,7 +6,7 @@ Shapes: T = response tokens of one packed micro-batch, sample after sample; N = 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import Field
@@ -76,6 +76,8 @@ class LossOutputs:
     """[T] loss."""
     metrics_T: Mapping[str, Tensor]
     """[T] detached, by name. Reported as the mean over the trained tokens of a minibatch, then over minibatches."""
+    sample_metrics_N: Mapping[str, Tensor] = field(default_factory=dict)
+    """[N] detached, by name: one number a sample. Reported as the mean over the samples."""
 
 
 LossFn: TypeAlias = Callable[[LossInputs], LossOutputs]

@@ -20,6 +20,12 @@ def check_outputs(outputs: object, inputs: LossInputs) -> LossOutputs:
                 f"the algorithm's loss() returned {name} of {found} for {shape[0]} tokens. It is one number a token, "
                 f"shape [{shape[0]}]: masks, sums and means are the engine's."
             )
+    for name, values in outputs.sample_metrics_N.items():
+        if not isinstance(values, torch.Tensor) or values.shape != (inputs.num_samples,):
+            raise UserError(
+                f"the algorithm's loss() returned sample_metrics_N[{name!r}] that is not one number a sample: a tensor "
+                f"of shape [{inputs.num_samples}]."
+            )
     if not outputs.loss_T.requires_grad:
         raise UserError(
             "the algorithm's loss() returned a loss_T without a gradient: it does not depend on inputs.logprobs_T or "

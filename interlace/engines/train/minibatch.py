@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SUMMED = ("skipped_minibatches",)
 LARGEST = ("ratio_max",)
 LATEST = ("failed_updates_in_a_row",)
+_NUM_SAMPLES, _OF_SAMPLE = "num_samples", "sample:"
+"""Key of the number of samples among the sums, and beginning of the keys of sums over samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +59,12 @@ class MinibatchTotals:
         """Returns the loss over its denominator, means and maxima. Empty if nothing was added."""
         if not self.sums:
             return {}
-        means = {name: total / self.count for name, total in self.sums.items()}
+        sums = dict(self.sums)
+        num_samples = sums.pop(_NUM_SAMPLES, 0.0)
+        means = {
+            name.removeprefix(_OF_SAMPLE): total / (num_samples if name.startswith(_OF_SAMPLE) else self.count)
+            for name, total in sums.items()
+        }
         return means | {"loss": self.sums["loss"] / self.denominator} | dict(self.maxima)
 
 
@@ -83,6 +90,14 @@ class Minibatch:
         self._add_sum("loss", loss.detach())
         for name, value in values.items():
             self._add_sum(name, value.detach().sum())
+
+    def add_sample_values(self, values: Mapping[str, Tensor]) -> None:
+        """Adds the numbers of a micro-batch's samples. values: name -> [N], reported as means over the samples."""
+        for name, value in values.items():
+            self._add_sum(_OF_SAMPLE + name, value.detach().sum())
+        if values:
+            example = next(iter(values.values()))
+            self._add_sum(_NUM_SAMPLES, example.new_tensor(float(len(example))))
 
     def add_max(self, name: str, value_T: Tensor) -> None:
         """Reports the largest of [T] over the minibatch."""

@@ -31,7 +31,7 @@ from interlace.models.size import model_size
 from interlace.observe.run_data import RunData, Transcript
 from interlace.observe.run_folder import RunFolder
 from interlace.run.clusters.base import back_end
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, is_offline
 from interlace.run.recipe.load import load_recipe
 from interlace.workers.rollout import MIN_CALL_S
 
@@ -45,6 +45,11 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
     Raises UserError if the run has too few steps, or samples of several turns: records contain no times of tools.
     """
     recipe, run = load_recipe(str(folder.config)), RunData.read(folder)
+    if is_offline(recipe):
+        raise UserError(
+            f"run {folder.path} trained on given rows (algorithm {recipe.algorithm.name!r}), so its records have no "
+            "costs of generation. Name a run whose policy generated samples."
+        )
     if not recipe.episode.is_single_turn:
         raise UserError(
             f"run {folder.path} has episodes of several turns, and its records do not say how long tools take. Measure "

@@ -54,7 +54,7 @@ class Libero(RetracedSimulator):
         if self.camera_change and not settings.image_size:
             raise UserError(
                 f"task {task!r} is to be seen by a changed camera, and the policy reads no pictures. Set "
-                "env.settings.image_size, or remove the task."
+                "episode.env.settings.image_size, or remove the task."
             )
         benchmark = import_required("libero.libero.benchmark", family="libero", extra="libero")
         wrapper = import_required("libero.libero.envs.env_wrapper", family="libero", extra="libero")

@@ -221,7 +221,7 @@ class MetaWorld(Simulator):
         if not self.settings.image_size:
             raise UserError(
                 f"task {self.task!r} is to be seen by a changed camera, and the policy reads no pictures. Set "
-                "env.settings.image_size, or remove the task."
+                "episode.env.settings.image_size, or remove the task."
             )
         model = self._env.model
         names = [model.camera(number).name for number in range(model.ncam)]

@@ -51,6 +51,10 @@ class EnvSettings(Config):
             )
         if empty := [name for name, change in self.cameras.items() if not change.has_effect]:
             raise ValueError(f"cameras.{empty[0]} moves nothing: give shift, in metres, or turn, in degrees")
+        if unused := sorted(set(self.cameras) - set(changes)):
+            raise ValueError(
+                f"cameras.{unused[0]} has no effect: no task is seen by it. Add TASK{VIEW}{unused[0]} to tasks"
+            )
         if unknown := sorted(set(self.instructions) - set(self.tasks)):
             raise ValueError(f"instructions names {unknown[0]!r}, which is none of tasks = {list(self.tasks)}")
         return self

@@ -309,10 +309,12 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
     longest = prompts.longest
     num_tokens, max_new_tokens = len(longest.token_ids), recipe.sampling.max_new_tokens
     if size.context is not None and num_tokens + max_new_tokens > size.context:
+        room = size.context - max_new_tokens
+        shortest = min(len(prompt.token_ids) for prompt in (*prompts.train, *prompts.heldout))
+        drop = f", or drop long prompts: task.overlong=drop task.max_prompt_tokens={room}" if room >= shortest else ""
         raise UserError(
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
-            f"more than the model's context of {size.context}. Lower max_new_tokens, or drop long prompts: "
-            f"task.overlong=drop task.max_prompt_tokens={max(1, size.context - max_new_tokens)}."
+            f"more than the model's context of {size.context}. Lower max_new_tokens{drop}."
         )
     longest_in = create_kind(recipe.rollout).longest_in
     needed, fitting = num_tokens + max_new_tokens, longest_in(recipe.rollout.kv_tokens)

@@ -169,6 +169,8 @@ class RowEncoder:
                 f"{_name_row(prompt)} has {' and '.join(f'`{name}`' for name in _COLUMNS[others[0]])}: it is a row for "
                 f"{recipe}, and this recipe trains on {wanted}. Use the recipe {recipe!r} (interlace train {recipe})."
             )
+        if column in found:
+            return UserError(f"{_name_row(prompt)}: column {column!r} is null. Give a value, or remove the row.")
         columns = ", ".join(found) or "none besides the prompt"
         return UserError(
             f"{_name_row(prompt)} has no column `{column}`, and this recipe trains on {wanted}. It has: {columns}. "

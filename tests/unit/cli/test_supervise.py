@@ -1,6 +1,9 @@
 """A supervised run is continued after a kill, and not after a request to stop."""
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +12,8 @@ from typer.testing import CliRunner
 
 from interlace.cli import supervise
 from interlace.cli.main import app
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -78,3 +83,31 @@ def test_a_run_that_is_killed_each_time_ends_with_the_signal(
     monkeypatch.setattr(supervise, "_run_process", die)
     ended = CliRunner().invoke(app, ["supervise", "quickstart", "--name", "mine", "--restarts", "2"])
     assert ended.exit_code == 137 and len(commands) == 3 and "No start is left" in ended.output
+
+
+def test_a_signal_to_the_supervisor_reaches_its_process_once(tmp_path: Path) -> None:
+    """The process has a session of its own, so that a scheduler's signal to all processes of a job comes once."""
+    program = tmp_path / "interlace"
+    program.mkdir()
+    (program / "__init__.py").touch()
+    (program / "__main__.py").write_text(
+        "import signal, sys, time\n"
+        "for number in (signal.SIGINT, signal.SIGTERM):\n"
+        "    signal.signal(number, lambda number, _: (print('got', number, flush=True)))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1.5)\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from interlace.cli.supervise import _run_process\n"
+        f"import os; os.chdir({str(tmp_path)!r}); os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
+        "stopped = []; print('ended', _run_process([], stopped), stopped)"
+    )
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert started.stdout and started.stdout.readline() == "ready\n"
+    os.killpg(started.pid, signal.SIGTERM)
+    os.kill(started.pid, signal.SIGINT)
+    output, _ = started.communicate(timeout=60)
+    ended, *got = sorted(output.splitlines())
+    assert got == ["got 15", "got 2"]
+    assert ended in ("ended 0 [15, 2]", "ended 0 [2, 15]")

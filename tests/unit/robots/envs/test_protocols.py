@@ -73,6 +73,11 @@ def test_a_changed_camera_sees_the_same_states_differently() -> None:
     [
         ("metaworld", {**MOVED, "cameras": {}}, "changed camera 'moved', and cameras has"),
         ("metaworld", {**MOVED, "cameras": {"moved": {}}}, "cameras.moved moves nothing"),
+        (
+            "metaworld",
+            {"tasks": ["reach-v3"], "cameras": {"moved": {"shift": [0.1, 0, 0]}}},
+            "cameras.moved has no effect: no task is seen by it. Add TASK@moved to tasks",
+        ),
         ("metaworld", MOVED, "the policy reads no pictures"),
         (DOT_FAMILY, {**MOVED, "tasks": ["near@moved"]}, "have none that moves"),
     ],
