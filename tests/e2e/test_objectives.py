@@ -197,6 +197,7 @@ def test_conversations_are_imitated_in_the_words_of_the_assistant(tmp_path: Path
     [
         ("sft", {"prompt": "1", "chosen": "2", "rejected": "3"}, "it is a row for dpo"),
         ("dpo", {"prompt": "1", "completion": "2"}, "it is a row for sft"),
+        ("sft", {"prompt": "1", "completion": None}, "column 'completion' is null"),
         ("dpo", {"prompt": "1", "chosen": "2", "rejected": "2"}, "are equal"),
         ("sft", {"prompt": "1", "answer": "2"}, "has no column `completion`"),
         ("reward-model", {"prompt": "1", "chosen": "2"}, "has no column `rejected`"),

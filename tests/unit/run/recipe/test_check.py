@@ -215,7 +215,7 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
             r"out no prompts\. Set task\.reasoning_gym\.heldout",
         ),
         (["warmup.steps=1", "warmup.demonstrations.style=sorting"], "unknown demonstration style 'sorting'"),
-        (["sampling.max_new_tokens=2000"], "more than the model's context of 1024"),
+        (["sampling.max_new_tokens=2000"], r"more than the model's context of 1024. Lower max_new_tokens\.$"),
         (["rollout.max_tokens=10"], "is 14; with rollout.max_tokens=10 .* KV cache holds 0 for one.* to 16 or more"),
         (["rollout.max_tokens=1000000000"], "rollout/0 needs about .* GiB .weights . KV cache"),
         (["model=tiny:huge"], "unknown tiny model 'huge'"),
