@@ -165,7 +165,7 @@ def _read_end(child: _Child) -> RunEnd:
     _request_stop([child])
     with child.process.stdout or open(os.devnull) as output:  # noqa: PTH123 - stdout is a pipe always
         lines = output.read().splitlines()
-    if child.process.returncode == 0 and lines:
+    if lines:  # the process wrote it last; a thread of a stopped run may abort the process at its exit
         return RunEnd(**json.loads(lines[-1]))
     log = (child.path / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     reason = " ".join(log[-LAST_LINES:])
