@@ -55,7 +55,6 @@ ASSUMPTIONS = (
         changes=("rollout.onload_s=2.4", "rollout.offload_s=2.4", "actor.onload_s=2.8", "actor.offload_s=2.8"),
     ),
 )
-"""The formula of the third one is that of interlace/forecast/costs/roofline.py."""
 ON_HOST = ASSUMPTIONS[:1]
 """Assumptions for simulators that processor cores bound."""
 

@@ -1,6 +1,6 @@
 """Real time of a search against its limit, and the loss of a short search against a long one.
 
-The time is measured on this machine, whatever else runs on it. The loss must not depend on that, so the efforts of the
+The time depends on the load of this machine. The loss must not depend on the load, so the efforts of the
 compared searches are samples: as many as an idle core simulates in the limit (`interlace/forecast/scoring.py`).
 """
 

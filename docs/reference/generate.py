@@ -3,7 +3,7 @@
     python docs/reference/generate.py
 
 Writes settings.md, metrics.md and api.md next to this file. `metrics.yaml` contains the meanings of the metrics, and
-`names.yaml` those of fields that have no docstring. A test compares both with the code.
+`names.yaml` the meanings of fields that have no docstring. A test compares both with the code.
 """
 
 import ast
@@ -125,7 +125,7 @@ def episode_tables() -> Iterator[str]:
 
 
 def choice_tables(title: str, choices: Mapping[str, type[Config]], base: type[Config], prefix: str) -> Iterator[str]:
-    """Yields the settings that choices add to their base: first those of several choices, then those of each choice.
+    """Yields the settings that choices add to their base: first settings of several choices, then of one.
 
     A setting whose default alone depends on the choice is one row, with the defaults of the choices.
     """

@@ -43,23 +43,24 @@ def supervise(
         raise UserError("--resume continues a run, --overwrite deletes it: give one of them.")
     stem = Path(recipe).stem
     run = name or (latest_name(ROOT, stem) if resume else default_name(ROOT, stem))
-    config = RunFolder.named(ROOT, run).config
-    before_ns = _read_time_ns(config)
-    command = ["train", recipe, *(overrides or []), "--name", run, *(["--quiet"] if quiet else [])]
+    folder = RunFolder.named(ROOT, run)
+    before_ns = _read_time_ns(folder.config)
+    common = ["--name", run, *(["--quiet"] if quiet else [])]
     option = ["--resume"] if resume else ["--overwrite"] if overwrite else []
+    command = ["train", recipe, *(overrides or []), *common, *option]
     stopped: list[int] = []
     """Requests to stop, after which no process is started."""
-    while (status := _run_process([*command, *option], stopped)) < 0 and not stopped and -status not in STOPS:
+    while (status := _run_process(command, stopped)) < 0 and not stopped and -status not in STOPS:
         killed = f"The run's process was killed by {signal.Signals(-status).name}."
         # Without a new configuration, the process ended before it opened its run. With one, all settings are stored.
-        if _read_time_ns(config) not in (None, before_ns):
-            command, option = ["train", recipe, "--name", run, *(["--quiet"] if quiet else [])], ["--resume"]
+        if _read_time_ns(folder.config) not in (None, before_ns):
+            command = ["train", recipe, *common, "--resume"]
         if not restarts:
-            again = shlex.join(["interlace", *command, *option])
+            again = shlex.join(["interlace", *command])
             say(Console(), f"{killed} No start is left (--restarts). To continue: {again}")
             break
         restarts -= 1
-        saved = Checkpoints(config.parent / "checkpoints", keep=1).steps()
+        saved = Checkpoints(folder.checkpoints, keep=1).steps()
         place = f"after step {saved[-1]}" if saved else "from the beginning, since there is no checkpoint"
         say(Console(), f"{killed} It continues {place}; {restarts} further starts are left.")
     raise typer.Exit(status if status >= 0 else 128 - status)

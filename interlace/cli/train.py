@@ -127,16 +127,17 @@ def _open_resumed_run(spec: str, overrides: list[str], name: str | None, held: E
 
     folder = RunFolder.resume(ROOT, latest_name(ROOT, Path(spec).stem) if name is None else name)
     held.enter_context(RunLock(folder))  # before reading files that another process may write
-    started_with = load_recipe(str(folder.config))
     # The command that started the run may be repeated with --resume, because it changes nothing. Its settings are
     # compared together: one of them may follow from another.
     fixed = [override for override in overrides if not may_change(override_key(override))]
-    if load_recipe(str(folder.config), fixed) != started_with:
-        alone = (each for each in fixed if load_recipe(str(folder.config), [each]) != started_with)
-        raise UserError(
-            f"{next(alone, fixed[-1])!r} would make the resumed run another one. With --resume only "
-            f"{', '.join(CHANGEABLE)} may be changed; for anything else start a new run."
-        )
+    if fixed:
+        started_with = load_recipe(str(folder.config))
+        if load_recipe(str(folder.config), fixed) != started_with:
+            alone = (each for each in fixed if load_recipe(str(folder.config), [each]) != started_with)
+            raise UserError(
+                f"{next(alone, fixed[-1])!r} would make the resumed run another one. With --resume only "
+                f"{', '.join(CHANGEABLE)} may be changed; for anything else start a new run."
+            )
     settings = load_recipe(str(folder.config), overrides)
     Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).check_num_steps(settings.steps)
     check_settings(settings)

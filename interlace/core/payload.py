@@ -78,7 +78,7 @@ class Stored(Generic[T]):
         """Process that removes the file. 0 if it is another process than this one."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if _by_value.get() or not self._path:
+        if is_sent_by_value(self) or not self._path:
             return Stored, (self.read(),)
         if self._is_new:
             self._owner = 0
@@ -97,10 +97,13 @@ class Stored(Generic[T]):
 
     def read(self) -> T:
         """Returns the value; do not modify it. A file is mapped, once. Raises PayloadLostError if it does not exist."""
-        if self._value is None and self._path:
-            parts = _split_parts(_map_file(self._path), self._parts)
+        if self._value is None and (parts := self._load_parts()):
             self._value = pickle.loads(parts[0].data, buffers=parts[1:])
         return cast("T", self._value)
+
+    def _load_parts(self) -> Sequence[NDArray[np.uint8]]:
+        """Returns a pickle and the arrays that it refers to; nothing if the value is in no file."""
+        return _split_parts(_map_file(self._path), self._parts) if self._path else ()
 
 
 Content: TypeAlias = "tuple[tuple[Segment, ...], NDArray[np.uint8]]"
@@ -225,12 +228,9 @@ class PayloadStore:
         """
         body, arrays = (dumps or pickle_value)(value)
         parts = [memoryview(body), *arrays]
-        path = f"{self._folder}/payload-{os.getpid()}-{next(self._numbers)}"
-        if sum(part.nbytes for part in parts) < MIN_BYTES or b"__main__" in body or not self._write(parts, path):
+        if sum(part.nbytes for part in parts) < MIN_BYTES or b"__main__" in body:
             return None
-        stored: Stored[T] = Stored(None, path, [part.nbytes for part in parts])
-        stored._is_new, stored._owner = True, os.getpid()
-        return stored
+        return self._keep(parts)
 
     def put_sample(self, segments: Sequence["Segment"], text: str) -> StoredSegments | None:
         """Writes the content of a sample. Returns None as put() does."""
@@ -244,6 +244,15 @@ class PayloadStore:
         ]
         versions = Runs([run for segment in segments for run in segment.versions.pieces])
         return StoredSegments(stored, Sizes(len(lengths), sum(lengths), sum(drawn)), versions)
+
+    def _keep(self, parts: Sequence[memoryview]) -> Stored[Any] | None:
+        """Writes a value: its pickle, and the arrays that it refers to. Returns None if the memory has no room."""
+        path = f"{self._folder}/payload-{os.getpid()}-{next(self._numbers)}"
+        if not self._write(parts, path):
+            return None
+        stored: Stored[Any] = Stored(None, path, [part.nbytes for part in parts])
+        stored._is_new, stored._owner = True, os.getpid()
+        return stored
 
     def _write(self, parts: Sequence[memoryview], path: str) -> bool:
         """Returns False if the memory has no room."""

@@ -68,7 +68,7 @@ def session_limits(recipe: Recipe, actions: ActionTokens | None) -> SessionLimit
         actions=actions,
         timeout_s=recipe.episode.timeout_s,
         max_turns=recipe.episode.max_turns,
-        max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.kv_tokens),
+        max_tokens=create_kind(recipe.rollout).longest_sequence(),
     )
 
 

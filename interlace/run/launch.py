@@ -14,7 +14,6 @@ from interlace.core.recovery import RestartBudget
 from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
-from interlace.models.loading import empty_model
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.robots.env_stage import simulators_of
@@ -39,9 +38,9 @@ from interlace.run.recipe.layout import (
     threads_of,
 )
 from interlace.run.recipe.memory import (
+    RunMemory,
     count_copied_bytes,
-    forecast_workers,
-    measure_loads,
+    forecast_run,
     reserved_bytes,
     working_bytes,
 )
@@ -110,15 +109,15 @@ class RoleWorker:
 async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     """Starts the workers of all roles that the recipe needs."""
     recipe, needs = sources.recipe, algorithm_of(sources.recipe).needs
-    memory = forecast_workers(recipe, cluster.devices, sources.longest_prompt)
-    engines = _engine_workers(sources, reserved_bytes(memory))
+    memory = forecast_run(recipe, cluster.devices, sources.longest_prompt)
+    engines = _engine_workers(sources, memory)
     workers = {**engines, **_workers_of_their_own(recipe), **_env_worker(recipe, cluster)}
     base_serves = needs.reference and reference_is_base(recipe, cluster.place)
     if base_serves:
         del workers["reference"]
     if is_offline(recipe):
         workers = {name: workers[name] for name in ("reference", "actor") if name in workers}
-    working = working_bytes(memory)
+    working = working_bytes(memory.workers)
     started = {
         role.name: await launch_instances(cluster, recipe, role, workers[role.name], working.get(role.name, 0))
         for role in find_needed_roles(needs)
@@ -127,24 +126,23 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     return RoleGroups.of({**started, "reference": started["actor"]} if base_serves else started)
 
 
-def rollout_source(sources: ModelSources, reserved: int) -> EngineSource:
-    """Returns the files and settings of a rollout engine. reserved: bytes of its devices for other workers."""
+def rollout_source(sources: ModelSources, memory: RunMemory) -> EngineSource:
+    """Returns the files and settings of a rollout engine."""
     recipe = sources.recipe
     adds_adapters = recipe.weights.adapter == "alone"  # to the base; a checkpoint's folder has merged weights
-    loads = measure_loads(recipe, empty_model(recipe.model), sources.longest_prompt)
     return EngineSource(
         recipe=recipe,
         model=sources.initial if adds_adapters else sources.policy,
         adapter=sources.adapter if adds_adapters else None,
         logs=sources.logs,
-        longest=loads.longest,
-        reserved_bytes=reserved,
-        copied_bytes=count_copied_bytes(recipe, loads),
+        longest=memory.loads.longest,
+        reserved_bytes=reserved_bytes(memory.workers),
+        copied_bytes=count_copied_bytes(recipe, memory.loads),
     )
 
 
-def _engine_workers(sources: ModelSources, reserved: int) -> dict[str, RoleWorker]:
-    """Makes, by role, workers with an engine or a scorer of the recipe. reserved: see rollout_source."""
+def _engine_workers(sources: ModelSources, memory: RunMemory) -> dict[str, RoleWorker]:
+    """Makes, by role, workers with an engine or a scorer of the recipe."""
     from interlace.workers.actor import ActorWorker
     from interlace.workers.actor_critic import ActorCriticWorker
     from interlace.workers.critic import CriticWorker
@@ -162,7 +160,7 @@ def _engine_workers(sources: ModelSources, reserved: int) -> dict[str, RoleWorke
     )
     actor = ActorCriticWorker if algorithm_of(recipe).needs.transitions else ActorWorker
     workers = {
-        "rollout": wrap_engine(RolloutWorker, partial(make_rollout_engine, rollout_source(sources, reserved))),
+        "rollout": wrap_engine(RolloutWorker, partial(make_rollout_engine, rollout_source(sources, memory))),
         "reference": _reference_worker(initial),
         "critic": critic,
         "actor": wrap_engine(actor, _actor_maker(sources, base if recipe.actor.lora else source, base)),

@@ -21,7 +21,7 @@ from interlace.run.launch import (
 )
 from interlace.run.make_engines import EngineSource, Wrap, count_drawn_ids, load_source, make_rollout_engine
 from interlace.run.recipe.config import Recipe
-from interlace.run.recipe.memory import forecast_workers, reserved_bytes
+from interlace.run.recipe.memory import forecast_run
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext
 from interlace.schedule.roles import role_named
@@ -37,8 +37,8 @@ async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: Wrap | None 
     from interlace.workers.rollout import RolloutWorker
 
     context = context_length(empty_model(recipe.model).config)
-    longest = create_kind(recipe.rollout).longest_in(recipe.rollout.kv_tokens)
-    source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap, longest=min(context or longest, longest))
+    longest = create_kind(recipe.rollout).longest_sequence(context)
+    source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap, longest=longest)
     worker = wrap_engine(RolloutWorker, partial(make_rollout_engine, source))
     return cast("list[RolloutGroup]", await launch_instances(cluster, recipe, role_named("rollout"), worker, 0))
 
@@ -51,8 +51,8 @@ async def launch_joiner(cluster: Cluster, sources: ModelSources, number: int, ur
     places = cluster.place(role.name)
     if url is None and number >= len(places):
         raise UserError(f"engine {number}: the placement has {len(places)} engines, counted from 0.")
-    memory = forecast_workers(recipe, cluster.devices, sources.longest_prompt)
-    source = replace(rollout_source(sources, reserved_bytes(memory)), url=url)
+    memory = forecast_run(recipe, cluster.devices, sources.longest_prompt)
+    source = replace(rollout_source(sources, memory), url=url)
     worker = wrap_engine(RolloutWorker, partial(make_rollout_engine, source))
     devices = () if url else places[number]
     spec = instance_spec(recipe, role, number, devices, worker)

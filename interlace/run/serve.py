@@ -95,9 +95,7 @@ async def _serve(
             "chat template. Name a tokenizer with one (model.tokenizer), or remove the setting."
         )
     renderer = create_renderer(tokenizer, recipe.renderer, sampling.stop_token_ids) if tokenizer.chat_template else None
-    limits = SessionLimits(
-        renderer=renderer, max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.kv_tokens)
-    )
+    limits = SessionLimits(renderer=renderer, max_tokens=create_kind(recipe.rollout).longest_sequence())
     visitors = PoolVisitors(cluster, pool, sampling, limits)
     server = SessionServer(
         codec=TokenizerCodec(tokenizer, limits.max_tokens),

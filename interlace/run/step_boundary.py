@@ -135,10 +135,9 @@ class StepBoundary:
             num_trained = sum(sample.num_total_tokens for sample in trained)
             metrics |= self.utilization.measure(metrics["perf/num_tokens"], num_trained, metrics["timing_s/step"])
         metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
-        state, is_best = None, self._best.observe(result.step, metrics)
+        is_best = self._best.observe(result.step, metrics)
         place = self._saver.find_due(result.step, is_best=is_best)
         if place:
-            state = boundary()
             metrics["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(result.step, metrics)
         self._boundary, self._num_updates = boundary, num_updates  # a loss before would save a step without metrics
@@ -150,8 +149,8 @@ class StepBoundary:
         self._notes.refuse_failures(result)
         if is_best:
             self._best.mark(result.step)
-        if state and place:
-            self._saver.write(state, place)
+        if place:
+            self._saver.write(boundary(), place)
         if failing := self._failed_updates.failing(result.metrics):
             await self._saver.save(boundary())  # the failed updates did not change the weights
             self._failed_updates.refuse(failing, result.step)

@@ -10,7 +10,7 @@ import torch
 from interlace.run.clusters import local
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
-from interlace.run.recipe.memory import forecast_workers, working_bytes
+from interlace.run.recipe.memory import forecast_run, working_bytes
 from interlace.run.recipe.sections import ClusterConfig
 from interlace.schedule.placement import Device
 from tests.support.training import SMALL, final_weights, run, samples
@@ -36,7 +36,7 @@ def _crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("quickstart", [*SMALL, *SETTINGS])
     roomy = Device(index=0, pool="cpu", pool_index=0, memory_bytes=2**34)
     derived = check_recipe(recipe)
-    working = working_bytes(forecast_workers(recipe, (roomy,), derived.max_prompt_tokens))
+    working = working_bytes(forecast_run(recipe, (roomy,), derived.max_prompt_tokens).workers)
     states = {worker.worker.partition("/")[0]: worker.num_bytes for worker in derived.memory}
     largest = max(num_bytes + working[role] for role, num_bytes in states.items())
     device = replace(roomy, memory_bytes=largest + min(states.values()) // 2)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.config import Config
+from interlace.core.errors import UserError
 
 Triple = tuple[float, float, float]
 
@@ -23,6 +24,15 @@ class CameraChange(Config):
     def has_effect(self) -> bool:
         """Returns whether any number differs from 0."""
         return any((*self.shift, *self.turn))
+
+
+def check_pictures(task: str, image_size: int) -> None:
+    """Raises UserError for a task that changes the camera if the policy reads no pictures. image_size: in pixels."""
+    if not image_size:
+        raise UserError(
+            f"task {task!r} is to be seen by a changed camera, and the policy reads no pictures. Set "
+            "episode.env.settings.image_size, or remove the task."
+        )
 
 
 def change_camera(model: Any, number: int, change: CameraChange) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError, nearest
 from interlace.robots.envs.base import RetracedSimulator, Step, import_required
-from interlace.robots.envs.camera_change import change_camera
+from interlace.robots.envs.camera_change import change_camera, check_pictures
 from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
@@ -51,11 +51,8 @@ class Libero(RetracedSimulator):
         """Raises UserError for an unknown suite or number, or for images without a renderer."""
         super().__init__(settings, task)
         task = self.task
-        if self.camera_change and not settings.image_size:
-            raise UserError(
-                f"task {task!r} is to be seen by a changed camera, and the policy reads no pictures. Set "
-                "episode.env.settings.image_size, or remove the task."
-            )
+        if self.camera_change:
+            check_pictures(task, settings.image_size)
         benchmark = import_required("libero.libero.benchmark", family="libero", extra="libero")
         wrapper = import_required("libero.libero.envs.env_wrapper", family="libero", extra="libero")
         library = import_required("libero.libero", family="libero", extra="libero")

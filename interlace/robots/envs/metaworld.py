@@ -17,8 +17,8 @@ from pydantic import model_validator
 
 from interlace.core.errors import UserError, nearest
 from interlace.robots.envs.base import Simulator, Step, import_required
-from interlace.robots.envs.camera_change import CameraChange, change_camera
-from interlace.robots.envs.mujoco_camera import MujocoCamera
+from interlace.robots.envs.camera_change import CameraChange, change_camera, check_pictures
+from interlace.robots.envs.mujoco_camera import MujocoCamera, list_cameras
 from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
@@ -63,9 +63,9 @@ class MetaWorldSettings(EnvSettings):
 
     tasks: tuple[str, ...] = ("reach-v3",)
     benchmark: Literal["MT10", "ML10"] | None = None
-    """Protocol (arXiv 1910.10897). Its tasks are `tasks` unless these are given; those of ML10 are ten to train on and
-    five to test on. Each task has 50 fixed initial states, by the id modulo 50. ML10 hides the goal: numbers 36 to 38
-    of the state are 0."""
+    """Protocol (arXiv 1910.10897). Its tasks are `tasks` unless these are given; the tasks of ML10 are ten to train on
+    and five to test on. Each task has 50 fixed initial states, by the id modulo 50. ML10 hides the goal: numbers 36 to
+    38 of the state are 0."""
     reward: Literal["dense", "success"] = "dense"
     """`dense`: MetaWorld's reward, 0 to 10 per simulated step. `success`: 1 at a step that solves the task, else 0."""
     light: bool = False
@@ -217,14 +217,9 @@ class MetaWorld(Simulator):
 
     def _move_camera(self, change: CameraChange) -> None:
         """Moves the camera of images. Raises UserError if the policy reads none, so that the change has no effect."""
-        camera = self.settings.camera
-        if not self.settings.image_size:
-            raise UserError(
-                f"task {self.task!r} is to be seen by a changed camera, and the policy reads no pictures. Set "
-                "episode.env.settings.image_size, or remove the task."
-            )
-        model = self._env.model
-        names = [model.camera(number).name for number in range(model.ncam)]
+        check_pictures(self.task, self.settings.image_size)
+        model, camera = self._env.model, self.settings.camera
+        names = list_cameras(model)
         if camera in names:  # an unknown one is refused when it draws
             change_camera(model, names.index(camera), change)
 

@@ -20,6 +20,11 @@ LEVEL = 0.1
 """Vertical part of a camera's up axis below which the camera looks vertically, so that no side is the upper one."""
 
 
+def list_cameras(model: Any) -> list[str]:
+    """Lists the names of a model's cameras, by number."""
+    return [model.camera(number).name for number in range(model.ncam)]
+
+
 class MujocoCamera:
     """One camera. It is not thread-safe, and its drawing context belongs to the process that created it.
 
@@ -30,7 +35,7 @@ class MujocoCamera:
     def __init__(self, model: Any, camera: str, side: int) -> None:
         """side: side of the square picture, in pixels. Raises UserError for an unknown camera or without a renderer."""
         mujoco = import_required("mujoco", family="metaworld", extra="robots")
-        names = [model.camera(number).name for number in range(model.ncam)]
+        names = list_cameras(model)
         if camera not in names:
             raise UserError(
                 f"the simulator has no camera {camera!r}.{nearest(camera, names)} Its cameras: {', '.join(names)}."

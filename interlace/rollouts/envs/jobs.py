@@ -101,7 +101,7 @@ class EpisodeHistory:
         self._jobs.pop(slot, None)
 
     def list_jobs(self) -> list[SlotJob]:
-        """Returns the jobs, those of an episode in order."""
+        """Returns the jobs. The jobs of one episode are in order."""
         return [job for jobs in self._jobs.values() for job in jobs]
 
 

@@ -75,6 +75,15 @@ class WorkerMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunMemory:
+    """Memory forecast of a run, and its inputs."""
+
+    loads: MemoryLoads
+    workers: tuple[WorkerMemory, ...]
+    """Forecasts of the workers, in the order of the flow."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
     """Memory forecast of one device: the sum over its workers."""
 
@@ -192,19 +201,23 @@ def measure_loads(recipe: Recipe, model: "PreTrainedModel", longest_prompt: int)
     )
 
 
-def forecast_workers(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> tuple[WorkerMemory, ...]:
-    """Returns the forecast of each worker of a checked recipe. longest_prompt: as in largest_microbatch()."""
+def forecast_run(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> RunMemory:
+    """Returns the forecast of a checked recipe. longest_prompt: as in largest_microbatch()."""
     loads = measure_loads(recipe, empty_model(recipe.model), longest_prompt)
-    return forecast_memory(recipe, algorithm_of(recipe).needs, loads, devices)
+    return RunMemory(loads=loads, workers=forecast_memory(recipe, algorithm_of(recipe).needs, loads, devices))
 
 
 def count_copied_bytes(recipe: Recipe, loads: MemoryLoads) -> int:
     """Returns the bytes of weights that an engine keeps in addition: in eight bits, and without the adapter."""
-    is_cut = isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
     # With drain, each sequence ends under its adapter: an engine holds one adapter per version of staleness.
     layers = (1 + recipe.schedule.resolved.adapters_beside) * loads.num_adapted
-    in_eight_bits = loads.size.num_parameters if is_cut else 0
+    in_eight_bits = loads.size.num_parameters if _is_in_eight_bits(recipe) else 0
     return in_eight_bits + layers * loads.size.weight_bytes // loads.size.num_parameters
+
+
+def _is_in_eight_bits(recipe: Recipe) -> bool:
+    """Returns whether the engines also keep the weights in eight bits."""
+    return isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
 
 
 def working_bytes(workers: Sequence[WorkerMemory]) -> Mapping[str, int]:
@@ -245,9 +258,8 @@ def _list_roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple
     logits = tokens * size.logit_bytes_per_token
     is_auto = recipe.rollout.max_tokens == "auto" and isinstance(recipe.rollout, NativeConfig)
     kv_bytes = (loads.longest if is_auto else recipe.rollout.kv_tokens) * size.kv_bytes_per_token
-    is_cut = isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
     cache = f"at least {loads.longest} tokens (rollout.max_tokens=auto)" if is_auto else "rollout.max_tokens"
-    how = f"weights + KV cache of {cache}" + (" + weights in eight bits" if is_cut else "")
+    how = f"weights + KV cache of {cache}" + (" + weights in eight bits" if _is_in_eight_bits(recipe) else "")
     if loads.num_adapted:
         older = recipe.schedule.resolved.adapters_beside
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")

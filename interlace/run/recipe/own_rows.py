@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, MutableMapping
 
 from interlace.algorithms.load import objective_names
 from interlace.core.types import JSON
+from interlace.data.config import expand_source
 
 
 def adapt_to_rows(data: MutableMapping[str, JSON], changed: Collection[str]) -> None:
@@ -26,8 +27,8 @@ def adapt_to_rows(data: MutableMapping[str, JSON], changed: Collection[str]) -> 
 
 def _holds_out_rows(section: object) -> bool:
     """Returns whether a part of the section holds out rows: by their names or number, or as its source does itself."""
-    if isinstance(section, str):  # the name of a reasoning-gym dataset, or of a file or hub dataset
-        return "/" not in section and "." not in section
+    if isinstance(section, str):
+        section = expand_source(section)
     if isinstance(section, list):
         return any(map(_holds_out_rows, section))
     if not isinstance(section, Mapping):

@@ -1,25 +1,25 @@
 """Contents of samples in Ray's object store, for ranks on other machines than the controller.
 
 A rank that does not share the controller's memory puts a content into the store of its node. Messages contain its key;
-Ray's reference is passed beside them by calls of the rank's actor, because Ray counts it. A reader fetches the content
+Ray's reference is passed separately, by calls of the rank's actor, because Ray counts it. A reader fetches the content
 from the node that has it. The content is lost with the process that put it, which owns it.
 """
 
-import pickle
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from interlace.core import payload
 from interlace.core.errors import PayloadLostError
-from interlace.core.payload import Dumps, PayloadStore, Stored, pickle_value
+from interlace.core.payload import PayloadStore, Stored
 
 T = TypeVar("T")
 
@@ -52,17 +52,12 @@ class RemoteContent(Stored[T]):
         """True if the process that owns the value has ended."""
         return self.has_ended
 
-    def read(self) -> T:
-        """See Stored."""
-        if self._value is None:
-            try:
-                # Copied, because the store's memory is read-only.
-                parts = [np.array(part) for part in ray.get(self.ref)]
-            except RayError as error:
-                self.has_ended = True
-                raise PayloadLostError(f"the content of a sample is lost: {error}") from error
-            self._value = pickle.loads(parts[0].data, buffers=parts[1:])
-        return cast("T", self._value)
+    def _load_parts(self) -> Sequence[NDArray[np.uint8]]:
+        try:
+            return [np.array(part) for part in ray.get(self.ref)]  # copied: the store's memory is read-only
+        except RayError as error:
+            self.has_ended = True
+            raise PayloadLostError(f"the content of a sample is lost: {error}") from error
 
 
 class RemotePayloads(PayloadStore):
@@ -71,12 +66,7 @@ class RemotePayloads(PayloadStore):
     def __init__(self) -> None:
         """Needs no folder."""
 
-    def put(self, value: T, dumps: Dumps | None = None) -> Stored[T] | None:
-        """See PayloadStore."""
-        body, arrays = (dumps or pickle_value)(value)
-        parts = [memoryview(body), *arrays]
-        if sum(part.nbytes for part in parts) < payload.MIN_BYTES or b"__main__" in body:
-            return None
+    def _keep(self, parts: Sequence[memoryview]) -> Stored[Any]:
         ref = ray.put([np.frombuffer(part, np.uint8) for part in parts])
         _references.kept[ref.hex()] = ref
         return RemoteContent(ref.hex(), ref)

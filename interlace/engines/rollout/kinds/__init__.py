@@ -96,6 +96,14 @@ class EngineKind(ABC):
         """Returns the length of the longest sequence that fits into a KV cache of `max_tokens` tokens."""
         return max_tokens
 
+    def longest_sequence(self, context: int | None = None) -> int:
+        """Returns the length of the longest sequence that these engines generate, in tokens.
+
+        context: length that the model supports; None if it has no limit.
+        """
+        fitting = self.longest_in(self.config.kv_tokens)
+        return min(context or fitting, fitting)
+
     def check_model(self, model: "PreTrainedModel", pool: str) -> None:  # noqa: B027 - most engines support any model
         """Raises UserError for a model that it cannot serve. Only shapes and types of the model are available."""
 

@@ -83,7 +83,7 @@ class ServedKind(EngineKind, ABC):
         context = capacity.context or self.config.kv_tokens
         limits = Limits(
             context=context,
-            longest=self.longest_in(self.config.kv_tokens),
+            longest=self.longest_sequence(),
             vocab_size=loaded.model.config.get_text_config().vocab_size,
             has_tokenizer=True,
             reads=None,

@@ -15,7 +15,7 @@ from interlace.models.tiny import build_tokenizer
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.check import Derived, check_recipe
 from interlace.run.recipe.load import load_recipe
-from interlace.run.recipe.memory import forecast_workers, largest_microbatch, working_bytes
+from interlace.run.recipe.memory import forecast_run, largest_microbatch, working_bytes
 from tests.support.mixture import save_mixture
 
 TEXT = """
@@ -146,7 +146,7 @@ def test_the_largest_micro_batch_that_occurs_is_what_check_and_launch_reckon_wit
     assert largest - 14 < max(sum(samples[index].num_total_tokens for index in batch) for batch in batches) <= largest
     derived = check(setting)
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
-    launched = working_bytes(forecast_workers(recipe, devices, derived.max_prompt_tokens))
+    launched = working_bytes(forecast_run(recipe, devices, derived.max_prompt_tokens).workers)
     assert launched == {worker.worker.partition("/")[0]: worker.transient_bytes for worker in derived.memory}
     assert launched["actor"] == pytest.approx(
         largest * check("tokens_per_microbatch=14").memory[-1].transient_bytes / 14
