@@ -8,7 +8,10 @@ of a round wait in the channel together, as those of an asynchronous run do; the
 `by value` switches the store off in the rollout worker and gives every token its own advantage, which is the code
 before references. The physical limit is one copy of a sample's content, as the memory of this machine copies it.
 
-    python benchmarks/data_plane.py [--samples 1500] [--length 8000] [--rounds 3] [--json data_plane.json]
+With `--turns 10`, a sample is an episode of ten turns, each with a tenth of the tokens. The controller needs the tokens
+of each turn for the next one, and stores them when the episode ends.
+
+    python benchmarks/data_plane.py [--samples 1500] [--length 8000] [--turns 1] [--rounds 3] [--json data_plane.json]
 """
 
 import argparse
@@ -27,7 +30,9 @@ import numpy as np
 from _data_plane_ends import LETTERS_PER_TOKEN, Reader, make_rollout
 
 from interlace.algorithms.advantages import per_token
+from interlace.core import payload
 from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams
+from interlace.rollouts.base import Outcome, Session
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.generate import GenerateStage
 from interlace.rollouts.pool import EnginePool
@@ -64,6 +69,37 @@ class Cost:
     wall_ms: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes of a round."""
+
+    samples: int
+    length: int
+    """Tokens of a sample."""
+    turns: int
+    """Turns of a sample, of equal length."""
+
+    @property
+    def turn_tokens(self) -> int:
+        """Tokens of a turn."""
+        return self.length // self.turns
+
+
+class Turns:
+    """Episode whose turns continue each other."""
+
+    def __init__(self, num_turns: int) -> None:
+        self._num_turns = num_turns
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome:
+        context, text = prompt.token_ids.tolist(), ""
+        for _ in range(self._num_turns):
+            turn = await session.generate(context)
+            context += turn.token_ids.tolist()
+            text += turn.text
+        return Outcome(text=text)
+
+
 def resident_kib() -> int:
     """Returns the memory of this process that no other process shares."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
@@ -80,35 +116,43 @@ class Plane:
     """A rollout worker, two ranks of a reward and two of a trainer, each in a process."""
 
     def __init__(
-        self, cluster: Cluster, pool: EnginePool, readers: WorkerGroup[Reader], *, length: int, by_value: bool
+        self, cluster: Cluster, pool: EnginePool, readers: WorkerGroup[Reader], sizes: Sizes, *, by_value: bool
     ) -> None:
         self._cluster, self._pool, self._readers = cluster, pool, readers
-        self._params, self._by_value = SamplingParams(max_new_tokens=length), by_value
+        self._params, self._by_value = SamplingParams(max_new_tokens=sizes.turn_tokens), by_value
+        self._episode = SingleTurn() if sizes.turns == 1 else Turns(sizes.turns)
         self._num_groups = 0
         gc.collect()
         self._empty_kib = resident_kib()
 
     @classmethod
-    async def start(cls, cluster: Cluster, length: int, *, by_value: bool) -> "Plane":
+    async def start(cls, cluster: Cluster, sizes: Sizes, *, by_value: bool) -> "Plane":
+        if by_value:
+            payload.MIN_BYTES = 1 << 62
         readers = await cluster.launch(
             WorkerSpec(name="reader", factory=Reader, worker_class=Reader, devices=cluster.devices, num_ranks=2)
         )
-        made = partial(make_rollout, length=length, by_value=by_value)
+        made = partial(make_rollout, length=sizes.turn_tokens, by_value=by_value)
         spec = WorkerSpec(
             name="rollout/0", factory=made, worker_class=RolloutWorker, devices=cluster.devices[:1], may_die=True
         )
         engine, schedule = await cluster.launch(spec), Schedule()
         pool = EnginePool(
-            cluster, [engine], schedule, samples_per_step=GRANULE, expected_tokens=length, on_suspended=lambda: None
+            cluster,
+            [engine],
+            schedule,
+            samples_per_step=GRANULE,
+            expected_tokens=sizes.turn_tokens,
+            on_suspended=lambda: None,
         )
         pool.start()
-        return cls(cluster, pool, readers, length=length, by_value=by_value)
+        return cls(cluster, pool, readers, sizes, by_value=by_value)
 
     async def round(self, num_samples: int) -> Cost:
         """Generates samples, lets them wait, and reads them."""
         channel = Channel[SampleKey, Sample]("samples", Sample, self._cluster.waits)
         stage = GenerateStage(
-            self._cluster, self._pool, SingleTurn(), self._params, channel,
+            self._cluster, self._pool, self._episode, self._params, channel,
             on_generated=lambda _: None, on_failed=lambda *_: False,
         )  # fmt: skip
         cursor = channel.subscribe("reader", GENERATED)
@@ -162,11 +206,11 @@ class Plane:
         return wave
 
 
-async def measure(cluster: Cluster, num_samples: int, length: int, rounds: int, *, by_value: bool) -> list[Cost]:
+async def measure(cluster: Cluster, sizes: Sizes, rounds: int, *, by_value: bool) -> list[Cost]:
     """Returns the costs of each round."""
-    plane = await Plane.start(cluster, length, by_value=by_value)
-    await plane.round(min(WARM_UP, num_samples))
-    return [await plane.round(num_samples) for _ in range(rounds)]
+    plane = await Plane.start(cluster, sizes, by_value=by_value)
+    await plane.round(min(WARM_UP, sizes.samples))
+    return [await plane.round(sizes.samples) for _ in range(rounds)]
 
 
 def copy_ms(length: int) -> float:
@@ -191,7 +235,8 @@ def show(name: str, rounds: list[Cost]) -> dict[str, float]:
 
 def measure_apart(name: str, given: argparse.Namespace) -> list[Cost]:
     """Measures one contestant in a new process, because memory that was freed may stay with a process."""
-    sizes = ["--samples", str(given.samples), "--length", str(given.length), "--rounds", str(given.rounds)]
+    names = ("samples", "length", "turns", "rounds")
+    sizes = [word for size in names for word in (f"--{size}", str(getattr(given, size)))]
     command = [sys.executable, __file__, *sizes, "--only", name]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return [Cost(**each) for each in json.loads(done.stdout.splitlines()[-1])]
@@ -202,14 +247,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=1500)
     parser.add_argument("--length", type=int, default=8000)
+    parser.add_argument("--turns", type=int, default=1, help="turns of a sample; the length is their sum")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=ARMS, help="print the costs of one contestant as JSON")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.only:
-        flow = partial(
-            measure, num_samples=given.samples, length=given.length, rounds=given.rounds, by_value=given.only == ARMS[0]
-        )
+        sizes = Sizes(samples=given.samples, length=given.length, turns=given.turns)
+        flow = partial(measure, sizes=sizes, rounds=given.rounds, by_value=given.only == ARMS[0])
         rounds = asyncio.run(run_on(ClusterConfig(devices="cpu:2"), Schedule(), flow))
         print(json.dumps([asdict(each) for each in rounds]))
         return

@@ -2,9 +2,9 @@
 
 The process that generates a sample writes its tokens, log-probs and text into a file (`PayloadStore.put_sample`).
 Messages contain a reference (`StoredSegments`): sizes, versions, and the name of the file. A reader maps the file, so
-it reads only the pages of the arrays that it uses. The process that receives the reference from the producer, which is
-the controller, owns the file, and removes it with its last reference. The file outlives the process that wrote it.
-Files of a dead process that no reference names are removed by remove_orphans().
+it reads only the pages of the arrays that it uses. The controller owns the file, whether it wrote it or received its
+reference from the producer, and removes it with its last reference. The file outlives a worker that wrote it. Files of
+a dead process that no reference names are removed by remove_orphans().
 """
 
 import contextlib
@@ -216,9 +216,13 @@ class PayloadStore:
 
     _numbers = count()
 
-    def __init__(self, folder: Path) -> None:
-        """folder: in memory, and removed by its owner at the end of the run."""
-        self._folder = folder
+    def __init__(self, folder: Path, *, is_owner: bool = False) -> None:
+        """folder: in memory, and removed by its owner at the end of the run.
+
+        is_owner: True in the controller, which owns the files that it writes. Otherwise the first process that receives
+        the reference owns the file.
+        """
+        self._folder, self._is_owner = folder, is_owner
 
     def put(self, value: T, dumps: Dumps | None = None) -> Stored[T] | None:
         """Writes a value. dumps: replaces the plain way to pickle.
@@ -251,7 +255,7 @@ class PayloadStore:
         if not self._write(parts, path):
             return None
         stored: Stored[Any] = Stored(None, path, [part.nbytes for part in parts])
-        stored._is_new, stored._owner = True, os.getpid()
+        stored._is_new, stored._owner = not self._is_owner, os.getpid()
         return stored
 
     def _write(self, parts: Sequence[memoryview], path: str) -> bool:

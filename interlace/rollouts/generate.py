@@ -5,11 +5,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Real
+from typing import cast
 
 from interlace.core.causes import Cause, SampleFailure, cause_of
 from interlace.core.errors import EpisodeFailedError, EpisodeLostError, EpisodeProcessLostError, RestartBudgetError
 from interlace.core.payload import StoredSegments, StoredText
-from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams, TerminalEvent
+from interlace.core.types import (
+    Prompt,
+    Request,
+    Response,
+    Sample,
+    SampleKey,
+    SamplingParams,
+    Segment,
+    TerminalEvent,
+)
 from interlace.rollouts.asker import FromPool
 from interlace.rollouts.base import Episode, Outcome
 from interlace.rollouts.episodes.single_turn import SingleTurn
@@ -127,7 +137,15 @@ class GenerateStage:
         if failed:
             self._fail_sample(sample.key, failed)
         else:
-            self._write(sample.key, columns)
+            self._write(sample.key, self._store_content(columns))
+
+    def _store_content(self, columns: Columns) -> Columns:
+        """Replaces the segments and the text of an episode by references, if workers in other processes read them."""
+        store = self._cluster.open_payload_store()
+        segments, text = cast("tuple[Segment, ...]", columns["segments"]), cast("str", columns["text"])
+        if not store or not (stored := store.put_sample(segments, text)):
+            return columns
+        return columns | {"segments": stored, "text": StoredText(stored)}
 
     def _fail_sample(self, key: SampleKey, failed: SampleFailure) -> None:
         if self._on_failed(key, failed):

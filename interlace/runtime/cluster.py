@@ -15,6 +15,7 @@ from interlace.core.errors import (
     WorkerDiedError,
     WorkerHungError,
 )
+from interlace.core.payload import PayloadStore
 from interlace.core.recovery import RestartBudget
 from interlace.observe.notes import Notes
 from interlace.runtime.clock import Clock, LoopClock
@@ -216,6 +217,11 @@ class Cluster(ABC):
     def _mail_directory(self) -> Directory | None:
         """Returns the directory in which ranks find each other's mailboxes."""
         return None
+
+    def open_payload_store(self) -> PayloadStore | None:
+        """Returns the store of values that this process passes to workers. None if they share no memory with it."""
+        directory = self._mail_directory()
+        return PayloadStore(directory.shared, is_owner=True) if directory and directory.shared else None
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":
         """Runs a stage's loop, or a part of its work, until the run ends. Its exception ends the run."""

@@ -14,6 +14,7 @@ from interlace.core import payload
 from interlace.core.errors import WorkerDiedError
 from interlace.core.payload import StoredSegments
 from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.rollouts.base import Episode, Session
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.pool import EnginePool
 from interlace.runtime.channel import Channel
@@ -33,6 +34,14 @@ class ApartRollout(RolloutWorker):
     @operation(on_device=False)
     def process(self) -> int:
         return os.getpid()
+
+
+class TwoTurns:
+    """Episode whose second turn continues the first after two inserted tokens."""
+
+    async def run(self, prompt: Prompt, session: Session) -> None:
+        first = await session.generate(prompt.token_ids.tolist())
+        await session.generate([*prompt.token_ids.tolist(), *first.token_ids.tolist(), 5, 6])
 
 
 def make_rollout(context: WorkerContext) -> RolloutWorker:
@@ -70,9 +79,14 @@ def run(kind: str, request: pytest.FixtureRequest, body: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_contents_stay_in_shared_memory(kind: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("episode", [SingleTurn(), TwoTurns()], ids=["one turn", "two turns"])
+def test_contents_stay_in_shared_memory(
+    kind: str, episode: Episode, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payload, "MIN_BYTES", 0)  # the controller stores the episodes of two turns
+
     async def here(cluster: Cluster) -> dict[SampleKey, tuple[bytes, bytes, str]]:
-        rows, _ = await ENGINE.play(await ENGINE.pool(cluster, 6), cluster, SingleTurn(), wave())
+        rows, _ = await ENGINE.play(await ENGINE.pool(cluster, 6), cluster, episode, wave())
         assert all(type(row.segments) is tuple for row in rows), "a thread of the run has nothing to keep back"
         return {row.key: (row.token_ids.tobytes(), row.logprobs.tobytes(), row.text) for row in rows}
 
@@ -85,7 +99,7 @@ def test_contents_stay_in_shared_memory(kind: str, request: pytest.FixtureReques
         )  # fmt: skip
         engine = Apart()
         pool = await engine.pool(cluster, 6)
-        rows, _ = await engine.play(pool, cluster, SingleTurn(), wave())
+        rows, _ = await engine.play(pool, cluster, episode, wave())
         folder = cluster._folder  # type: ignore[attr-defined]
         files = lambda: [*Path(folder.path).glob("payload-*")]  # noqa: E731
         assert all(isinstance(row.segments, StoredSegments) for row in rows) and len(files()) == 6
