@@ -15,7 +15,7 @@ from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, EpisodeHistory, Sl
 from interlace.rollouts.envs.spec import EnvSpec
 from interlace.rollouts.role_groups import EnvGroup
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.rank_set import Rank
+from interlace.runtime.rank import Rank
 from interlace.schedule.schedule import Schedule
 
 

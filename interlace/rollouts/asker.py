@@ -8,7 +8,7 @@ from typing import Protocol
 
 from interlace.core.errors import EnginesBusyError
 from interlace.core.types import Request, Response
-from interlace.rollouts.engine_job import OnDraft
+from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.pool import EnginePool, settle
 from interlace.runtime.cluster import Cluster
 

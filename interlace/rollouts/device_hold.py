@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from interlace.core.state_parts import WEIGHTS
-from interlace.rollouts.generation_meter import GenerationMeter
 from interlace.runtime.clock import Clock
 from interlace.schedule.schedule import Schedule
 
@@ -18,9 +17,14 @@ class DeviceHold:
     The runtime calls it as the driver of the worker group (`interlace.runtime.group_state.Driver`).
     """
 
-    def __init__(self, schedule: Schedule, clock: Clock, meter: GenerationMeter, wake: Callable[[], None]) -> None:
-        """wake: called when the engine must look at the hold, during a call too."""
-        self._clock, self._meter, self._wake = clock, meter, wake
+    def __init__(
+        self, schedule: Schedule, clock: Clock, *, on_recompute: Callable[[], None], wake: Callable[[], None]
+    ) -> None:
+        """on_recompute: called when the engine will recompute the KV cache of its running sequences.
+
+        wake: called when the engine must look at the hold, during a call too.
+        """
+        self._clock, self._on_recompute, self._wake = clock, on_recompute, wake
         self._min_hold = schedule.min_hold
         self._drops_cache = schedule.kv_on_switch == "recompute"
         self._since_s = 0.0
@@ -54,4 +58,4 @@ class DeviceHold:
     def unloaded(self, parts: Sequence[str]) -> None:
         """Records that parts of the engine's state were offloaded from the devices."""
         if self._drops_cache and tuple(parts) != (WEIGHTS,):
-            self._meter.recompute()
+            self._on_recompute()

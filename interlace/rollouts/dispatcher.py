@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 
 from interlace.core.types import Response, SampleKey
 from interlace.rollouts.driver import EngineDriver, Standing
-from interlace.rollouts.engine_job import Job
+from interlace.rollouts.engine_jobs import Job
 from interlace.rollouts.gathering import Gathering
 from interlace.rollouts.homes import Homes
-from interlace.rollouts.levelling import give_queued_jobs
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.served_weights import ServedWeights
 from interlace.rollouts.tool_waits import ToolWaits
@@ -143,8 +142,16 @@ class Dispatcher:
             self._timeline.drop_tokens(len(job.request.generated_ids))
 
     def fill(self, driver: EngineDriver) -> None:
-        """Gives an engine requests that are queued for engines with pending weights."""
-        give_queued_jobs(self._weights.pending.queues, driver, self.on_partials)
+        """Gives an engine queued requests of engines with pending weights, first from the engine with the largest load.
+
+        Those engines start no request before the swap. An engine that has swapped starts them earlier under the same
+        version. The samples do not change, because the request is the key of its sampling noise.
+        """
+        queues = self._weights.pending.queues
+        sources = [other for other in queues if not other.weights.starts_new and not other.is_away]
+        for source in sorted(sources, key=lambda other: (-other.load.live_tokens, other.number)):
+            if jobs := source.jobs.give(driver.calls.room, driver.load.live_tokens):
+                self.on_partials(jobs, [driver])
 
     def end_job(self, request_id: str) -> EngineDriver:
         """Forgets the job of a request that has its response. Returns the engine that served it."""

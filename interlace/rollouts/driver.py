@@ -6,11 +6,9 @@ from enum import Enum
 from interlace.core.errors import WorkerDiedError
 from interlace.core.types import Metrics
 from interlace.rollouts.device_hold import DeviceHold
-from interlace.rollouts.engine_calls import EngineCalls
-from interlace.rollouts.engine_job import EngineHost, Job
-from interlace.rollouts.engine_jobs import EngineJobs
+from interlace.rollouts.engine_calls import EngineCalls, GenerationMeter
+from interlace.rollouts.engine_jobs import EngineHost, EngineJobs, Job
 from interlace.rollouts.evacuation import Evacuation
-from interlace.rollouts.generation_meter import GenerationMeter
 from interlace.rollouts.pending_swaps import PendingSwaps
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
@@ -83,10 +81,10 @@ class EngineDriver:
         self.metrics: Metrics = {}
         """Metrics of the engine between its last two swaps of weights."""
         meter = GenerationMeter(group, cluster.timeline)
-        self.weights = WeightSwap(group, schedule, self.jobs, meter)
+        self.weights = WeightSwap(group, schedule, self.jobs, meter.recompute)
         self.calls = EngineCalls(group, self.jobs, meter, self.weights, create_limit(schedule.concurrency), host)
         self.evacuation = Evacuation(self.jobs, self.calls, self._wake)
-        self._hold = DeviceHold(schedule, cluster.clock, meter, self._wake)
+        self._hold = DeviceHold(schedule, cluster.clock, on_recompute=meter.recompute, wake=self._wake)
         self._host, self._swaps, self._on_lost = host, swaps, on_lost
         self.number = swaps.number_engine()
         """Number in the order of creation."""

@@ -34,7 +34,7 @@ from interlace.core.types import (
 )
 from interlace.observe.films import Film
 from interlace.rollouts.base import Episode, Filming, Outcome, ToolUse
-from interlace.rollouts.engine_job import OnDraft
+from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.episode_envs import EnvAnswer, EnvAsk, EnvProxies
 from interlace.rollouts.generate import failure, outcome_of, sample_failure
 from interlace.rollouts.session import EpisodeSession, SessionLimits

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from interlace.core.types import Metrics, Request, Response, SampleKey
 from interlace.rollouts.driver import EngineDriver
-from interlace.rollouts.engine_job import Job
+from interlace.rollouts.engine_jobs import Job
 from interlace.schedule.routing import KeptContext
 
 

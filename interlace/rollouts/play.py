@@ -10,7 +10,7 @@ from interlace.core.causes import cause_of
 from interlace.core.errors import EpisodeLostError, RestartBudgetError
 from interlace.core.types import NO_GROUP, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.rollouts.base import Episode
-from interlace.rollouts.engine_job import OnDraft
+from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.generate import run_episode, sample_after_loss, sample_failure
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.session import EpisodeSession, SessionLimits

@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.rollouts.dispatcher import Dispatcher
 from interlace.rollouts.driver import EngineDriver
-from interlace.rollouts.engine_job import Deliver, Job, OnDraft
+from interlace.rollouts.engine_jobs import Deliver, Job, OnDraft
 from interlace.rollouts.membership import NO_CHANGES, Membership, MembershipRules
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.served_weights import ServedWeights

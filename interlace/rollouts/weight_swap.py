@@ -1,7 +1,8 @@
 """Weights of one rollout engine: the version that it serves, the pending version, and the moment of the swap."""
 
+from collections.abc import Callable
+
 from interlace.rollouts.engine_jobs import EngineJobs
-from interlace.rollouts.generation_meter import GenerationMeter
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import UpdateMode, WeightRef
@@ -17,8 +18,11 @@ class WeightSwap:
     calls of the engine.
     """
 
-    def __init__(self, group: RolloutGroup, schedule: Schedule, jobs: EngineJobs, meter: GenerationMeter) -> None:
-        self._group, self._jobs, self._meter = group, jobs, meter
+    def __init__(
+        self, group: RolloutGroup, schedule: Schedule, jobs: EngineJobs, on_recompute: Callable[[], None]
+    ) -> None:
+        """on_recompute: called when the engine will recompute the KV cache of its running sequences."""
+        self._group, self._jobs, self._on_recompute = group, jobs, on_recompute
         self._on_update = schedule.on_update
         self._pending: WeightRef | None = None
         self.version = UNKNOWN
@@ -87,7 +91,7 @@ class WeightSwap:
             mode = "own"
         await self._group.with_cause("publication").update_weights(ref, mode)
         if self._on_update == "recompute":
-            self._meter.recompute()
+            self._on_recompute()
         self.version = ref.version
 
     def forget(self) -> None:

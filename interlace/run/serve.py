@@ -18,7 +18,7 @@ from interlace.core.types import JSON, Prompt, Request, Response, Sample, Sample
 from interlace.engines.rollout.kinds import create_kind
 from interlace.models.loading import load_tokenizer
 from interlace.rollouts.base import Session
-from interlace.rollouts.engine_job import OnDraft
+from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.rendering.load import create_renderer
 from interlace.rollouts.rendering.text import longest_token

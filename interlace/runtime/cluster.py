@@ -25,7 +25,7 @@ from interlace.runtime.group_state import DeviceUse
 from interlace.runtime.outside import OutsideWork
 from interlace.runtime.process.mail import Directory
 from interlace.runtime.process.starts import Place
-from interlace.runtime.rank_set import Rank
+from interlace.runtime.rank import Rank
 from interlace.runtime.revival import Revival, RevivalRule
 from interlace.runtime.run_tasks import RunTasks
 from interlace.runtime.timeline import Timeline

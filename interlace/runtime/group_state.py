@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from interlace.core.errors import WorkerDiedError
 from interlace.core.state_parts import STATE
-from interlace.runtime.rank_set import GroupCall, RankSet
+from interlace.runtime.rank import GroupCall
 from interlace.runtime.worker import Operation, Worker, operation_of
 from interlace.schedule.placement import Device
+
+if TYPE_CHECKING:
+    from interlace.runtime.group import RankSet
 
 SWITCH = Operation(bin="switch", phase="switch")
 """Declaration of the operations that move a worker's state, independent of the worker's class."""
@@ -55,7 +58,7 @@ class DeviceUse:
 class GroupState:
     """The state of a group's workers, loaded onto the devices and unloaded in parts, as the device lock requires."""
 
-    def __init__(self, name: str, worker_class: type[Worker], use: DeviceUse, ranks: RankSet) -> None:
+    def __init__(self, name: str, worker_class: type[Worker], use: DeviceUse, ranks: "RankSet") -> None:
         """name: of the group."""
         self.name, self.stage, self.preemptible = name, use.stage, use.preemptible
         self.device_indices = use.indices

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from interlace.runtime.rank_set import Services
+from interlace.runtime.rank import Services
 from interlace.runtime.timeline import Span
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence, Sized
 from typing import Protocol
 
 from interlace.core.errors import WorkerDiedError
-from interlace.runtime.rank_set import Rank
+from interlace.runtime.rank import Rank
 
 
 class WorkerProcess(Rank, Protocol):

@@ -25,8 +25,6 @@ from interlace.weights.ref import Place, UpdateMode, WeightRef
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

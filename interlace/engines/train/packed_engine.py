@@ -18,11 +18,12 @@ from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
 from interlace.engines.train.optimizer import Optimizer
 from interlace.engines.train.packed_model import PackedModel
 from interlace.engines.train.packing import (
+    PlanQueue,
+    SamplePlan,
     collate,
     placeholder,
     split_samples,
 )
-from interlace.engines.train.plans import PlanQueue, SamplePlan
 from interlace.engines.train.prefetch import ahead
 from interlace.engines.train.probes import check_backward, check_router_loss
 from interlace.engines.train.ranks import Ranks

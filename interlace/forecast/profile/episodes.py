@@ -15,7 +15,7 @@ from interlace.forecast.profile.samples import ENOUGH_SAMPLES
 from interlace.forecast.profile.types import Turns
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.rollouts.asker import FromPool
-from interlace.rollouts.engine_job import OnDraft
+from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.generate import run_episode
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import RolloutGroup

@@ -18,7 +18,7 @@ from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank
 from interlace.runtime.process.mail import FolderDirectory, close_mailboxes
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, make_shared_folder
-from interlace.runtime.rank_set import Rank, RankResult, turn_of
+from interlace.runtime.rank import Rank, RankResult, turn_of
 from interlace.runtime.result_order import ResultOrder
 from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device

@@ -13,7 +13,7 @@ from interlace.runtime.process.connection import RankConnection
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Call, Dumps, Reply, encode, plain_dumps
 from interlace.runtime.process.open_calls import OpenCalls
 from interlace.runtime.process.shared import SharedArrays
-from interlace.runtime.rank_set import RankResult
+from interlace.runtime.rank import RankResult
 from interlace.runtime.worker import WorkerContext
 
 GRACE_S = 5.0

@@ -14,7 +14,7 @@ from typing import Any
 from interlace.core.errors import DiskFullError, RemoteError, UserError
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
 from interlace.runtime.process.shared import SharedArrays, write_all
-from interlace.runtime.rank_set import turn_of
+from interlace.runtime.rank import turn_of
 from interlace.runtime.worker import RAISED, Worker, WorkerContext
 
 ALONE_S = 10.0

@@ -18,7 +18,7 @@ from interlace.core.errors import WorkerDiedError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.machine import DeviceSlot
 from interlace.runtime.process.shared import SharedArrays, make_shared_folder
-from interlace.runtime.rank_set import Rank
+from interlace.runtime.rank import Rank
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.children import START_WITHIN_S, place_child
 from interlace.runtime.ray.mail import StoreDirectory

@@ -8,7 +8,7 @@ from typing import Any
 
 from interlace.core.errors import HangError, RemoteError, UserError
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.rank_set import Rank, RankResult, turn_of
+from interlace.runtime.rank import Rank, RankResult, turn_of
 from interlace.runtime.sim.loop import VirtualClock, virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from interlace.core.errors import WorkerDiedError
-from interlace.runtime.rank_set import Rank, RankResult
+from interlace.runtime.rank import Rank, RankResult
 from interlace.runtime.sim.cluster import RankWrapper
 from interlace.runtime.worker import WorkerContext
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from interlace.core.progress import Progress
-from interlace.runtime.rank_set import Rank, RankResult
+from interlace.runtime.rank import Rank, RankResult
 from interlace.runtime.sim.loop import VirtualLoop, virtual_loop
 from interlace.runtime.worker import WorkerContext
 

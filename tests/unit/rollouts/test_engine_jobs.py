@@ -1,8 +1,7 @@
 """The queue of an engine: order, removal, and the jobs that another engine may take."""
 
 from interlace.core.types import Request, SampleKey, SamplingParams
-from interlace.rollouts.engine_job import Job
-from interlace.rollouts.engine_jobs import EngineJobs
+from interlace.rollouts.engine_jobs import EngineJobs, Job
 
 PARAMS = SamplingParams(max_new_tokens=8)
 

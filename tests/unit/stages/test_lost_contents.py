@@ -21,7 +21,7 @@ from interlace.core.progress import Progress
 from interlace.core.recovery import RecoveryConfig
 from interlace.core.types import Response, Sample, SampleGroup, SampleKey, TerminalEvent
 from interlace.flows.run import PolicyRun
-from interlace.runtime.rank_set import Rank, RankResult
+from interlace.runtime.rank import Rank, RankResult
 from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.worker import WorkerContext
 from interlace.schedule.placement import Device

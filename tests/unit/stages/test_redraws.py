@@ -9,7 +9,7 @@ import pytest
 from interlace.core.causes import Cause
 from interlace.core.recovery import Breaker, RecoveryConfig, RestartBudget
 from interlace.core.types import RewardResult, Sample, TerminalEvent
-from interlace.runtime.rank_set import Rank, RankResult
+from interlace.runtime.rank import Rank, RankResult
 from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.worker import WorkerContext
 from interlace.schedule.placement import Device
