@@ -101,7 +101,8 @@ class Request:
     noise, of which the earlier ones may still be aborted."""
     turn: int = 0
     """Number of the request among the requests of its sample. An episode makes several, in sequence or concurrently."""
-    prompt_ids: Sequence[int]
+    prompt_ids: Sequence[int] | IntArray
+    """[P] tokens of the context. A run passes int32 arrays: a list of Python integers takes nine times the memory."""
     params: SamplingParams
     may_continue: bool = False
     """True if a later request may extend this context and response. The engine then retains the KV cache."""

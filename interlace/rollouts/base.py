@@ -26,7 +26,7 @@ from interlace.rollouts.envs.jobs import Start
 FILMED = "filmed"
 """Column of a prompt that requests a video of its episode: true, or the label of the film."""
 
-Context: TypeAlias = Sequence[int] | Sequence[Message | Mapping[str, JSON]]
+Context: TypeAlias = Sequence[int] | IntArray | Sequence[Message | Mapping[str, JSON]]
 """The whole context of a turn: token ids or messages. A mapping is a message in OpenAI's form."""
 Tools: TypeAlias = Sequence[ToolSpec | Mapping[str, JSON]]
 """Tools that the prompt describes to the model. A mapping is a tool in OpenAI's form."""

@@ -9,7 +9,7 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec, as_message
 from interlace.core.sampling import LARGEST_INT32
-from interlace.core.types import JSON, SamplingParams
+from interlace.core.types import JSON, IntArray, SamplingParams
 from interlace.rollouts.base import Context, Turn
 from interlace.rollouts.history import History
 from interlace.rollouts.rendering.base import Renderer
@@ -42,14 +42,15 @@ class ContextEncoder:
         tools: tuple[ToolSpec, ...],
         number: int,
         renderer: Renderer | None,
-    ) -> list[int]:
+    ) -> IntArray:
         """Returns the token ids of a context. Raises UserError for a context that is not valid for a turn.
 
         messages: the context's messages, or None if it contains token ids. number: number of the turn, for messages.
         """
         if messages is None:
             return self._check_ids(context, number)
-        return await self._render_messages(renderer or self._renderer, messages, tools, number)
+        rendered = await self._render_messages(renderer or self._renderer, messages, tools, number)
+        return np.asarray(rendered, np.int32)
 
     async def _render_messages(
         self, renderer: Renderer | None, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], number: int
@@ -67,7 +68,7 @@ class ContextEncoder:
             return self._history.context(renderer, messages, tools)
         return await asyncio.to_thread(self._history.context, renderer, messages, tools)
 
-    def _check_ids(self, token_ids: Context, number: int) -> list[int]:
+    def _check_ids(self, token_ids: Context, number: int) -> IntArray:
         self.check_length(len(token_ids), number)
         found = np.asarray(token_ids)
         is_list = found.ndim == 1 and found.size and found.dtype.kind in "iu"
@@ -76,7 +77,7 @@ class ContextEncoder:
                 f"generate() was given a {type(token_ids).__name__} that is not a list of token ids. It takes the "
                 f"whole context, at least one token, with ids from 0 to {LARGEST_INT32}, or messages."
             )
-        return cast(list[int], found.tolist())
+        return found.astype(np.int32)
 
     def check_length(self, num_tokens: int, number: int, bound: str = "") -> None:
         """Raises UserError for a context that leaves no room for an answer. bound: words before the number."""
@@ -98,7 +99,7 @@ class ContextEncoder:
     ) -> None:
         """Stores the tokens of a turn after messages, for later turns."""
         if renderer:
-            tokens = [*turn.prompt_ids.tolist(), *turn.token_ids.tolist()]
+            tokens = np.concatenate([turn.prompt_ids, turn.token_ids])
             self._history.add_turn(renderer, messages, tools, turn.message, tokens)
 
 

@@ -75,7 +75,7 @@ class TurnAsk:
     """Message to the run: requests a turn of an episode."""
 
     turn: int
-    prompt_ids: Sequence[int]
+    prompt_ids: Sequence[int] | IntArray
     params: SamplingParams | None
     """Sampling parameters. If None, the session's."""
     inputs: Inputs | None = None

@@ -83,23 +83,18 @@ class GenerateStage:
             task.cancel()
 
     def _make_requests(self, samples: Sequence[Sample]) -> list[Request]:
-        """Makes one request per sample. Requests of one prompt share its list of ids."""
-        requests: list[Request] = []
-        prompt, ids = None, []
-        for sample in samples:
-            if sample.prompt is not prompt:
-                prompt, ids = sample.prompt, sample.prompt.token_ids.tolist()
-            requests.append(
-                Request(
-                    uid=prompt.uid,
-                    owner=sample.key,
-                    attempt=prompt.attempt,
-                    prompt_ids=ids,
-                    params=self._params,
-                    may_stay=True,
-                )
+        """Makes one request per sample. Requests of one prompt share its array of ids."""
+        return [
+            Request(
+                uid=sample.prompt.uid,
+                owner=sample.key,
+                attempt=sample.prompt.attempt,
+                prompt_ids=sample.prompt.token_ids,
+                params=self._params,
+                may_stay=True,
             )
-        return requests
+            for sample in samples
+        ]
 
     def _take_response(self, response: Response) -> None:
         key = response.request.owner

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from interlace.core.messages import Message, ToolSpec, same_message
+from interlace.core.types import IntArray
 from interlace.rollouts.rendering.base import Renderer
 
 
@@ -13,7 +14,7 @@ class _Past:
     """Messages of the conversation, ending with the model's answer."""
     tools: tuple[ToolSpec, ...]
     renderer: Renderer
-    token_ids: list[int]
+    token_ids: IntArray
     """Tokens of the messages, as the model read and sampled them."""
 
 
@@ -32,7 +33,7 @@ class History:
         for past in sorted(self._turns, key=lambda past: -len(past.messages)):
             if past.renderer is renderer and past.tools == tuple(tools) and _begins_with(messages, past.messages):
                 new = messages[len(past.messages) :]
-                found = renderer.extend(past.token_ids, past.messages[-1], new, tools) if new else None
+                found = renderer.extend(past.token_ids.tolist(), past.messages[-1], new, tools) if new else None
                 if found is not None:
                     return found
         return renderer.render(messages, tools)
@@ -43,7 +44,7 @@ class History:
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         answer: Message,
-        token_ids: list[int],
+        token_ids: IntArray,
     ) -> None:
         """Stores a turn. token_ids: tokens of the whole context and the answer."""
         self._turns.append(_Past((*messages, answer), tuple(tools), renderer, token_ids))

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from interlace.core.types import Metrics, Request, Response, SampleKey
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_jobs import Job
+from interlace.rollouts.turns import count_common
 from interlace.schedule.routing import KeptContext
 
 
@@ -69,10 +72,8 @@ class Homes:
         home = self._homes.get(request.owner)
         if home is None:
             return 0
-        context, computed = list(request.prompt_ids), [*home.last.request.prompt_ids, *home.last.token_ids[:-1]]
-        if context[: len(computed)] == computed:
-            return len(computed)
-        return next(place for place, (one, other) in enumerate(zip([*context, -1], [*computed, -2])) if one != other)
+        computed = np.concatenate([np.asarray(home.last.request.prompt_ids), np.asarray(home.last.token_ids[:-1])])
+        return count_common(np.asarray(request.prompt_ids), computed)
 
     def end(self, owner: SampleKey) -> None:
         """Records that a sample ended, and releases its context."""

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from interlace.core.errors import EnginesBusyError, UserError
 from interlace.core.messages import as_tool
 from interlace.core.random import stable_hash
-from interlace.core.types import Inputs, Request, Sample, SampleKey, SamplingParams
+from interlace.core.types import Inputs, IntArray, Request, Sample, SampleKey, SamplingParams
 from interlace.models.action_tokens import ActionTokens
 from interlace.rollouts.asker import Asker
 from interlace.rollouts.base import (
@@ -226,7 +226,7 @@ class EpisodeSession:
             async with self._around.waiting(self.name, what):
                 yield
 
-    def _make_request(self, ids: list[int], params: SamplingParams, place: int) -> Request:
+    def _make_request(self, ids: IntArray, params: SamplingParams, place: int) -> Request:
         self._code.check_open()
         self._contexts.check_length(len(ids), place)
         prompt = self._sample.prompt

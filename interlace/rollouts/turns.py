@@ -72,7 +72,7 @@ def _count_episode(turns: Sequence[Turn], segments: Sequence[Segment], tools: Se
         num_turns=len(turns),
         num_branches=len(branches(segments)),
         history_tokens=sum(len(before) for before, _ in pairs),
-        reused_tokens=sum(_num_common(before, turn.prompt_ids) for before, turn in pairs),
+        reused_tokens=sum(count_common(before, turn.prompt_ids) for before, turn in pairs),
         tool_calls=Counter(use.name for use in tools),
         tool_errors=Counter(use.name for use in tools if use.failed),
         tool_s=tuple(use.seconds for use in tools),
@@ -80,7 +80,7 @@ def _count_episode(turns: Sequence[Turn], segments: Sequence[Segment], tools: Se
     )
 
 
-def _num_common(one: IntArray, other: IntArray) -> int:
+def count_common(one: IntArray, other: IntArray) -> int:
     """Counts the common tokens at the beginning of both."""
     size = min(len(one), len(other))
     differing = np.flatnonzero(one[:size] != other[:size])

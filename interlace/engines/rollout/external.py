@@ -65,7 +65,7 @@ class LiveRequests:
         """
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already live")
-        if not request.prompt_ids:
+        if not len(request.prompt_ids):
             raise UserError(f"request {request.id}: the prompt is empty. Give it at least one token (a BOS will do).")
         if request.inputs is not None or request.query_ids:
             raise UserError(

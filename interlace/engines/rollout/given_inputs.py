@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from interlace.core.types import Inputs
+from interlace.core.types import Inputs, IntArray
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.runner import Given
 from interlace.engines.rollout.sequence import SequenceTable
@@ -26,7 +26,7 @@ class InputReader:
 
     embedding: InputEmbedding
 
-    def fault(self, prompt_ids: Sequence[int], inputs: Inputs) -> str | None:
+    def fault(self, prompt_ids: Sequence[int] | IntArray, inputs: Inputs) -> str | None:
         """Returns the reason why these arrays do not fit a prompt; None if they fit."""
         shapes = self.embedding.shapes
         if set(inputs) != set(shapes):
@@ -37,7 +37,7 @@ class InputReader:
                 return f"{name} has shape {list(array.shape)}, and the model reads [N, {str(list(shapes[name]))[1:]}."
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return f"{name} holds a number that is not finite."
-        found = sum([token == self.embedding.placeholder for token in prompt_ids])
+        found = np.count_nonzero(np.asarray(prompt_ids) == self.embedding.placeholder)
         wanted = counts.pop() * self.embedding.per_observation
         return None if found == wanted else f"its prompt has {found} placeholder tokens, and its arrays fill {wanted}."
 

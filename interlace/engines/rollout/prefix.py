@@ -17,8 +17,6 @@ it."""
 SHORTEST_OWN = 16
 """Shortest prefix, in tokens, that is kept for a sample's next turn."""
 
-Prompt = tuple[int, ...]
-
 
 @dataclass(slots=True, eq=False)
 class Holder:
@@ -237,7 +235,7 @@ class PrefixIndex:
         seconds.
         """
         self._table, self._store, self._enabled = table, store, enabled
-        self._leaders: dict[Prompt, SequenceState] = {}
+        self._leaders: dict[bytes, SequenceState] = {}
         self._running: dict[SequenceState, Holder | None] = {}
         """Sequences whose cells are of the current version, with the holder of those that are long enough."""
         self._marks = MarkIndex()
@@ -252,7 +250,7 @@ class PrefixIndex:
         """Returns True if a running sibling is still computing this sequence's prompt."""
         if not sequence.shares_prefixes:
             return False
-        leader = self._leaders.get(tuple(sequence.request.prompt_ids))
+        leader = self._leaders.get(sequence.prompt)
         return leader is not None and self._table.num_computed[leader.row] < sequence.num_prompt - 1
 
     def take(self, sequence: SequenceState) -> int:
@@ -296,7 +294,7 @@ class PrefixIndex:
             self.retained.finish_take(taken)
         if not self._enabled or not sequence.shares_prefixes or (taken is not None and not taken.is_current):
             return
-        self._leaders.setdefault(tuple(sequence.request.prompt_ids), sequence)
+        self._leaders.setdefault(sequence.prompt, sequence)
         holder = None
         if len(sequence.token_ids) > SHORTEST:
             holder = Holder(sequence.row, sequence.marks(SHORTEST))
@@ -305,7 +303,7 @@ class PrefixIndex:
 
     def retire(self, sequence: SequenceState, *, retain: bool) -> None:
         """Records that a sequence stops running. Its row will be freed; if `retain`, its cells move to a spare row."""
-        key = tuple(sequence.request.prompt_ids)
+        key = sequence.prompt
         if self._leaders.get(key) is sequence:
             del self._leaders[key]
         is_current = sequence in self._running
@@ -336,7 +334,7 @@ class PrefixIndex:
     def _find_longest(self, sequence: SequenceState) -> tuple[int, int]:
         """Finds the row with the longest common prefix, and its length; at most all but the sequence's last token."""
         best, row, token_ids = 0, -1, sequence.token_ids
-        leader = self._leaders.get(tuple(sequence.request.prompt_ids))
+        leader = self._leaders.get(sequence.prompt)
         if leader is not None:
             row = leader.row
             best = min(sequence.num_prompt, len(token_ids) - 1, int(self._table.num_computed[row]))

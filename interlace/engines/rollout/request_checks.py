@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from interlace.core.errors import UserError
 from interlace.core.types import Request
 from interlace.engines.rollout.given_inputs import InputReader
@@ -58,10 +60,11 @@ class Limits:
         forbidden = {token for token, bias in params.logit_bias if bias == -math.inf and token < drawable}
         if len(forbidden) >= drawable:
             raise UserError(f"{what}: logit_bias forbids all {drawable} tokens. Leave at least one without -inf.")
-        biased = (token for token, _ in params.logit_bias)
-        for token in (*request.prompt_ids, *request.query_ids, *request.generated_ids, *biased):
-            if not 0 <= token < self.vocab_size:
-                raise UserError(f"{what}: token id {token} is not in the model's vocabulary of {self.vocab_size}.")
+        biased = [token for token, _ in params.logit_bias]
+        for tokens in (request.prompt_ids, request.query_ids, request.generated_ids, biased):
+            found = np.asarray(tokens)
+            if (wrong := found[(found < 0) | (found >= self.vocab_size)]).size:
+                raise UserError(f"{what}: token id {wrong[0]} is not in the model's vocabulary of {self.vocab_size}.")
 
     def _check_inputs(self, request: Request, what: str) -> None:
         if request.query_ids and len(request.query_ids) != request.params.max_new_tokens:

@@ -48,8 +48,13 @@ class SequenceState:
     """Older version under which the sequence began and will end; None for the newest version."""
     num_cached: int = -1
     """Tokens of the prompt that were cached at its first run; -1 before it."""
+    prompt: bytes = field(init=False)
+    """Tokens of the request's prompt, as a key."""
     _marks: tuple[int, list[int]] = field(default=(0, []))
     """Number of tokens for which the marks were computed, and the marks."""
+
+    def __post_init__(self) -> None:
+        self.prompt = np.asarray(self.request.prompt_ids, np.int64).tobytes()
 
     @property
     def has_begun(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from interlace.core.messages import Message, ToolSpec
-from interlace.core.types import JSON
+from interlace.core.types import JSON, IntArray
 
 
 class Renderer(Protocol):
@@ -33,7 +33,7 @@ class Renderer(Protocol):
         ...
 
     def parse(
-        self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
+        self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | IntArray = (), tools: Sequence[ToolSpec] = ()
     ) -> Message:
         """Reads an answer: content, reasoning, tool calls. prompt_ids: the context of the answer."""
         ...

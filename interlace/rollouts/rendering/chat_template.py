@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec, to_mapping, tool_mapping
-from interlace.core.types import JSON
+from interlace.core.types import JSON, IntArray
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.parsers.base import MarkedText, Parser
 from interlace.rollouts.rendering.proof import Kind, Proof, prove
@@ -134,7 +134,7 @@ class ChatTemplateRenderer:
         return [*self._text.encode(said + closing), *end]
 
     def parse(
-        self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
+        self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | IntArray = (), tools: Sequence[ToolSpec] = ()
     ) -> Message:
         """Parses an answer; see Renderer."""
         found = self._parser.parse(self._cut_answer(token_ids), tools, in_thought=self._opens_thought)
