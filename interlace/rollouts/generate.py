@@ -9,7 +9,7 @@ from typing import cast
 
 from interlace.core.causes import Cause, SampleFailure, cause_of
 from interlace.core.errors import EpisodeFailedError, EpisodeLostError, EpisodeProcessLostError, RestartBudgetError
-from interlace.core.payload import StoredSegments, StoredText
+from interlace.core.payload import PayloadStore, StoredSegments, StoredText
 from interlace.core.types import (
     Prompt,
     Request,
@@ -136,9 +136,12 @@ class GenerateStage:
 
     def _store_content(self, columns: Columns) -> Columns:
         """Replaces the segments and the text of an episode by references, if workers in other processes read them."""
-        store = self._cluster.open_payload_store()
+        directory = self._cluster.mail_directory()
+        if not directory or not directory.shared:
+            return columns
         segments, text = cast("tuple[Segment, ...]", columns["segments"]), cast("str", columns["text"])
-        if not store or not (stored := store.put_sample(segments, text)):
+        stored = PayloadStore(directory.shared, is_owner=True).put_sample(segments, text)
+        if stored is None:
             return columns
         return columns | {"segments": stored, "text": StoredText(stored)}
 

@@ -15,7 +15,6 @@ from interlace.core.errors import (
     WorkerDiedError,
     WorkerHungError,
 )
-from interlace.core.payload import PayloadStore
 from interlace.core.recovery import RestartBudget
 from interlace.observe.notes import Notes
 from interlace.runtime.clock import Clock, LoopClock
@@ -172,7 +171,7 @@ class Cluster(ABC):
                     num_ranks=spec.num_ranks,
                     devices=tuple(device.name for device in spec.devices[rank :: spec.num_ranks]),
                     rendezvous=rendezvous,
-                    directory=self._mail_directory(),
+                    directory=self.mail_directory(),
                 )
                 for rank in range(spec.num_ranks)
             ]
@@ -214,14 +213,9 @@ class Cluster(ABC):
         """Returns the rendezvous of the group's ranks."""
         return None
 
-    def _mail_directory(self) -> Directory | None:
+    def mail_directory(self) -> Directory | None:
         """Returns the directory in which ranks find each other's mailboxes."""
         return None
-
-    def open_payload_store(self) -> PayloadStore | None:
-        """Returns the store of values that this process passes to workers. None if they share no memory with it."""
-        directory = self._mail_directory()
-        return PayloadStore(directory.shared, is_owner=True) if directory and directory.shared else None
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":
         """Runs a stage's loop, or a part of its work, until the run ends. Its exception ends the run."""

@@ -120,7 +120,7 @@ class LocalCluster(Cluster):
             self.processes.add(spawned)
         return spawned
 
-    def _mail_directory(self) -> FolderDirectory:
+    def mail_directory(self) -> FolderDirectory:
         if self._directory is None:
             made = self._directory = FolderDirectory(Path(self._own_folder("mail")))
             self._after_workers.callback(close_mailboxes, made)

@@ -103,7 +103,7 @@ class RayCluster(Cluster):
             self.processes.add(rank)
         return rank
 
-    def _mail_directory(self) -> StoreDirectory:
+    def mail_directory(self) -> StoreDirectory:
         return self._directory
 
     async def wait_turn(self) -> None:
