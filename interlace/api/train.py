@@ -17,9 +17,10 @@ from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import NotebookProgress, is_notebook
 from interlace.observe.progress import ProgressView, open_progress
-from interlace.observe.run_folder import RunFolder, default_name, latest_name
+from interlace.observe.run_folder import RunFolder, latest_name
 from interlace.observe.run_identity import CHANGEABLE, flatten, may_change
 from interlace.observe.run_lock import RunLock, open_run
+from interlace.observe.run_start import check_choice
 from interlace.observe.stop import StopSignal
 from interlace.rewards.base import GIVEN
 from interlace.run.callbacks import Callback, Callbacks
@@ -79,8 +80,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     Raises UserError for a mistake, before any work starts.
     """
     refuse_in_child("interlace.train()")
-    if resume and overwrite:
-        raise UserError("--resume continues a run, --overwrite deletes it: give one of them.")
+    check_choice(resume=resume, overwrite=overwrite)
     hush_libraries()
     given = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
@@ -150,8 +150,8 @@ def _open_fresh_run(
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
     """Checks a new run and makes its folder. held: keeps the run's lock."""
     recipe, planner = asked.settings(), None
-    name = default_name(asked.root, asked.stem) if asked.name is None else asked.name
-    RunFolder.named(asked.root, name)  # refuses a name that no folder can have
+    if asked.name is not None:
+        RunFolder.named(asked.root, asked.name)  # refuses a name that no folder can have
     check_settings(recipe)
     from interlace.run.recipe.check import check_recipe
 
@@ -162,7 +162,7 @@ def _open_fresh_run(
             recipe, planner = plan_at_start(recipe, console)
             held.callback(planner.close)
         check_recipe(recipe)
-    return recipe, open_run(asked.root, name, overwrite=overwrite, held=held), planner
+    return recipe, open_run(asked.root, asked.name, asked.stem, overwrite=overwrite, held=held), planner
 
 
 def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:

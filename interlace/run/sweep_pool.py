@@ -125,7 +125,7 @@ def _start_waiting(
             yield path.name, RunEnd(is_finished=False, error=str(error))
             continue
         share = free.pop(0)
-        progress.say(f"run {path.name} starts {f'on {share}' if share else ''}".rstrip())
+        progress.say(f"run {path.name} starts{f' on {share}' if str(share) else ''}")
 
 
 def _start(path: Path, recipe: Recipe, share: Share) -> _Child:
