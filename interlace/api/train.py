@@ -73,7 +73,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     columns: column that is read -> column of the data, such as {"answer": "reward_model.ground_truth"}.
     heldout_size: rows that are kept back to evaluate on, before and after.
     overrides: changes of settings as on the command line, KEY=VALUE. settings: keys of the recipe, a section being a
-    dictionary.
+    dictionary. Without a recipe, a step has 8 prompts of 8 samples, or 8 rows, unless they say otherwise.
     name: of the run, which is written to folder/name; None numbers them. resume: continues the run from its newest
     checkpoint. overwrite: replaces the run of that name. callbacks: functions that are called after each step with a
     StepInfo: they read its metrics, log values, and may stop the run.
@@ -81,6 +81,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     """
     refuse_in_child("interlace.train()")
     check_choice(resume=resume, overwrite=overwrite)
+    watchers = Callbacks(callbacks)
     hush_libraries()
     given = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
@@ -97,7 +98,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
             chosen, run, planner = _open_fresh_run(asked, console, held, overwrite=overwrite)
         run.write_config(chosen)
         progress = held.enter_context(_make_progress(console, chosen.steps, quiet=quiet))
-        return _train_recipe(chosen, run, _Options(resume, planner, Callbacks(callbacks)), progress)
+        return _train_recipe(chosen, run, _Options(resume, planner, watchers), progress)
 
 
 @dataclass(frozen=True, slots=True)

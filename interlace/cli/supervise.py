@@ -114,10 +114,14 @@ def _wait_for_end(delay_s: float, others: Collection[int], stopped: list[int]) -
             if not left and passed_s >= delay_s:
                 return
             if passed_s > ENDING_S:
-                for process in left:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process, signal.SIGKILL)
+                _kill(left)
             time.sleep(POLL_S)
+
+
+def _kill(processes: Sequence[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def _list_orphans(others: Collection[int]) -> list[int]:

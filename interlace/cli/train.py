@@ -151,12 +151,13 @@ def _open_resumed_run(spec: str, overrides: list[str], name: str | None, held: E
 
 
 def _is_complete(recipe: "Recipe", folder: "RunFolder") -> bool:
-    """Returns whether a run has its last checkpoint and the evaluation after it."""
+    """Returns whether a run has its last checkpoint, and the evaluation after it if it evaluates."""
     from interlace.observe import jsonl
     from interlace.observe.checkpoints import Checkpoints
 
     has_trained = recipe.steps in Checkpoints(folder.checkpoints, keep=1).steps()
-    return has_trained and recipe.steps in jsonl.lines_until(folder.evaluations, recipe.steps)
+    evaluated = jsonl.lines_until(folder.evaluations, recipe.steps)
+    return has_trained and (not evaluated or recipe.steps in evaluated)
 
 
 def _run(
