@@ -13,7 +13,9 @@ from interlace.core.errors import InterlaceError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OPTION = re.compile(r"--([a-z][a-z-]*)(?:[= ](?=[a-z0-9])([\w.,-]+))?")
+_COMMAND = r"interlace presets --explain \S+"
+"""Command without a form in Python, which stays as it is."""
+_OPTION = re.compile(_COMMAND + r"|--([a-z][a-z-]*)(?:[= ](?=[a-z0-9])([\w.,-]+))?")
 _FLAGS = ("overwrite", "resume", "probe", "quiet")
 
 
@@ -49,6 +51,8 @@ def advise(text: str) -> str:
 
 
 def _format_argument(match: "re.Match[str]") -> str:
+    if match[1] is None:
+        return match[0]
     name = match[1].replace("-", "_")
     if name in _FLAGS:
         return f"{name}=True" + (f" {match[2]}" if match[2] else "")

@@ -1,7 +1,6 @@
 """A run as a program holds it: metrics, samples, and the trained model."""
 
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -156,15 +155,11 @@ class TrainedRun:
 
     @for_python
     def push_to_hub(self, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
-        """Uploads the trained model to a repository of the Hugging Face hub. Returns its address.
+        """Uploads the trained model with a model card to a repository of the Hugging Face hub. Returns its address.
 
-        token: None takes the one of `hf auth login` or HF_TOKEN.
+        It is export() to "hub:OWNER/NAME". token: None takes the one of `hf auth login` or HF_TOKEN.
         """
-        from interlace.run.export import upload
-
-        with tempfile.TemporaryDirectory() as folder:
-            self.save(folder)
-            return upload(Path(folder), repo_id, self.name, private=private, token=token)
+        return self.export(f"hub:{repo_id}", private=private, token=token)
 
     @for_python
     def export(

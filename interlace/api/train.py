@@ -17,9 +17,10 @@ from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import NotebookProgress, is_notebook
 from interlace.observe.progress import ProgressView, open_progress
-from interlace.observe.run_folder import RunFolder, default_name, latest_name
+from interlace.observe.run_folder import RunFolder, latest_name
 from interlace.observe.run_identity import CHANGEABLE, flatten, may_change
 from interlace.observe.run_lock import RunLock, open_run
+from interlace.observe.run_start import check_choice
 from interlace.observe.stop import StopSignal
 from interlace.rewards.base import GIVEN
 from interlace.run.callbacks import Callback, Callbacks
@@ -72,15 +73,15 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     columns: column that is read -> column of the data, such as {"answer": "reward_model.ground_truth"}.
     heldout_size: rows that are kept back to evaluate on, before and after.
     overrides: changes of settings as on the command line, KEY=VALUE. settings: keys of the recipe, a section being a
-    dictionary.
+    dictionary. Without a recipe, a step has 8 prompts of 8 samples, or 8 rows, unless they say otherwise.
     name: of the run, which is written to folder/name; None numbers them. resume: continues the run from its newest
     checkpoint. overwrite: replaces the run of that name. callbacks: functions that are called after each step with a
     StepInfo: they read its metrics, log values, and may stop the run.
     Raises UserError for a mistake, before any work starts.
     """
     refuse_in_child("interlace.train()")
-    if resume and overwrite:
-        raise UserError("--resume continues a run, --overwrite deletes it: give one of them.")
+    check_choice(resume=resume, overwrite=overwrite)
+    watchers = Callbacks(callbacks)
     hush_libraries()
     given = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
@@ -97,7 +98,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
             chosen, run, planner = _open_fresh_run(asked, console, held, overwrite=overwrite)
         run.write_config(chosen)
         progress = held.enter_context(_make_progress(console, chosen.steps, quiet=quiet))
-        return _train_recipe(chosen, run, _Options(resume, planner, Callbacks(callbacks)), progress)
+        return _train_recipe(chosen, run, _Options(resume, planner, watchers), progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,8 @@ def _open_fresh_run(
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
     """Checks a new run and makes its folder. held: keeps the run's lock."""
     recipe, planner = asked.settings(), None
-    name = default_name(asked.root, asked.stem) if asked.name is None else asked.name
-    RunFolder.named(asked.root, name)  # refuses a name that no folder can have
+    if asked.name is not None:
+        RunFolder.named(asked.root, asked.name)  # refuses a name that no folder can have
     check_settings(recipe)
     from interlace.run.recipe.check import check_recipe
 
@@ -162,7 +163,7 @@ def _open_fresh_run(
             recipe, planner = plan_at_start(recipe, console)
             held.callback(planner.close)
         check_recipe(recipe)
-    return recipe, open_run(asked.root, name, overwrite=overwrite, held=held), planner
+    return recipe, open_run(asked.root, asked.name, asked.stem, overwrite=overwrite, held=held), planner
 
 
 def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:

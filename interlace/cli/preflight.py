@@ -1,6 +1,7 @@
 """Preparations and output of a command: checks its output file, silences libraries, prints lines."""
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,11 @@ ROOT = Path("runs")
 def hush_libraries() -> None:
     """Turns off the progress bars of transformers, which would break the lines of the live view.
 
-    Sets an environment variable, which the library reads when a command imports it.
+    Sets an environment variable, which the library reads when a command imports it. A program may have imported it.
     """
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    if transformers := sys.modules.get("transformers"):
+        transformers.utils.logging.disable_progress_bar()
 
 
 def say(console: "Console", text: str) -> None:

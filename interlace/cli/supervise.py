@@ -4,12 +4,14 @@ The kernel kills a process that lacks memory (SIGKILL), and an error in native c
 inside the process can recover from that.
 """
 
-import ctypes
-import shlex
+import contextlib
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -19,11 +21,14 @@ from rich.console import Console
 
 from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.preflight import ROOT, say
-from interlace.core.errors import UserError
+from interlace.core.process_parent import adopt_orphans, end_with_parent, list_children
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for the end of a command."""
-_PR_SET_PDEATHSIG = 1
+FIRST_DELAY_S, MOST_DELAY_S = 1.0, 60.0
+"""Seconds before the first restart, doubled for each further one, and their maximum."""
+ENDING_S, POLL_S = 30.0, 0.1
+"""Seconds for the remaining processes of a killed run to end, after which they are killed, and between two looks."""
 
 
 def supervise(
@@ -37,32 +42,39 @@ def supervise(
 ) -> None:
     """Train as `interlace train` does, and continue from the newest checkpoint after the process was killed."""
     from interlace.observe.checkpoints import Checkpoints
-    from interlace.observe.run_folder import RunFolder, default_name, latest_name
+    from interlace.observe.run_folder import RunFolder, claim_name, latest_name
+    from interlace.observe.run_start import check_choice, how_to_continue
 
-    if resume and overwrite:
-        raise UserError("--resume continues a run, --overwrite deletes it: give one of them.")
-    stem = Path(recipe).stem
-    run = name or (latest_name(ROOT, stem) if resume else default_name(ROOT, stem))
+    check_choice(resume=resume, overwrite=overwrite)
+    stem, is_claimed = Path(recipe).stem, name is None and not resume
+    run = name or (claim_name(ROOT, stem) if is_claimed else latest_name(ROOT, stem))
     folder = RunFolder.named(ROOT, run)
-    before_ns = _read_time_ns(folder.config)
+    before_ns, others = _read_time_ns(folder.config), {*list_children()}
     common = ["--name", run, *(["--quiet"] if quiet else [])]
-    option = ["--resume"] if resume else ["--overwrite"] if overwrite else []
+    option = ["--resume"] if resume else ["--overwrite"] if overwrite or is_claimed else []
     command = ["train", recipe, *(overrides or []), *common, *option]
     stopped: list[int] = []
     """Requests to stop, after which no process is started."""
+    delay_s = FIRST_DELAY_S
     while (status := _run_process(command, stopped)) < 0 and not stopped and -status not in STOPS:
         killed = f"The run's process was killed by {signal.Signals(-status).name}."
         # Without a new configuration, the process ended before it opened its run. With one, all settings are stored.
         if _read_time_ns(folder.config) not in (None, before_ns):
             command = ["train", recipe, *common, "--resume"]
         if not restarts:
-            again = shlex.join(["interlace", *command])
-            say(Console(), f"{killed} No start is left (--restarts). To continue: {again}")
+            say(Console(), f"{killed} No start is left (--restarts). {how_to_continue(folder)}")
             break
         restarts -= 1
         saved = Checkpoints(folder.checkpoints, keep=1).steps()
         place = f"after step {saved[-1]}" if saved else "from the beginning, since there is no checkpoint"
         say(Console(), f"{killed} It continues {place}; {restarts} further starts are left.")
+        _wait_for_end(delay_s, others, stopped)
+        if stopped:
+            break
+        delay_s = min(2 * delay_s, MOST_DELAY_S)
+    if is_claimed and not folder.config.exists():
+        with contextlib.suppress(OSError):  # a folder with files stays
+            folder.path.rmdir()
     raise typer.Exit(status if status >= 0 else 128 - status)
 
 
@@ -76,23 +88,67 @@ def _run_process(arguments: Sequence[str], stopped: list[int]) -> int:
 
     stopped: gets the numbers of the signals that ask for an end meanwhile.
     """
+    adopt_orphans()  # if the command is killed, its own processes become children of this one
     # A separate session gets each signal once: from here, and not from the terminal or a scheduler, too.
     command = [sys.executable, "-m", "interlace", *arguments]
     process = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent)  # noqa: PLW1509 - no threads
 
-    def forward(number: int, _frame: FrameType | None) -> None:
+    def forward(number: int) -> None:
         stopped.append(number)
         process.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in STOPS}
-    try:
+    with _received_signals(forward):
         return process.wait()
+
+
+def _wait_for_end(delay_s: float, others: Collection[int], stopped: list[int]) -> None:
+    """Waits for a time, and until the processes of the killed command have ended, which may still hold its devices.
+
+    After ENDING_S the remaining ones are killed. others: children of this process that are not of the command.
+    stopped: as for _run_process(); a signal ends the wait.
+    """
+    started_s = time.monotonic()
+    with _received_signals(stopped.append):
+        while not stopped:
+            left, passed_s = _list_orphans(others), time.monotonic() - started_s
+            if not left and passed_s >= delay_s:
+                return
+            if passed_s > ENDING_S:
+                _kill(left)
+            time.sleep(POLL_S)
+
+
+def _kill(processes: Sequence[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _list_orphans(others: Collection[int]) -> list[int]:
+    """Returns the PIDs of the adopted processes that run."""
+    found = []
+    for process in list_children():
+        with contextlib.suppress(ChildProcessError):
+            if process not in others and os.waitpid(process, os.WNOHANG)[0] == 0:
+                found.append(process)
+    return found
+
+
+@contextmanager
+def _received_signals(receive: Callable[[int], object]) -> Iterator[None]:
+    """Calls a function with each signal that asks for an end, instead of the signal's effect."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        receive(number)
+
+    before = {number: signal.signal(number, handle) for number in STOPS}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _end_with_parent() -> None:
-    """Makes the kernel ask this process to stop if the supervisor dies. Other systems than Linux do not offer this."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Makes the kernel ask this process to stop if the supervisor dies."""
+    end_with_parent(signal.SIGTERM)

@@ -68,7 +68,7 @@ def run_sweep(
 ) -> "SweepResult":
     """Trains all combinations. Raises UserError before any work starts."""
     from interlace.observe.progress import open_progress
-    from interlace.observe.run_folder import RunFolder, default_name
+    from interlace.observe.run_folder import RunFolder, claim_name
     from interlace.observe.stop import StopSignal
     from interlace.run.sweep import Sweep, choose_order, load_sweep
     from interlace.run.sweep_pool import divide_devices
@@ -76,10 +76,12 @@ def run_sweep(
     hush_libraries()
     if options.resume and options.name is None:
         raise UserError("--resume continues the sweep of a name: give it (--name).")
-    name = options.name or default_name(root, f"{Path(recipe).stem}-sweep")
-    folder = RunFolder.named(root, name).path
+    if options.name is not None:
+        RunFolder.named(root, options.name)  # refuses an unusable name
     variants = load_sweep(recipe, settings)
     divide_devices(options.parallel, [variant.recipe for variant in variants])
+    name = options.name or claim_name(root, f"{Path(recipe).stem}-sweep")
+    folder = RunFolder.named(root, name).path
     found = Sweep(folder, variants, order=choose_order(options.metric, variants), resume=options.resume)
     num_steps = max(variant.recipe.steps for variant in variants)
     with (

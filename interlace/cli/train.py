@@ -12,6 +12,7 @@ from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.preflight import ROOT, hush_libraries, say
 from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
 from interlace.observe.run_identity import CHANGEABLE, may_change
+from interlace.observe.run_start import check_choice, how_to_continue
 
 if TYPE_CHECKING:
     from interlace.forecast.online import OnlinePlanner
@@ -41,8 +42,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a model. Everything is written to runs/NAME: settings, metrics, timeline, samples, checkpoints."""
-    if resume and overwrite:
-        raise UserError("--resume continues a run, --overwrite deletes it: give one of them.")
+    check_choice(resume=resume, overwrite=overwrite)
     hush_libraries()
     console = Console(quiet=quiet)
     changes = overrides or []
@@ -61,6 +61,9 @@ def train(
                     console,
                     f"Run {folder.name} has trained all {settings.steps} steps. To train more: --resume steps=NUMBER.",
                 )
+            from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
+
+            check_recipe(settings)
         else:
             settings, folder, planner = _open_fresh_run(recipe, changes, _Target(name, overwrite), console, held)
         folder.write_config(settings)
@@ -83,7 +86,7 @@ def _open_fresh_run(
     Returns the planner too if it chooses the schedule, else None.
     """
     from interlace.cli.derived import derive_numbers
-    from interlace.observe.run_folder import RunFolder, default_name
+    from interlace.observe.run_folder import RunFolder
     from interlace.observe.run_lock import open_run
     from interlace.observe.tables import make_derived_numbers_table
     from interlace.run.recipe.check_settings import check_settings
@@ -91,8 +94,8 @@ def _open_fresh_run(
 
     settings, planner = load_recipe(spec, overrides), None
     check_settings(settings)
-    name = default_name(ROOT, Path(spec).stem) if target.name is None else target.name
-    RunFolder.named(ROOT, name)  # refuses an unusable name
+    if target.name is not None:
+        RunFolder.named(ROOT, target.name)  # refuses an unusable name
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
     if settings.schedule.open:
@@ -101,7 +104,7 @@ def _open_fresh_run(
         settings, planner = plan_at_start(settings, console)
         held.callback(planner.close)
     derived = check_recipe(settings)
-    folder = open_run(ROOT, name, overwrite=target.overwrite, held=held)
+    folder = open_run(ROOT, target.name, Path(spec).stem, overwrite=target.overwrite, held=held)
     console.print(make_derived_numbers_table(derive_numbers(settings, derived)))
     if derived.num_dropped_prompts:
         say(
@@ -118,7 +121,10 @@ def _open_fresh_run(
 
 
 def _open_resumed_run(spec: str, overrides: list[str], name: str | None, held: ExitStack) -> "tuple[Recipe, RunFolder]":
-    """Returns the settings stored by the run instead of the recipe's. held: keeps the run's lock."""
+    """Returns the settings stored by the run instead of the recipe's, before the checks that load torch.
+
+    held: keeps the run's lock.
+    """
     from interlace.observe.checkpoints import Checkpoints
     from interlace.observe.run_folder import RunFolder, latest_name
     from interlace.observe.run_lock import RunLock
@@ -141,19 +147,17 @@ def _open_resumed_run(spec: str, overrides: list[str], name: str | None, held: E
     settings = load_recipe(str(folder.config), overrides)
     Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).check_num_steps(settings.steps)
     check_settings(settings)
-    from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
-
-    check_recipe(settings)
     return settings, folder
 
 
 def _is_complete(recipe: "Recipe", folder: "RunFolder") -> bool:
-    """Returns whether a run has its last checkpoint and the evaluation after it."""
+    """Returns whether a run has its last checkpoint, and the evaluation after it if it evaluates."""
     from interlace.observe import jsonl
     from interlace.observe.checkpoints import Checkpoints
 
     has_trained = recipe.steps in Checkpoints(folder.checkpoints, keep=1).steps()
-    return has_trained and recipe.steps in jsonl.lines_until(folder.evaluations, recipe.steps)
+    evaluated = jsonl.lines_until(folder.evaluations, recipe.steps)
+    return has_trained and (not evaluated or recipe.steps in evaluated)
 
 
 def _run(
@@ -181,17 +185,17 @@ def _run(
             with StopSignal(announce) as stop:
                 return train_recipe(recipe, folder, resume=resume, progress=progress, stop=stop, planner=planner)
         except KeyboardInterrupt:
-            raise InterlaceError(f"stopped at once. {_how_to_go_on(folder)}") from None
+            raise InterlaceError(f"stopped at once. {how_to_continue(folder)}") from None
         except Exception as error:
             if isinstance(error, OSError) and is_full_disk(error):
                 full = f"the disk of {folder.path} is full, so the run could not write on. Make room first."
-                raise DiskFullError(f"{full} {_how_to_go_on(folder)}") from error
+                raise DiskFullError(f"{full} {how_to_continue(folder)}") from error
             if isinstance(error, UserError) and not resume and not folder.has_trained:
                 # Only the workers could detect this mistake. Nothing was trained, so the folder is removed.
                 shutil.rmtree(folder.path)
             elif not (isinstance(error, UserError) and resume) or is_full_disk(error):
                 # A command that a resumed run refuses would be refused again, so it is not suggested.
-                error.add_note(_how_to_go_on(folder))
+                error.add_note(how_to_continue(folder))
             raise
 
 
@@ -212,13 +216,4 @@ def _show_report(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", c
             say(console, waste.sentence + ("" if is_offline(recipe) else advice))
     console.print(list_written_paths(folder, report))
     if report.was_stopped:
-        say(console, f"Stopped after step {report.done_steps} of {report.num_steps}. {_how_to_go_on(folder)}")
-
-
-def _how_to_go_on(folder: "RunFolder") -> str:
-    """Returns the command that resumes the run, or a sentence if there is no checkpoint."""
-    from interlace.observe.checkpoints import Checkpoints
-
-    if not Checkpoints(folder.checkpoints, keep=1).steps():
-        return "There is no checkpoint to go on from: start it again with --overwrite."
-    return f"To go on from its newest checkpoint: interlace train {folder.config} --name {folder.name} --resume"
+        say(console, f"Stopped after step {report.done_steps} of {report.num_steps}. {how_to_continue(folder)}")

@@ -2,7 +2,7 @@
 
 import socket
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 REACH_WITHIN_S = 5.0
 """Seconds within which the hub must answer a connection."""
@@ -15,11 +15,13 @@ def find_hub_fault() -> OSError | None:
     """
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE or getproxies():
-        return None
     hub = urlsplit(constants.ENDPOINT)
+    has_proxy = not getproxies().keys().isdisjoint({hub.scheme, "all"}) and not proxy_bypass(hub.hostname or "")
+    if constants.HF_HUB_OFFLINE or has_proxy:
+        return None
+    port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
-        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=REACH_WITHIN_S).close()
+        socket.create_connection((hub.hostname or "", port), timeout=REACH_WITHIN_S).close()
     except OSError as error:
         return error
     return None

@@ -2,17 +2,10 @@
 
 from interlace.core.errors import UserError
 from interlace.models.loading import empty_model
-from interlace.models.size import model_size
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import num_spanned
-from interlace.run.recipe.memory import (
-    MemoryLoads,
-    check_memory,
-    forecast_memory,
-    largest_microbatch,
-    longest_sequence,
-)
+from interlace.run.recipe.memory import check_memory, forecast_memory, measure_loads
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
@@ -35,9 +28,7 @@ class AcceptsHere:
         self._made_of = recipe, devices, longest_prompt
         self._needs = algorithm_of(recipe).needs
         self._model = empty_model(recipe.model)
-        size, microbatch = model_size(self._model), largest_microbatch(recipe, longest_prompt)
-        longest = longest_sequence(recipe, longest_prompt, size.context)
-        self._loads = MemoryLoads(size=size, num_lora=None, microbatch_tokens=microbatch, longest=longest)
+        self._loads = measure_loads(recipe, self._model, longest_prompt)
 
     def __reduce__(self) -> tuple[type["AcceptsHere"], tuple[Recipe, tuple[Device, ...], int]]:
         return AcceptsHere, self._made_of

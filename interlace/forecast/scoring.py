@@ -37,6 +37,8 @@ FEW = 4
 """Simulations per process up to which all of them are expected to end in time."""
 REPORT_EVERY_S = 3.0
 """Seconds between two lines of progress."""
+AGAIN_S = 1.0
+"""Seconds within which a second Ctrl-C belongs to the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,10 +277,16 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
 
 
 class _Interrupt:
-    """Ctrl-C during a search: ends it. Between simulations it only stops the effort, so that the plans remain."""
+    """Ctrl-C during a search: ends it. Between simulations it only stops the effort, so that the plans remain.
+
+    A second Ctrl-C within AGAIN_S has no effect, because the plans so far are then being ranked; a later one ends the
+    program.
+    """
 
     def __init__(self, effort: TimedEffort) -> None:
         self._effort = effort
+        self._stopped_s: float | None = None
+        """Time of the first Ctrl-C."""
         self.raises = False
         """True while a KeyboardInterrupt ends a simulation, and nothing else."""
 
@@ -289,11 +297,18 @@ class _Interrupt:
             signal.signal(signal.SIGINT, self._on_signal)
 
     def __exit__(self, *_: object) -> None:
+        if self._stopped_s is not None:
+            time.sleep(max(0.0, self._stopped_s + AGAIN_S - time.monotonic()))
         if self._is_set:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        now_s = time.monotonic()
+        if self._stopped_s is not None:
+            if now_s - self._stopped_s < AGAIN_S:
+                return
+            raise KeyboardInterrupt
+        self._stopped_s = now_s
         self._effort.stop()
         if self.raises:
             raise KeyboardInterrupt

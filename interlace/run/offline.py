@@ -39,7 +39,8 @@ class OfflineSession(RunProcess):
             stream.restore(job.start.state.stream)
         encoded = dict(zip([prompt.uid for prompt in prompts.train], encode_rows(recipe, prompts.train), strict=True))
         heldout = encode_rows(recipe, prompts.first_of_each_set(recipe.evaluation.num_prompts))
-        groups, _ = await self._launch(cluster, recipe)
+        longest = max(row.num_total_tokens for row in [*encoded.values(), *heldout])
+        groups, _ = await self._launch(cluster, recipe, longest)
         await self._say_layouts(groups)
         sizes = LoopSizes(
             prompts_per_step=recipe.prompts_per_step,

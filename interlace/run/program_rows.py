@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.random import stable_hash
@@ -57,8 +57,9 @@ def rows_by_place(path: Path | None) -> Iterator[None]:
 
 
 def _each_row(rows: object) -> Iterable[object]:
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a DataFrame
-        found: Iterable[object] = rows.to_dict("records")
+    if _is_data_frame(rows):
+        # pandas fills the gaps of any column with NaN, which JSON does not have.
+        found: Iterable[object] = rows.astype(object).where(rows.notna(), None).to_dict("records")
         return found
     if isinstance(rows, Mapping):
         splits = ", ".join(f"data[{name!r}]" for name in rows)
@@ -69,6 +70,10 @@ def _each_row(rows: object) -> Iterable[object]:
             "the library `datasets`."
         )
     return rows
+
+
+def _is_data_frame(rows: object) -> TypeGuard[Any]:
+    return all(hasattr(rows, name) for name in ("to_dict", "notna", "columns"))
 
 
 def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str) -> str:

@@ -232,8 +232,11 @@ class RunProcess(ABC):
     async def _work(self, cluster: Cluster, logger: MetricsLoggers, trace: StepTrace) -> None:
         """Trains, from the start of this process to the last step or a stop."""
 
-    async def _launch(self, cluster: Cluster, recipe: Recipe) -> tuple[RoleGroups, ModelSources]:
-        """Starts the workers with the weights and optimizers of the start. Returns them and their sources."""
+    async def _launch(self, cluster: Cluster, recipe: Recipe, longest: int) -> tuple[RoleGroups, ModelSources]:
+        """Starts the workers with the weights and optimizers of the start. Returns them and their sources.
+
+        longest: tokens of the longest prompt, or of the longest whole row of a run that trains on rows.
+        """
         prompts, newest = self._prompts, self._job.start.checkpoint
         abort = self._stop.abort_if_requested  # an unfinished warm-up is discarded
         began_s = time.monotonic()
@@ -241,7 +244,7 @@ class RunProcess(ABC):
         self._began_s += time.monotonic() - began_s  # a start from a checkpoint does not repeat the warm-up
         policy = initial.stored_in(newest) if newest else initial
         sources = ModelSources(
-            recipe=recipe, policy=policy, initial=initial, longest_prompt=len(prompts.longest.token_ids),
+            recipe=recipe, policy=policy, initial=initial, longest_prompt=longest,
             critic=newest / CRITIC_FOLDER if newest else None,
             adapter=newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None,
             logs=self._folder.path / FOLDER,

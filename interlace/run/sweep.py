@@ -208,7 +208,7 @@ class Sweep:
         self._failed: dict[str, str] = {}
         if resume:
             self._read_state()
-        elif folder.exists():
+        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(
                 f"{folder} exists already. Continue its sweep (--resume), or give this one another name (--name)."
             )

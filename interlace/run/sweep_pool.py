@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -125,7 +126,7 @@ def _start_waiting(
             yield path.name, RunEnd(is_finished=False, error=str(error))
             continue
         share = free.pop(0)
-        progress.say(f"run {path.name} starts {f'on {share}' if share else ''}".rstrip())
+        progress.say(f"run {path.name} starts{f' on {share}' if str(share) else ''}")
 
 
 def _start(path: Path, recipe: Recipe, share: Share) -> _Child:
@@ -168,11 +169,10 @@ def _read_end(child: _Child) -> RunEnd:
     if lines:  # the process wrote it last; a thread of a stopped run may abort the process at its exit
         return RunEnd(**json.loads(lines[-1]))
     log = (child.path / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-    reason = " ".join(log[-LAST_LINES:])
-    return RunEnd(
-        is_finished=False,
-        error=f"the process ended with {child.process.returncode}: {reason} ({child.path / LOG_FILE})",
-    )
+    status = child.process.returncode
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
+    reason = f": {' '.join(log[-LAST_LINES:])} ({child.path / LOG_FILE})" if log else ""
+    return RunEnd(is_finished=False, error=f"the process {how}{reason}")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -170,7 +170,7 @@ class _PolicySession(RunProcess):
 
     async def _host_flow(self, cluster: Cluster, stream: PromptStream) -> Hosted:
         recipe = imagining(self._recipe, self._folder.path)
-        groups, sources = await self._launch(cluster, recipe)
+        groups, sources = await self._launch(cluster, recipe, len(self._prompts.longest.token_ids))
         await self._say_how_it_computes(groups)
         self._progress.say(await join_weights(groups, recipe))
         resumed = self._job.start.state

@@ -200,7 +200,7 @@ def test_a_run_whose_name_is_taken_is_refused_and_left_as_it_is(folder: Path, tr
     assert config.read_text() == "steps: 1\n"
 
 
-def test_a_run_trains_reports_and_resumes(folder: Path, train: Train) -> None:
+def test_a_run_trains_reports_and_resumes(folder: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     result = train("mine.yaml", "checkpoint_every=1", "keep_checkpoints=3")
     assert result.exit_code == 0, result.output
     for shown in ("samples a step", "step 2/2", "Held-out accuracy", "Sampled answers", "metrics.jsonl", "step_2"):
@@ -214,7 +214,9 @@ def test_a_run_trains_reports_and_resumes(folder: Path, train: Train) -> None:
     assert longer.stdout == ""
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
     assert "steps: 3" in (run / "config.yaml").read_text()
+    monkeypatch.setattr("interlace.run.recipe.check.check_recipe", None)  # which loads torch and the model's tokenizer
     again = train("mine.yaml", "--resume")
+    monkeypatch.undo()
     assert again.exit_code == 0 and "has trained all 3 steps. To train more: --resume steps=NUMBER." in again.stdout
     evaluated = (run / "evaluations.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in evaluated] == [0, 2, 3]

@@ -125,6 +125,7 @@ def test_a_server_that_is_killed_is_started_again_and_loses_no_sample(
     run(root, name, [*SETTINGS, engine, placed], progress=notes)
     assert len(done) == 1
     assert any("is lost" in text for text in notes.said), notes.said
+    assert any("KV cache of 8,192 tokens, " in text for text in notes.said), notes.said
     check_equal(root, name, native)
 
 

@@ -14,7 +14,7 @@ from interlace.agents.sandbox import kernel
 from interlace.agents.sandbox.limits import CodeLimits
 from interlace.agents.sandbox.root import enter_empty_root, python_paths
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 NAMESPACES = {"network": kernel.NEW_NET, "pid": kernel.NEW_PID, "mounts": kernel.NEW_MOUNTS, "ipc": kernel.NEW_IPC}
 _SYS_CAPSET, _SYS_KEYCTL = {"x86_64": 126, "aarch64": 91}, {"x86_64": 250, "aarch64": 219}
 _JOIN_SESSION_KEYRING = 1
@@ -32,16 +32,6 @@ class _Ruleset(ctypes.Structure):
 class _PathRule(ctypes.Structure):
     _pack_ = 1
     _fields_ = (("allowed", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
-
-
-def die_with_parent() -> None:
-    """Makes the kernel kill this process when its parent ends."""
-    kernel.prctl(_PR_SET_PDEATHSIG, 9)
-
-
-def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose parent ended."""
-    kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def hide_files() -> dict[str, str]:

@@ -21,6 +21,7 @@ from interlace.agents.sandbox import confine, root
 from interlace.agents.sandbox.code import run_code
 from interlace.agents.sandbox.limits import HEAD, MAX_REQUEST_BYTES, CodeLimits
 from interlace.agents.sandbox.seccomp import install_filter
+from interlace.core.process_parent import adopt_orphans, end_with_parent
 from interlace.core.sockets import receive_exactly
 
 _READ = 1 << 16
@@ -49,8 +50,8 @@ def keep_run(connection: socket.socket, site: Site) -> None:
 def _answer(connection: socket.socket, site: Site) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    confine.die_with_parent()
-    confine.adopt_orphans()
+    end_with_parent(signal.SIGKILL)
+    adopt_orphans()
     request = json.loads(_receive(connection))
     limits = site.limits
     limits = dataclasses.replace(limits, timeout_s=min(limits.timeout_s, request.get("timeout_s") or limits.timeout_s))
@@ -160,7 +161,7 @@ class _Run:
 def _run_init(code: str, stdin: int, writes: dict[str, int], site: Site, scratch: Path) -> None:
     """Starts the code as the first process of the run, waits for it and reports its end. Never returns."""
     try:
-        confine.die_with_parent()
+        end_with_parent(signal.SIGKILL)
         lost = {**site.lost, **_confine_mounts(site, scratch)}
         lost_read, lost_write = os.pipe()
         child = os.fork()

@@ -1,5 +1,7 @@
 """Cluster back end for a Ray cluster: an existing one, or one started on this machine for the run."""
 
+import functools
+import time
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from interlace.runtime.ray.cluster import RayCluster
+
+
+LISTED_S = 60.0
+"""Seconds for which a list of machines is used again by checks: joining takes seconds, and a sweep checks each run."""
 
 
 def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
@@ -33,12 +39,15 @@ def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
 def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
     """Returns the devices of `cluster.devices`. Raises UserError if Ray or a device is missing."""
     _import_ray()
-    return tuple(slot.device for slot in find_slots(config.devices, _list_machines(config.address)))
+    machines = [this_machine()]
+    if config.address is not None:
+        machines = _list_machines(config.address, int(time.monotonic() // LISTED_S))
+    return tuple(slot.device for slot in find_slots(config.devices, machines))
 
 
-def _list_machines(address: str | None) -> list[Machine]:
-    if address is None:
-        return [this_machine()]
+@functools.lru_cache(maxsize=1)
+def _list_machines(address: str, _period: int) -> list[Machine]:
+    """Joins the cluster and lists its machines. _period: number of the time span for which the list is used."""
     from interlace.runtime.ray.session import RaySession
 
     session = RaySession.open(address, this_machine())

@@ -18,14 +18,13 @@ from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
 from interlace.engines.train.critic import check_value_head
-from interlace.engines.train.lora import num_lora_parameters
 from interlace.models.action_tokens import action_tokens
 from interlace.models.classifier import check_classifier
 from interlace.models.config import ModelConfig
 from interlace.models.expert_parallel import check_experts
 from interlace.models.inputs import input_embedding
 from interlace.models.loading import check_model, count_ids, empty_model, load_tokenizer
-from interlace.models.size import ModelSize, model_size
+from interlace.models.size import ModelSize, context_length, model_size
 from interlace.models.tensor_parallel import check_heads, check_plan
 from interlace.rewards.rows import check_rows
 from interlace.rollouts.config import create_kind as create_episode_kind
@@ -35,7 +34,6 @@ from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import mesh_shape, num_ranks
 from interlace.run.recipe.memory import (
-    MemoryLoads,
     WorkerMemory,
     check_memory,
     forecast_memory,
@@ -162,24 +160,20 @@ def _check_offline(recipe: Recipe, planned: tuple[Device, ...] | None) -> Derive
     _check_warmup(recipe, prompts, tokenizer)
     heldout = prompts.first_of_each_set(recipe.evaluation.num_prompts)
     rows = encode_rows(recipe, [*prompts.train, *prompts.heldout], tokenizer)
-    size = model_size(model)
-    longest = check_row_lengths(rows, size.context)
-    num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
-    step_tokens = recipe.prompts_per_step * longest
-    microbatch = min(step_tokens, max(recipe.tokens_per_microbatch, longest))
-    loads = MemoryLoads(size=size, num_lora=num_lora, microbatch_tokens=microbatch, longest=longest)
+    longest = check_row_lengths(rows, context_length(model.config))
+    loads = measure_loads(recipe, model, longest)
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
     check_memory(memory)
     return Derived(
-        num_parameters=size.num_parameters,
-        num_lora_parameters=num_lora,
+        num_parameters=loads.size.num_parameters,
+        num_lora_parameters=loads.num_lora,
         num_train_prompts=len(prompts.train),
         num_heldout_prompts=len(heldout),
         num_dropped_prompts=sum(prompts.dropped.values()),
         max_prompt_tokens=longest,
         samples_per_step=recipe.prompts_per_step,
         samples_per_minibatch=recipe.prompts_per_step // recipe.minibatches,
-        max_tokens_per_step=step_tokens,
+        max_tokens_per_step=recipe.prompts_per_step * longest,
         num_updates=recipe.steps * recipe.minibatches,
         num_versions=0,
         staleness_bound=0,

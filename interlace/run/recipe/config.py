@@ -188,7 +188,9 @@ class Recipe(Config):
     """Steps between checkpoints. With 0, only one checkpoint at the end."""
     eval_every: int = Field(default=0, ge=0)
     """Steps between evaluations on held-out prompts. With 0, only before the first step and after the last."""
-    keep_checkpoints: int = Field(default=2, ge=1)
+    keep_checkpoints: Annotated[int, BeforeValidator(_refuse_foreign_value("keep_checkpoints"))] = Field(
+        default=2, ge=1
+    )
     """Number of newest checkpoints to keep."""
     best: Annotated[BestConfig | None, _expand_section("best")] = None
     """Checkpoint to keep in addition, by a metric, and early stopping. If None, only the newest are kept."""

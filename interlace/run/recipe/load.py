@@ -14,6 +14,7 @@ from interlace.core.yaml_text import YamlFiles, parse_yaml
 from interlace.observe.secrets import check_unmasked, restore_secrets
 from interlace.run.recipe.config import SHORT, Recipe
 from interlace.run.recipe.own_rows import adapt_to_rows
+from interlace.schedule.vocabulary import foreign_setting_hint
 
 _RECIPES = YamlFiles(kind="recipe", folder=Path(__file__).parents[2] / "recipes")
 recipe_names, recipe_path = _RECIPES.names, _RECIPES.path
@@ -51,6 +52,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
     key = override_key(override)
     value = _parse_value(override)
     *sections, last = key.split(".")
+    if sections and sections[0] not in Recipe.model_fields and (hint := foreign_setting_hint(last)):
+        raise UserError(f"unknown key {key!r}. {hint}")  # such as verl's actor_rollout_ref.rollout.n
     owner = data
     for depth, section in enumerate(sections):
         inner = owner.get(section)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from interlace.algorithms import Needs
+from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.state_parts import peak_bytes
 from interlace.engines.rollout.config import AUTO_TOKENS, NativeConfig
@@ -42,7 +43,7 @@ class MemoryLoads:
 
     size: ModelSize
     num_lora: int | None
-    """Parameters of an adapter, if one is trained."""
+    """Parameters of an adapter, if one is trained, with the head of a reward model."""
     microbatch_tokens: int
     """Tokens of the largest micro-batch."""
     longest: int
@@ -166,15 +167,18 @@ def _note_unused(recipe: Recipe, role: str, devices: Sequence[Device]) -> str:
 
 
 def largest_microbatch(recipe: Recipe, longest_prompt: int) -> int:
-    """Returns the tokens of the largest possible micro-batch. longest_prompt: tokens of the recipe's longest prompt.
+    """Returns the tokens of the largest possible micro-batch.
+
+    longest_prompt: tokens of the recipe's longest prompt, or of the longest whole row if the recipe trains on rows.
 
     This is the budget, or the longest sample if it is longer, since samples are not split, or the whole step if it is
     smaller. The final length of a multi-turn conversation is unknown before a run, so only its first turn is counted.
     """
-    longest = longest_prompt + recipe.sampling.max_new_tokens
+    is_row = is_offline(recipe)
+    longest = longest_prompt if is_row else longest_prompt + recipe.sampling.max_new_tokens
     largest = max(recipe.tokens_per_microbatch, longest)
-    samples = recipe.prompts_per_step * recipe.samples_per_prompt
-    return min(largest, samples * longest) if recipe.episode.is_single_turn else largest
+    samples = recipe.prompts_per_step * (1 if is_row else recipe.samples_per_prompt)
+    return min(largest, samples * longest) if is_row or recipe.episode.is_single_turn else largest
 
 
 def longest_sequence(recipe: Recipe, longest_prompt: int, context: int | None) -> int:
@@ -182,6 +186,8 @@ def longest_sequence(recipe: Recipe, longest_prompt: int, context: int | None) -
 
     longest_prompt: as in largest_microbatch(). context: of the model; None if it has no limit.
     """
+    if is_offline(recipe):
+        return longest_prompt
     if recipe.episode.is_single_turn:
         return longest_prompt + recipe.sampling.max_new_tokens
     return min(context or AUTO_TOKENS, AUTO_TOKENS)
@@ -191,10 +197,12 @@ def measure_loads(recipe: Recipe, model: "PreTrainedModel", longest_prompt: int)
     """Returns the inputs of the forecast. model: may be empty. longest_prompt: as in largest_microbatch()."""
     from interlace.engines.train.lora import num_adapted_parameters, num_lora_parameters
 
-    size, lora = model_size(model), recipe.actor.lora
+    size, lora, algorithm = model_size(model), recipe.actor.lora, algorithm_of(recipe)
+    has_head = isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores
+    head = int(model.config.get_text_config().hidden_size) if has_head else 0
     return MemoryLoads(
         size=size,
-        num_lora=num_lora_parameters(model, lora) if lora else None,
+        num_lora=num_lora_parameters(model, lora) + head if lora else None,
         microbatch_tokens=largest_microbatch(recipe, longest_prompt),
         longest=longest_sequence(recipe, longest_prompt, size.context),
         num_adapted=num_adapted_parameters(model, lora) if lora and recipe.weights.adapter == "alone" else 0,

@@ -22,6 +22,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from interlace.core.errors import InterlaceError, UserError, WorkerDiedError
+from interlace.core.process_parent import list_children
 from interlace.runtime.machine import DeviceSlot, Machine
 from interlace.runtime.ray import reaper
 
@@ -131,11 +132,13 @@ class OwnParts:
 
     def __init__(self) -> None:
         """Finds the processes among the children of this process. Ray must just have been started."""
-        children = _list_children()
-        raylets = [_read_command(process) for process, name in children if name == "raylet"]
+        children = list_children()
+        raylets = [_read_command(process) for process, name in children.items() if name == "raylet"]
         found = re.search(r"=(/[^=]*/session_[\w-]+)/sockets/raylet", raylets[-1]) if raylets else None
         session = found[1] if found else ""  # some systems do not list processes: there is nothing to watch
-        self._pids = {process: name for process, name in children if session and session in _read_command(process)}
+        self._pids = {
+            process: name for process, name in children.items() if session and session in _read_command(process)
+        }
         self._reaper: subprocess.Popen[bytes] | None = None
         if session:
             arguments = [session, str(os.getpid()), *map(str, self._pids)]
@@ -163,16 +166,6 @@ def _list_living_nodes() -> list[str]:
     """Returns the ids of the nodes that Ray lists as alive, in the order of their addresses."""
     nodes = sorted((node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"])
     return [node_id for _, node_id in nodes]
-
-
-def _list_children() -> list[tuple[int, str]]:
-    """Returns the PID and name of each child of this process. Empty if the system does not list them."""
-    found = []
-    for listed in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for process in map(int, listed.read_text().split()):
-                found.append((process, Path(f"/proc/{process}/comm").read_text().strip()))
-    return found
 
 
 def _read_command(process: int) -> str:

@@ -17,6 +17,7 @@ from interlace.core.errors import UserError
         ("--max-staleness 2 is too much", "max_staleness=2 is too much"),
         ("--devices 64,32 has 2 numbers", "devices=64,32 has 2 numbers"),
         ("a - b -- c", "a - b -- c"),
+        ("More: interlace presets --explain beta", "More: interlace presets --explain beta"),
     ],
 )  # fmt: skip
 def test_an_option_becomes_an_argument(text: str, expected: str) -> None:

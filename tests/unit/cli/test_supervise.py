@@ -29,6 +29,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(supervise, "_run_process", run)
+    monkeypatch.setattr(supervise, "FIRST_DELAY_S", 0.0)
     return found
 
 
@@ -83,6 +84,51 @@ def test_a_run_that_is_killed_each_time_ends_with_the_signal(
     monkeypatch.setattr(supervise, "_run_process", die)
     ended = CliRunner().invoke(app, ["supervise", "quickstart", "--name", "mine", "--restarts", "2"])
     assert ended.exit_code == 137 and len(commands) == 3 and "No start is left" in ended.output
+
+
+def test_two_supervisors_that_start_at_once_train_two_runs(
+    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def start_another(arguments: Sequence[str], stopped: list[int]) -> int:
+        commands.append([*arguments])
+        if len(commands) == 1:
+            CliRunner().invoke(app, ["supervise", "quickstart"])
+        return 2
+
+    monkeypatch.setattr(supervise, "_run_process", start_another)
+    CliRunner().invoke(app, ["supervise", "quickstart"])
+    assert [command[2:] for command in commands] == [
+        ["--name", "quickstart", "--overwrite"],
+        ["--name", "quickstart-2", "--overwrite"],
+    ]
+    assert not [*(tmp_path / "runs").glob("*")], "a refused command leaves no empty folder"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux alone")
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_restart_waits_for_the_processes_of_the_killed_command(tmp_path: Path, ends: bool) -> None:
+    """A rank may outlive a killed command and hold memory. One that does not end is killed."""
+    program = tmp_path / "interlace"
+    program.mkdir()
+    (program / "__init__.py").touch()
+    rank = "import pathlib, sys, time; time.sleep(float(sys.argv[1])); pathlib.Path('rank-ended').touch()"
+    (program / "__main__.py").write_text(
+        "import os, signal, subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {rank!r}, {'1.0' if ends else '1000'!r}], start_new_session=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from interlace.cli import supervise\n"
+        f"import os; os.chdir({str(tmp_path)!r}); os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
+        f"supervise.ENDING_S = {30 if ends else 0.2}\n"
+        "stopped = []; status = supervise._run_process([], stopped)\n"
+        "print(status, len(supervise._list_orphans([])))\n"
+        "supervise._wait_for_end(0.0, [], stopped)\n"
+        "print(len(supervise._list_orphans([])), os.path.exists('rank-ended'))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.splitlines() == ["-9 1", f"0 {ends}"]
 
 
 def test_a_signal_to_the_supervisor_reaches_its_process_once(tmp_path: Path) -> None:

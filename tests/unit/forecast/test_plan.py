@@ -327,8 +327,11 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPat
     assert make_plan(quick()).found.num_scored == 3
 
 
-def test_ctrl_c_between_two_simulations_ends_a_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal arrives while the search checks schedules, not while it simulates one."""
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_between_two_simulations_ends_a_search_with_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch, presses: int
+) -> None:
+    """The signal arrives while the search checks schedules, not while it simulates one. A second one follows fast."""
     interrupted: list[Schedule] = []
     scored: list[Schedule] = []
     score = Workplace.score
@@ -340,7 +343,8 @@ def test_ctrl_c_between_two_simulations_ends_a_search_with_the_best_so_far(monke
     def interrupt(schedule: Schedule) -> None:
         if scored and not interrupted:
             interrupted.append(schedule)
-            signal.raise_signal(signal.SIGINT)
+            for _ in range(presses):
+                signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Workplace, "score", count)
     made = make_plan(quick(), accepts=interrupt)

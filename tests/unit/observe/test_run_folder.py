@@ -1,6 +1,7 @@
 """A run's folder is never shared, and never overwritten by accident."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import yaml
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.observe.run_folder import RunFolder, default_name, latest_name
+from interlace.observe.run_folder import RunFolder, claim_name, default_name, latest_name
 from interlace.observe.run_logs import RunLogs
 
 
@@ -104,6 +105,16 @@ def test_the_timelines_of_earlier_processes_are_kept(tmp_path: Path) -> None:
         run.timeline.write_text(text)
     kept = {path.name: path.read_text() for path in run.path.glob("timeline*")}
     assert kept == {"timeline-1.json": "first", "timeline-2.json": "second", "timeline.json": "third"}
+
+
+def test_names_that_are_claimed_at_once_differ(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        names = [*pool.map(lambda _: claim_name(tmp_path / "runs", "quick"), range(16))]
+    assert len(set(names)) == 16 and "quick" in names
+    assert RunFolder.create(tmp_path / "runs", names[0], overwrite=True).samples.is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot make a run folder"):
+        claim_name(tmp_path / "file", "quick")
 
 
 def test_default_names_count_up_and_the_latest_is_found(tmp_path: Path) -> None:

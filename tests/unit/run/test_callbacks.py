@@ -2,7 +2,7 @@
 
 import pytest
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.run.callbacks import Callbacks, StepInfo
 
 
@@ -25,3 +25,16 @@ def test_a_callback_that_raises_ends_the_run_by_its_name() -> None:
 
     with pytest.raises(InterlaceError, match="callback 'broken' raised KeyError after step 3"):
         Callbacks([broken]).on_step(3, 5, {})
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        (print, r"give a list, callbacks=\[print\]"),
+        ([lambda: None], "cannot be called as callback\\(step\\): too many positional arguments"),
+        (["watch"], "callback 'str' is not a function"),
+    ],
+)
+def test_a_callback_that_cannot_be_called_is_refused(functions: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Callbacks(functions)  # type: ignore[arg-type]

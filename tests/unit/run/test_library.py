@@ -29,3 +29,14 @@ def test_columns_of_generated_questions_are_refused(tmp_path: Path) -> None:
     given = ProgramInputs(model="tiny:micro", data="number_sorting", columns={"prompt": "question"}, reward="exact")
     with pytest.raises(UserError, match="is a dataset of reasoning-gym"):
         given.sections(tmp_path, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"), [({}, (8, 8)), ({"algorithm": "sft"}, (8, 1)), ({"samples_per_prompt": 4}, (8, 4))]
+)
+def test_without_a_recipe_a_step_has_a_size(
+    tmp_path: Path, settings: dict[str, object], sizes: tuple[int, int]
+) -> None:
+    given = ProgramInputs(model="tiny:micro", data="rows.jsonl")
+    recipe = given.sections(tmp_path, {"steps": 3, **settings}, has_completions=True).recipe()
+    assert (recipe.prompts_per_step, recipe.samples_per_prompt) == sizes

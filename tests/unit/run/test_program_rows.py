@@ -31,6 +31,11 @@ def test_any_rows_are_read(tmp_path: Path, make: object) -> None:
     assert written(make(rows), tmp_path) == rows  # type: ignore[operator]
 
 
+def test_gaps_of_a_data_frame_are_null(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "answer": "b", "level": 1.5, "hint": "x"}, {"prompt": "c", "answer": "d"}]
+    assert written(pandas.DataFrame(rows), tmp_path) == [rows[0], {**rows[1], "level": None, "hint": None}]
+
+
 def test_numbers_of_numpy_are_written(tmp_path: Path) -> None:
     [row] = written([{"prompt": "a", "answer": np.float32(0.5), "x": np.arange(2)}], tmp_path)
     assert (row["answer"], row["x"]) == (0.5, [0, 1])

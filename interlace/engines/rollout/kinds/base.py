@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -97,7 +97,10 @@ class ServedKind(EngineKind, ABC):
                 kv_cache=capacity.kv_bytes,
             ),
         )
-        return ServiceEngine(link, model, self.traits())
+        traits = self.traits()
+        held = f", {capacity.kv_bytes / 2**20:,.0f} MiB" if capacity.kv_bytes else ""
+        note = f"KV cache of {self.config.kv_tokens:,} tokens{held} (rollout.max_tokens={self.config.max_tokens})"
+        return ServiceEngine(link, model, replace(traits, notes=(*traits.notes, note)))
 
     def _make_link(self, loaded: "LoadedModel", site: EngineSite, private: Path, size: "ModelSize") -> "ServerLink":
         """Saves the model for a server and returns the link to it. The server is not started.

@@ -1,7 +1,19 @@
-"""Memory of a device is the sum over the workers that the recipe places on it."""
+"""Memory of a device is the sum over the workers that the recipe places on it; its inputs have one builder."""
 
-from interlace.run.recipe.memory import WorkerMemory, sum_by_device
+import pytest
+
+from interlace.engines.train import Adapter, new_reward_model
+from interlace.engines.train.reward_model import HEAD
+from interlace.forecast.recipe_check import AcceptsHere
+from interlace.models.loading import empty_model, load_model
+from interlace.run.clusters.base import back_end
+from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.memory import WorkerMemory, forecast_run, measure_loads, sum_by_device
 from interlace.schedule.placement import Device
+
+ROWS = ["task.reasoning_gym.train_size=16", "task.reasoning_gym.heldout_size=4", "warmup=null", "cluster.devices=cpu:1"]
+LORA = "actor.lora.rank=4"
 
 FIRST, SECOND = (Device(index=n, pool="cuda", pool_index=n, memory_bytes=100) for n in range(2))
 
@@ -14,3 +26,31 @@ def test_a_device_has_the_sum_of_its_workers_and_the_largest_of_them() -> None:
     assert (first.device, first.together_bytes, first.largest_bytes) == (FIRST, 25 + 70 + 20, actor.peak_bytes)
     assert not first.is_shared
     assert (second.device, second.together_bytes, second.is_shared) == (SECOND, 25, True)
+
+
+def test_the_adapter_of_a_reward_model_is_forecast_with_its_head() -> None:
+    pytest.importorskip("peft")
+    recipe = load_recipe("reward-model", [*ROWS, LORA])
+    assert recipe.actor.lora is not None
+    model = new_reward_model(load_model(recipe.model).model, None, seed=0)
+    adapter = Adapter(model, recipe.actor.lora, seed=0, head=HEAD)
+    assert measure_loads(recipe, empty_model(recipe.model), 8).num_lora == adapter.num_parameters
+    assert check_recipe(recipe).num_lora_parameters == adapter.num_parameters
+
+
+def test_a_run_on_rows_starts_with_the_forecast_that_was_checked() -> None:
+    recipe = load_recipe("dpo", ROWS)
+    derived = check_recipe(recipe)
+    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
+    assert forecast_run(recipe, devices, derived.max_prompt_tokens).workers == derived.memory
+
+
+def test_a_proposed_schedule_is_checked_with_the_memory_of_the_adapter() -> None:
+    pytest.importorskip("peft")
+    recipe = load_recipe("quickstart", [*ROWS, LORA])
+    check, whole = check_recipe(recipe), check_recipe(load_recipe("quickstart", ROWS))
+    needed, most = (max(worker.peak_bytes for worker in found.memory) for found in (check, whole))
+    assert needed < most
+    small = Device(index=0, pool="cpu", pool_index=0, memory_bytes=needed)
+    assert AcceptsHere(recipe, (small,), check.max_prompt_tokens)(recipe.schedule.resolved) is None
+    assert AcceptsHere(load_recipe("quickstart", ROWS), (small,), check.max_prompt_tokens)(recipe.schedule.resolved)
