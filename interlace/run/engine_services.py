@@ -1,12 +1,16 @@
 """Rules for the engines of a run that may be lost and return: health checks, and the text that checks weights."""
 
+from pathlib import Path
+
 from interlace.core.random import keyed_random
 from interlace.engines.rollout.config import ServiceConfig
 from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.rollout.kinds.base import ServedKind
 from interlace.engines.train.config import training_temperature
 from interlace.models.loading import empty_model
 from interlace.rollouts.membership import MembershipRules
 from interlace.run.recipe.config import Recipe
+from interlace.runtime.cluster import Cluster
 
 PROBE_TOKENS = 24
 """Tokens of the text that checks a server's weights."""
@@ -29,3 +33,17 @@ def make_membership_rules(recipe: Recipe) -> MembershipRules:
         probe_ids=probe_ids,
         restarts_per_hour=restarts_per_hour,
     )
+
+
+def end_unused_servers(recipe: Recipe, folder: Path, cluster: Cluster) -> list[str]:
+    """Ends the servers that a killed process of the run left for engines that the run no longer has.
+
+    folder: of the run's engines. Returns a sentence for each server.
+    """
+    said = []
+    for record in sorted(folder.glob("rollout-*.json")):
+        is_served = isinstance(create_kind(recipe.rollout), ServedKind)
+        if not is_served or int(record.stem.rpartition("-")[2]) >= len(cluster.place("rollout")):
+            record.unlink(missing_ok=True)  # which ends the lease
+            said.append(f"{record.stem}: a server of the killed process is not adopted, and ends: it has no engine")
+    return said

@@ -30,6 +30,7 @@ from interlace.observe.run_identity import RunIdentity
 from interlace.observe.stop import PATIENCE_S
 from interlace.run.clusters.base import back_end
 from interlace.run.engine_control import FOLDER
+from interlace.run.engine_services import end_unused_servers
 from interlace.run.evaluation import Evaluation
 from interlace.run.launch import ModelSources, launch_roles
 from interlace.run.recipe.config import Recipe
@@ -249,6 +250,8 @@ class RunProcess(ABC):
             adapter=newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None,
             logs=self._folder.path / FOLDER,
         )  # fmt: skip
+        for sentence in end_unused_servers(recipe, self._folder.path / FOLDER, cluster):
+            self._progress.say(sentence)
         groups = await launch_roles(cluster, sources)
         if newest:
             await groups.actor.load_optimizer(newest)

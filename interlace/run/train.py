@@ -188,13 +188,14 @@ class _PolicySession(RunProcess):
         return hosted
 
     async def _say_how_it_computes(self, groups: RoleGroups) -> None:
-        report = await groups.rollout[0].report()
+        reports = [await group.report() for group in groups.rollout]
+        report = reports[0]
         self._progress.say(f"model: the engines generate with {self._recipe.model.dtype} weights (model.dtype)")
         invariant = "does not depend" if report.invariant else "depends"
         self._progress.say(
             f"rollout: {report.attention}; a sample {invariant} on what shares its batch ({report.reason})"
         )
-        for note in report.notes:
+        for note in dict.fromkeys(note for each in reports for note in each.notes):
             self._progress.say(f"rollout: {note}")
         renderer = renderer_of(self._recipe)
         for note in renderer.notes if renderer else ():

@@ -13,6 +13,7 @@ class Ticket:
     """Number, step and deadline of an admitted group."""
 
     gid: int
+    """Number of the group; negative for a place that never had a group."""
     step: int
     deadline: int
 
@@ -32,13 +33,13 @@ class Window:
         self._taken: set[int] = set()
 
     def admit(self, gid: int) -> None:
-        """Adds the next group."""
-        if self._size is not None:
+        """Adds the next group. A place without a group has no place in the window, and may be taken at any time."""
+        if self._size is not None and gid >= 0:
             self._places.append(gid)
 
     def take(self, gid: int) -> None:
         """Marks a group as taken."""
-        if self._size is not None:
+        if self._size is not None and gid >= 0:
             self._taken.add(gid)
             self._drop_taken_places()
 

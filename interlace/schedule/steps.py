@@ -40,6 +40,8 @@ class Steps:
         self._vacancies: list[int] = []
         """Heap of steps whose next group is a refill."""
         self._num_refills: dict[int, int] = {}
+        self._num_added = 0
+        """Empty places that no group had before."""
         self._next_gid, self._next_slot = gate.admitted, gate.consumed
 
     def ticket(self, gid: int) -> Ticket | None:
@@ -81,8 +83,10 @@ class Steps:
         return self._num_refills[step] <= self._max_refills
 
     def add_empty(self, step: int) -> None:
-        """Adds an empty place to a step."""
-        self._finish_empty(self._new_ticket(step))
+        """Adds an empty place to a step, with a slot of the gate. No group has its number, which is negative."""
+        self.gate.returned -= 1
+        self._num_added += 1
+        self._finish_empty(self._hold_place(-self._num_added, step))
 
     def drop(self, gid: int) -> None:
         """Ends a live group whose place needs no refill. The slot returns to the gate."""

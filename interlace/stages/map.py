@@ -1,5 +1,6 @@
 """The stage that adds columns to samples: rewards, reference log-probs, values."""
 
+import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +17,9 @@ from interlace.runtime.typed_group import TypedGroup
 
 G = TypeVar("G", bound=TypedGroup)
 R = TypeVar("R")
+NOTICED_S = 15.0
+"""Seconds in which the death of a process that owned a content is noticed here after a reader has noticed it."""
+LOOK_EVERY_S = 0.05
 Compute = Callable[[G, Sequence[Sample]], Handle[list[R]]]
 """Operation of a worker group, given as a function such as `RewardGroup.score`."""
 
@@ -126,8 +130,8 @@ class AttachedMap(Generic[G, R]):
             if left:
                 answers, _ = await replica.inline(self._stage.operation, left, cause=cause)
                 results = answers
-        except (RemoteError, PayloadLostError):
-            if not any(is_lost(sample.segments) for sample in left):
+        except (RemoteError, PayloadLostError) as error:
+            if not await _is_loss(error, left):
                 raise
             results = await self._call(replica, left, cause)
         if len(left) == len(samples):
@@ -168,3 +172,18 @@ class AttachedMap(Generic[G, R]):
             elif sample.key in self._channel and not self._stage.on_failed(sample.key, columns):
                 self._channel.end(sample.key, TerminalEvent.FAILED)
         self._cursor.acknowledge([sample.key for sample in samples])
+
+
+async def _is_loss(error: RemoteError | PayloadLostError, samples: Sequence[Sample]) -> bool:
+    """Returns whether a call failed because the content of one of its samples is lost.
+
+    A rank may notice the loss first: the death of the process that owned the content reaches the rank and the
+    controller in two messages, in any order.
+    """
+    names_loss = isinstance(error, PayloadLostError) or PayloadLostError.__name__ in error.remote_traceback
+    deadline_s = asyncio.get_running_loop().time() + (NOTICED_S if names_loss else 0.0)
+    while not any(is_lost(sample.segments) for sample in samples):
+        if asyncio.get_running_loop().time() >= deadline_s:
+            return False
+        await asyncio.sleep(LOOK_EVERY_S)
+    return True

@@ -1,5 +1,6 @@
 """Samples whose stored content is lost are drawn again, wherever they wait, and each ends once."""
 
+import asyncio
 import gc
 import math
 import pickle
@@ -87,15 +88,23 @@ class ReadingRank:
     rank: Rank
     role: str
     deletes: range = range(0)
+    delay_s: float = 0.0
+    """Seconds from the error of the rank to the deletion, as if the rank noticed the loss first."""
     num_calls: int = 0
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, object]) -> RankResult:
         samples = [each for each in (args[0] if args and isinstance(args[0], list) else ()) if isinstance(each, Sample)]
         if samples:
-            if self.num_calls in self.deletes and (method not in ("accumulate", "prepare") or self.role == "actor"):
+            is_due = self.num_calls in self.deletes and (
+                method not in ("accumulate", "prepare") or self.role == "actor"
+            )
+            if is_due and not self.delay_s:
                 delete(samples[:1])
             self.num_calls += 1
             try:
+                if is_due and self.delay_s:
+                    asyncio.get_running_loop().call_later(self.delay_s, delete, samples[:1])
+                    raise PayloadLostError("the content of a sample is lost: its owner has died")
                 for sample in samples:
                     assert len(pickle.loads(pickle.dumps(sample)).token_ids) == sample.num_tokens
             except PayloadLostError as error:
@@ -109,12 +118,12 @@ class ReadingRank:
         await self.rank.close()
 
 
-def storing(folder: Path, role: str = "", deletes: range = range(0)) -> RankWrapper:
+def storing(folder: Path, role: str = "", deletes: range = range(0), delay_s: float = 0.0) -> RankWrapper:
     def wrap(rank: Rank, context: WorkerContext) -> Rank:
         name = context.group.partition("/")[0]
         if name == "rollout":
             return StoringEngine(rank, folder)
-        return ReadingRank(rank, name, deletes if name == role else range(0))
+        return ReadingRank(rank, name, deletes if name == role else range(0), delay_s)
 
     return wrap
 
@@ -144,6 +153,12 @@ def test_a_sample_that_is_lost_during_a_call_is_drawn_again(folder: Path, role: 
     schedule = load_schedule(preset)
     record = run_with_losses(schedule, storing(folder, role, range(2)))
     check_whole(record, schedule.staleness_bound)
+    assert count_redrawn(record) >= 2
+
+
+def test_a_loss_that_a_rank_notices_before_the_controller_draws_the_sample_again(folder: Path) -> None:
+    record = run_with_losses(load_schedule("verl-colocated"), storing(folder, "reward", range(2), delay_s=3.0))
+    check_whole(record, 0)
     assert count_redrawn(record) >= 2
 
 

@@ -111,3 +111,12 @@ def test_every_schedule_with_restarts_ends_each_sample_once_within_its_bound(blo
         trained = [entry.sample for entry in record.entries if entry.event == TerminalEvent.TRAINED]
         keys = {(sample.prompt.uid, sample.key.gid) for sample in trained}
         assert len(keys) == len({uid for uid, _ in keys}), f"seed {seed}: a prompt was trained twice"
+
+
+def test_an_oversampling_step_without_refills_uses_no_number_of_a_group_for_its_empty_places() -> None:
+    tail = Schedule.parse({"tail": {"kind": "oversample", "prompts": 1.5, "responses": 1.0}})
+    work = replace(WORK, costs=Costs(filter_share=0.6, max_tokens=800), refill_rounds=1)
+    record = run_with_restarts(tail, work, 3)
+    trained = record.events[TerminalEvent.TRAINED]
+    assert trained < work.num_steps * work.prompts_per_step * work.samples_per_prompt, "no place stayed empty"
+    assert find_lost(record, work) == []

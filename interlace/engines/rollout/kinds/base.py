@@ -1,5 +1,7 @@
 """Shared parts of the kinds whose engines are servers."""
 
+import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -10,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from interlace.core.errors import InterlaceError
 from interlace.engines.rollout.config import ServedConfig, ServiceConfig
 from interlace.engines.rollout.kinds import EngineKind, EngineSite, Feature
 
@@ -18,7 +21,8 @@ if TYPE_CHECKING:
     from interlace.engines.rollout.services.engine import ServiceTraits
     from interlace.engines.rollout.services.http import Address
     from interlace.engines.rollout.services.link import LinkSettings, ServerLink
-    from interlace.engines.rollout.services.process import ServerCommand
+    from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
+    from interlace.engines.rollout.services.protocol import ServiceCapacity
     from interlace.models.loading import LoadedModel
     from interlace.models.size import ModelSize
 
@@ -28,6 +32,8 @@ LACKS: Mapping[Feature, str] = {
     "kv_use": "it does not say how full its KV cache is",
 }
 """Abilities that servers lack."""
+MODEL = "model"
+"""Name of the model's folder in the private folder of a server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +70,10 @@ class ServedKind(EngineKind, ABC):
         """Returns remarks for a report."""
 
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
-        """Starts a server and waits until it is ready. Raises ServiceError, OutOfMemoryError or DiskFullError."""
+        """Adopts a server of a killed process of the run, or starts one, and waits until it is ready.
+
+        Raises ServiceError, OutOfMemoryError or DiskFullError.
+        """
         from interlace.engines.rollout.live_weights import LiveWeights
         from interlace.engines.rollout.protocol import EngineMemory
         from interlace.engines.rollout.request_checks import Limits
@@ -73,13 +82,8 @@ class ServedKind(EngineKind, ABC):
         from interlace.models.size import model_size
 
         size = model_size(loaded.model)
-        private = Path(tempfile.mkdtemp(prefix="interlace-server-"))  # mode 0700: other users cannot enter it
-        try:
-            link = self._make_link(loaded, site, private, size)
-        except BaseException:
-            shutil.rmtree(private, ignore_errors=True)
-            raise
-        capacity = link.open()
+        opened = self._open_server(loaded, site, size)
+        capacity = opened.capacity
         context = capacity.context or self.config.kv_tokens
         limits = Limits(
             context=context,
@@ -91,7 +95,7 @@ class ServedKind(EngineKind, ABC):
         model = ServedModel(
             limits=limits,
             weights=LiveWeights(empty_model(site.model)),
-            folder=private / "model",
+            folder=opened.folder / MODEL,
             memory=EngineMemory(
                 weights=capacity.weight_bytes or size.weight_bytes,
                 kv_cache=capacity.kv_bytes,
@@ -100,32 +104,95 @@ class ServedKind(EngineKind, ABC):
         traits = self.traits()
         held = f", {capacity.kv_bytes / 2**20:,.0f} MiB" if capacity.kv_bytes else ""
         note = f"KV cache of {self.config.kv_tokens:,} tokens{held} (rollout.max_tokens={self.config.max_tokens})"
-        return ServiceEngine(link, model, replace(traits, notes=(*traits.notes, note)))
+        notes = (*traits.notes, *opened.notes, note)
+        return ServiceEngine(opened.link, model, replace(traits, notes=notes))
 
-    def _make_link(self, loaded: "LoadedModel", site: EngineSite, private: Path, size: "ModelSize") -> "ServerLink":
-        """Saves the model for a server and returns the link to it. The server is not started.
-
-        private: folder that the link removes when it is closed.
-        """
+    def _open_server(self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize") -> "_OpenServer":
+        """Connects to an adopted server, or else to a new one."""
+        from interlace.engines.rollout.services.adoption import NotAdoptedError
         from interlace.engines.rollout.services.dialects import dialect_named
-        from interlace.engines.rollout.services.http import UNIX, Address
         from interlace.engines.rollout.services.link import ServerLink
+
+        dialect, own_stops = dialect_named(self.dialect), end_tokens(loaded)
+
+        def link_to(server: "ServerProcess") -> ServerLink:
+            return ServerLink(
+                lambda: dialect.connect(server.address, seed=site.seed, own_stops=own_stops),
+                link_settings(self.config, start_s=self.config.start_s),
+                process=server,
+            )
+
+        notes: tuple[str, ...] = ()
+        try:
+            if server := self._adopt_server(loaded, site, size):
+                link = link_to(server)
+                try:
+                    capacity = link.open()
+                except InterlaceError as error:
+                    raise NotAdoptedError(f"the server at {server.address.url} was ended: {error}") from error
+                adopted = f"the server at {server.address.url}, which runs already, is adopted"
+                return _OpenServer(link=link, capacity=capacity, folder=server.lease.folder, notes=(adopted,))
+        except NotAdoptedError as error:
+            notes = (f"{error}; another one is started",)
+        server = self._make_server(loaded, site, size)
+        link = link_to(server)
+        return _OpenServer(link=link, capacity=link.open(), folder=server.lease.folder, notes=notes)
+
+    def _adopt_server(self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize") -> "ServerProcess | None":
+        """Returns the server that an earlier process of the run left; None if it left none. Raises NotAdoptedError."""
+        from interlace.engines.rollout.services.adoption import ServerRecord, adopt_server
+
+        if site.logs is None:
+            return None
+        logs = site.logs.absolute()
+
+        def command(record: ServerRecord) -> "ServerCommand":
+            return self.command(
+                ServerSite(folder=Path(record.folder) / MODEL, site=site, address=record.address, size=size)
+            )
+
+        record, log = logs / f"rollout-{site.instance}.json", logs / f"rollout-{site.instance}.log"
+        return adopt_server(record, self.config.lease_s, log, describe_model(loaded), command)
+
+    def _make_server(self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize") -> "ServerProcess":
+        """Saves the model for a server, which is not started."""
+        from interlace.engines.rollout.services.adoption import write_record
+        from interlace.engines.rollout.services.http import UNIX, Address
+        from interlace.engines.rollout.services.lease import ServerLease
         from interlace.engines.rollout.services.process import ServerProcess, free_port
 
-        loaded.model.save_pretrained(private / "model")
-        loaded.tokenizer.save_pretrained(private / "model")
-        url = f"{UNIX}{private}/socket" if self.has_socket_file else f"http://127.0.0.1:{free_port()}"
-        address = Address(url=url, key=secrets.token_urlsafe(24))
-        log = (site.logs or private) / f"rollout-{site.instance}.log"
-        command = self.command(ServerSite(folder=private / "model", site=site, address=address, size=size))
-        dialect = dialect_named(self.dialect)
-        own_stops = end_tokens(loaded)
-        return ServerLink(
-            lambda: dialect.connect(address, seed=site.seed, own_stops=own_stops),
-            link_settings(self.config, start_s=self.config.start_s),
-            process=ServerProcess(command, address, log),
-            private=private,
-        )
+        private = Path(tempfile.mkdtemp(prefix="interlace-server-"))  # mode 0700: other users cannot enter it
+        try:
+            loaded.model.save_pretrained(private / MODEL)
+            loaded.tokenizer.save_pretrained(private / MODEL)
+            url = f"{UNIX}{private}/socket" if self.has_socket_file else f"http://127.0.0.1:{free_port()}"
+            address = Address(url=url, key=secrets.token_urlsafe(24))
+            command = self.command(ServerSite(folder=private / MODEL, site=site, address=address, size=size))
+            place, name = (site.logs or private).absolute(), f"rollout-{site.instance}"
+            seconds = self.config.lease_s if site.logs else 0.0
+            lease = ServerLease(seconds=seconds, record=place / f"{name}.json", folder=private)
+            write_record(lease, address, command, describe_model(loaded))
+        except BaseException:
+            shutil.rmtree(private, ignore_errors=True)
+            raise
+        return ServerProcess(command, address, place / f"{name}.log", lease)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OpenServer:
+    """A server that is ready, and the link to it."""
+
+    link: "ServerLink"
+    capacity: "ServiceCapacity"
+    folder: Path
+    """Private folder of the server."""
+    notes: tuple[str, ...]
+
+
+def describe_model(loaded: "LoadedModel") -> str:
+    """Returns a digest of a model's configuration without its path."""
+    settings = {**loaded.model.config.to_dict(), "_name_or_path": ""}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def link_settings(config: ServiceConfig, *, start_s: float) -> "LinkSettings":

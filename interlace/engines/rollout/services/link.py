@@ -6,7 +6,6 @@ A server counts as lost when it fails, hangs, or returns an invalid result. Its 
 import asyncio
 import contextlib
 import itertools
-import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -58,13 +57,11 @@ class ServerLink:
         settings: LinkSettings,
         *,
         process: ServerProcess | None = None,
-        private: Path | None = None,
     ) -> None:
         """connect: called on the event loop. process: the server's process, if the run starts it.
 
-        private: folder that is removed when the link is closed.
+        The process's folder is removed when the link is closed.
         """
-        self._private = private
         self._connect, self._settings, self._process = connect, settings, process
         self._loop = LoopThread("engine service client")
         self._client: EngineClient | None = None
@@ -85,14 +82,15 @@ class ServerLink:
         return self._client.name if self._client else "a server"
 
     def open(self) -> ServiceCapacity:
-        """Starts the server if the run owns it, waits until it is ready, and returns its capacity.
+        """Starts the server if the run owns it and it does not run, waits until it is ready, and returns its capacity.
 
         Ready means that it served a warm-up request. If it fails, the link is closed. Raises ServiceError,
         OutOfMemoryError or DiskFullError.
         """
         try:
-            if self._process is not None:
-                self._process.start()
+            if self._process is None or self._process.is_adopted:
+                return self._connect_and_watch(ends_requests=True)
+            self._process.start()
             return self._connect_and_watch()
         except BaseException:
             self.close()
@@ -105,27 +103,31 @@ class ServerLink:
             self._process.start()
         self.inbox.clear()
         self._versions.clear()
-        self._connect_and_watch()
+        self._connect_and_watch(ends_requests=self._process is None)
 
-    def _connect_and_watch(self) -> ServiceCapacity:
-        capacity = self._loop.run(self._connect_client())
+    def _connect_and_watch(self, *, ends_requests: bool = False) -> ServiceCapacity:
+        """ends_requests: ends the requests that an earlier process of the run left at the server."""
+        capacity = self._loop.run(self._connect_client(ends_requests))
         self.inbox.lost = ""
         self.inbox.note_progress()
         self._loop.start(self._watch_health())
         return capacity
 
-    async def _connect_client(self) -> ServiceCapacity:
+    async def _connect_client(self, ends_requests: bool) -> ServiceCapacity:
         settings = self._settings
+        start_s = settings.patience_s if self._process and ends_requests else settings.start_s
         for task in self._tasks:
             task.cancel()
         if self._client is not None:
             await self._client.close()
         client = self._client = self._connect()
         fault = self._process.fault if self._process else lambda: None
-        await wait_until_healthy(client, fault, start_s=settings.start_s, patience_s=settings.patience_s)
-        async with asyncio.timeout(max(settings.patience_s, settings.start_s)):
-            if self._process is None:  # Ends requests left by an earlier run.
+        await wait_until_healthy(client, fault, start_s=start_s, patience_s=settings.patience_s)
+        async with asyncio.timeout(max(settings.patience_s, start_s)):
+            if ends_requests:
                 await client.pause("abort")
+                if self._process:
+                    await client.wake()  # a schedule with shared devices may have sent it to sleep
                 await client.resume()
             capacity = await client.capacity()
             if (version := (await client.health()).version) is not None:
@@ -199,8 +201,7 @@ class ServerLink:
         self._loop.close()
         if self._process is not None:
             self._process.stop()
-        if self._private is not None:
-            shutil.rmtree(self._private, ignore_errors=True)
+            self._process.remove_files()
 
     def _wait_for_result(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Waits for a coroutine on the loop. If the server fails, it counts as lost and the result is None."""

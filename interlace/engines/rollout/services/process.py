@@ -1,6 +1,8 @@
-"""Server processes of a run: they end with the run, even if it is killed, and are restarted if they die."""
+"""Server processes of a run: they end with it, or with a lease after it was killed, and are restarted if they die."""
 
+import atexit
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from interlace.core.errors import DiskFullError, InterlaceError
 from interlace.engines.rollout.services.http import MEMORY_TEXTS, UNIX, Address
+from interlace.engines.rollout.services.lease import AdoptedGuard, ServerLease
 from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
 
 GUARD = "interlace.engines.rollout.services.guard"
@@ -34,15 +37,28 @@ class ServerCommand:
 
 
 class ServerProcess:
-    """One server that a run starts, in a process group."""
+    """One server that a run starts or adopts, in a process group."""
 
-    def __init__(self, command: ServerCommand, address: Address, log: Path) -> None:
-        """address: at which the server will listen. log: file to which its output is appended."""
-        self.address, self.log = address, log
+    def __init__(
+        self,
+        command: ServerCommand,
+        address: Address,
+        log: Path,
+        lease: ServerLease,
+        *,
+        adopted: AdoptedGuard | None = None,
+    ) -> None:
+        """address: at which the server will listen. log: file to which its output is appended.
+
+        adopted: guard of the server, if it runs already.
+        """
+        self.address, self.log, self.lease = address, log, lease
         self._command = command
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started_at = 0
-        """Size of the log when the process was started."""
+        self._process: subprocess.Popen[bytes] | AdoptedGuard | None = adopted
+        self._started_at = _count_bytes(log) if adopted else 0
+        """Size of the log when the process was started or adopted."""
+        if adopted:
+            atexit.register(self.stop, hurries=True)
 
     @property
     def pid(self) -> int:
@@ -50,6 +66,11 @@ class ServerProcess:
         if self._process is None:
             raise InterlaceError("the server was not started")
         return self._process.pid
+
+    @property
+    def is_adopted(self) -> bool:
+        """Returns True if the server was started by an earlier process of the run."""
+        return isinstance(self._process, AdoptedGuard)
 
     def start(self) -> None:
         """Starts the server process; it does not listen yet.
@@ -59,23 +80,27 @@ class ServerProcess:
         if self.address.url.startswith(UNIX):
             Path(self.address.url.removeprefix(UNIX)).unlink(missing_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._started_at = self.log.stat().st_size if self.log.exists() else 0
+        self._started_at = _count_bytes(self.log)
+        lease = (f"{self.lease.seconds:g}", str(self.lease.record), str(self.lease.folder))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", GUARD, *self._command.arguments],
+                [sys.executable, "-m", GUARD, *lease, *self._command.arguments],
                 stdin=subprocess.PIPE,  # never written to: it ends when this process ends, even if it is killed
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._command.environment},
                 start_new_session=True,
             )
+        # A command that ends by itself, with an error or not, leaves no server.
+        atexit.register(self.stop, hurries=True)
 
     def fault(self) -> ServiceError | DiskFullError | None:
         """Returns the reason why the server ended, with the end of its log; None if it runs."""
         if self._process is None or self._process.poll() is None:
             return None
         tail = self.tail()
-        ended = f"the server at {self.address.url} ended with status {self._process.returncode}"
+        status = self._process.returncode
+        ended = f"the server at {self.address.url} ended{'' if status is None else f' with status {status}'}"
         if any(text in tail for text in DISK_TEXTS):
             return DiskFullError(f"{ended}: its disk is full. Make room. Log: {self.log}")
         if any(text in tail for text in MEMORY_TEXTS) or "MemoryError" in tail:
@@ -93,10 +118,9 @@ class ServerProcess:
     def stop(self, *, hurries: bool = False) -> None:
         """Ends the server and its processes. hurries: kills them at once."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.stdin:
-            process.stdin.close()
+        atexit.unregister(self.stop)
+        if process is None or (isinstance(process, AdoptedGuard) and process.poll() is not None):
+            return  # the id of an ended process that is not a child may belong to another one
         if not hurries:
             _signal_group(process.pid, signal.SIGTERM)
             deadline = time.monotonic() + END_S
@@ -104,6 +128,13 @@ class ServerProcess:
                 time.sleep(0.02)
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
+        if isinstance(process, subprocess.Popen) and process.stdin:
+            process.stdin.close()
+
+    def remove_files(self) -> None:
+        """Removes the server's folder and its record."""
+        self.lease.record.unlink(missing_ok=True)
+        shutil.rmtree(self.lease.folder, ignore_errors=True)
 
 
 def _signal_group(pid: int, number: int) -> None:
@@ -111,6 +142,10 @@ def _signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except ProcessLookupError:
         return
+
+
+def _count_bytes(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
 
 
 def free_port() -> int:

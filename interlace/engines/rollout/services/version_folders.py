@@ -79,16 +79,19 @@ def version_folder_of(ref: WeightRef) -> Path | None:
     return Path(folder)
 
 
-def _make_root() -> Path:
-    parent = SHARED if SHARED.is_dir() and os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())
-    _remove_stale_folders(parent)
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
-
-
-def _remove_stale_folders(parent: Path) -> None:
+def remove_stale_folders() -> None:
     """Removes folders of ended processes, for example of a killed run."""
-    for left in parent.glob(f"{PREFIX}*"):
+    for left in _find_parent().glob(f"{PREFIX}*"):
         owner = re.match(rf"{PREFIX}(\d+)-", left.name)
         if owner and not Path(f"/proc/{owner.group(1)}").exists() and Path("/proc").exists():
             with contextlib.suppress(OSError):
                 shutil.rmtree(left)
+
+
+def _make_root() -> Path:
+    remove_stale_folders()
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_find_parent()))
+
+
+def _find_parent() -> Path:
+    return SHARED if SHARED.is_dir() and os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())

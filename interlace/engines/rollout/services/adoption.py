@@ -1,0 +1,95 @@
+"""Adoption of a server that an earlier process of the run started: its record in the run's folder, and the checks."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from interlace.core.config import Config
+from interlace.core.errors import InterlaceError
+from interlace.engines.rollout.services.http import Address
+from interlace.engines.rollout.services.lease import ServerLease
+from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
+
+
+class ServerRecord(Config):
+    """A server that a run started. The file has mode 0600, because it contains the server's key."""
+
+    record: str
+    """Path of this file when it was written. A copy of a run's folder contains another run's server."""
+    folder: str
+    """Private folder of the server."""
+    url: str
+    key: str
+    model: str
+    """Text that is equal for models of equal architecture and sizes."""
+    arguments: tuple[str, ...]
+    """Command line of the server."""
+    environment: Mapping[str, str]
+
+    @property
+    def address(self) -> Address:
+        """Returns the address of the server."""
+        return Address(url=self.url, key=self.key)
+
+
+class NotAdoptedError(InterlaceError):
+    """An existing server is not adopted; the message contains the reason."""
+
+
+def write_record(lease: ServerLease, address: Address, command: ServerCommand, model: str) -> None:
+    """Writes the record of a server that is about to start. model: see ServerRecord.model."""
+    record = ServerRecord(
+        record=str(lease.record),
+        folder=str(lease.folder),
+        url=address.url,
+        key=address.key,
+        model=model,
+        arguments=tuple(command.arguments),
+        environment=command.environment,
+    )
+    lease.record.parent.mkdir(parents=True, exist_ok=True)
+    lease.record.unlink(missing_ok=True)
+    with os.fdopen(os.open(lease.record, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(record.model_dump_json())
+
+
+def adopt_server(
+    file: Path, seconds: float, log: Path, model: str, command: Callable[[ServerRecord], ServerCommand]
+) -> ServerProcess | None:
+    """Adopts the server of a record. Returns None if no record exists.
+
+    file: the record. seconds: lease after the adoption. log: the server's log. model: see ServerRecord.model. command:
+    returns the command line that the run would start a server of a record's address with. Raises NotAdoptedError if
+    the server has ended or belongs to another run. If it runs with other settings, it is ended first.
+    """
+    try:
+        record = ServerRecord.model_validate_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError):
+        raise NotAdoptedError(f"{file} cannot be read") from None
+    named = f"the server at {record.url} is not adopted"
+    if record.record != str(file):
+        raise NotAdoptedError(f"{named}: it belongs to the run of {record.record}")
+    lease = ServerLease(seconds=seconds, record=file, folder=Path(record.folder))
+    guard = lease.connect()
+    if guard is None:
+        raise NotAdoptedError(f"{named}: it has ended")
+    wanted = command(record)
+    server = ServerProcess(wanted, record.address, log, lease, adopted=guard)
+    changed = "the model" if record.model != model else _describe_change(record, wanted)
+    if changed:
+        server.stop()
+        server.remove_files()
+        raise NotAdoptedError(f"{named}, and was ended: {changed} has changed")
+    return server
+
+
+def _describe_change(record: ServerRecord, wanted: ServerCommand) -> str:
+    """Returns the settings of a command that differ from a record's; empty if none does."""
+    before, after = set(record.arguments), set(wanted.arguments)
+    if record.arguments != tuple(wanted.arguments):
+        return f"its command ({' '.join(sorted(before - after))} is now {' '.join(sorted(after - before))})"
+    return "" if record.environment == wanted.environment else "its environment"

@@ -1,0 +1,95 @@
+"""Lease of a server: it outlives a run that was killed for some seconds, in which a resumed run can adopt it.
+
+A guard process runs the server as long as a run is connected to the guard. The operating system ends the connection
+with the run, even if the run is killed. The guard then listens at a socket file until a run connects or the lease has
+ended. Only the user can enter the folder of the socket file.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+LOOK_EVERY_S = 0.25
+"""Seconds between two checks of the record, and between two attempts to connect to a guard."""
+CONNECT_S = 2.0
+"""Seconds in which a guard begins to listen after its run was killed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerLease:
+    """Files of one server, and the time for which it outlives its run."""
+
+    seconds: float
+    record: Path
+    """File that describes the server, in the run's folder. The lease ends if the file is removed or replaced."""
+    folder: Path
+    """Private folder of the server."""
+
+    @property
+    def socket_file(self) -> Path:
+        """Returns the socket file at which the guard listens."""
+        return self.folder / "lease"
+
+    def wait_for_owner(self) -> socket.socket | None:
+        """Waits, in the guard, for a run that adopts the server. Returns its connection; None if the lease ends."""
+        if not self.seconds:
+            return None
+        deadline_s = time.monotonic() + self.seconds
+        self.socket_file.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self.socket_file))
+            listener.listen()
+            listener.settimeout(LOOK_EVERY_S)
+            while time.monotonic() < deadline_s and self._is_current():
+                with contextlib.suppress(OSError):
+                    owner, _ = listener.accept()
+                    owner.settimeout(None)
+                    owner.sendall(f"{os.getpid()}\n".encode())
+                    self.socket_file.unlink(missing_ok=True)
+                    return owner
+        return None
+
+    def connect(self) -> "AdoptedGuard | None":
+        """Connects to the guard as the run that owns the server. Returns None if no guard waits for a run."""
+        deadline_s = time.monotonic() + CONNECT_S
+        while self.folder.is_dir():
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(CONNECT_S)
+            with contextlib.suppress(OSError, ValueError):
+                connection.connect(str(self.socket_file))
+                return AdoptedGuard(connection, int(connection.recv(32)))
+            connection.close()
+            if time.monotonic() > deadline_s:
+                return None
+            time.sleep(LOOK_EVERY_S)
+        return None
+
+    def _is_current(self) -> bool:
+        try:
+            return str(self.folder) in self.record.read_text(encoding="utf-8")
+        except OSError:
+            return False
+
+
+class AdoptedGuard:
+    """Guard of an adopted server, with the methods of a child process that its owner needs."""
+
+    returncode = None
+    """A process that is not a child has no exit status."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        """pid: of the guard; it stays valid while the guard keeps the connection open."""
+        self.pid, self._connection = pid, connection
+
+    def poll(self) -> int | None:
+        """Returns 0 if the guard has ended, else None."""
+        return 0 if select.select([self._connection], [], [], 0)[0] else None
+
+    def wait(self) -> None:
+        """Waits for the end of the guard, and closes the connection."""
+        select.select([self._connection], [], [])
+        self._connection.close()

@@ -1,0 +1,76 @@
+"""After SIGKILL of the command, `--resume` adopts the engine servers that the killed command had started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from interlace.engines.rollout.services.adoption import ServerRecord
+from interlace.observe.progress import QuietProgress
+from tests.support.processes import all_gone, handles, running
+from tests.support.training import SMALL, equal_weights, final_weights, run, samples
+
+SETTINGS = ("warmup=null", "evaluation.num_prompts=1", "cluster.threads_per_worker=1", "checkpoint_every=2")
+ENGINE = "rollout={engine: interlace, lease_s: 300}"
+REPOSITORY = Path(__file__).parents[2]
+LIMIT_S = 400.0
+
+
+class Lines(QuietProgress):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def kill_run(root: Path) -> list[int]:
+    """Trains `x` in a process until its second step is saved, and kills it. Returns handles of its servers."""
+    given = [*SMALL, f"model.cache_dir={root / 'cache'}", *SETTINGS, ENGINE, "steps=400"]
+    command = [sys.executable, "-c", "from interlace.cli.main import app; app()"]
+    with (root / "run.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "train", "quickstart", "--name", "x", *given],
+            cwd=root, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (root / "runs/x/checkpoints/step_2").exists():
+        assert process.poll() is None and time.monotonic() < deadline_s, (root / "run.log").read_text()
+        time.sleep(0.01)
+    servers = handles(running(process.pid, "interlace-server-"))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return servers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["", "cluster.threads_per_worker=2"])
+def test_a_resumed_run_adopts_the_servers_of_the_killed_one_unless_its_recipe_has_changed(
+    tmp_path: Path, change: str
+) -> None:
+    servers = kill_run(tmp_path)
+    assert len(servers) == 4  # for each core a guard, and the server that it runs
+    records = sorted((tmp_path / "runs/x/engines").glob("rollout-*.json"))
+    folders = [Path(ServerRecord.model_validate_json(each.read_text()).folder) for each in records]
+    newest = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "runs/x/checkpoints").glob("step_*"))
+    steps, cache = f"steps={newest + 2}", f"model.cache_dir={tmp_path / 'cache'}"
+    settings, lines = [*SETTINGS, ENGINE, steps, cache, *([change] if change else [])], Lines()
+    run(tmp_path / "runs", "x", settings, resume=True, progress=lines)
+    adopted = [sentence for sentence in lines.said if "which runs already, is adopted" in sentence]
+    ended = [sentence for sentence in lines.said if "is not adopted, and was ended: its command" in sentence]
+    assert (len(adopted), len(ended)) == ((0, 2) if change else (2, 0)), lines.said
+    assert all_gone(servers, 30.0) and not any(folder.exists() for folder in folders)
+    assert not [*(tmp_path / "runs/x/engines").glob("rollout-*.json")]
+    for handle in servers:
+        os.close(handle)
+    if change:  # the number of threads may change bits
+        return
+    run(tmp_path, "whole", [*SETTINGS, steps])
+    assert samples(tmp_path / "runs", "x") == samples(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path / "runs", "x"), final_weights(tmp_path, "whole"))

@@ -1,0 +1,174 @@
+"""A server outlives a killed run for its lease, and a resumed run adopts it only if it is the run's own server."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from interlace.engines.rollout.services.adoption import NotAdoptedError, ServerRecord, adopt_server
+from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
+from tests.support.engine_servers import wait_until
+from tests.support.processes import all_gone, children, descendants, handles
+
+SLEEP = ("-c", "import time; time.sleep(600)")
+START = """
+import sys, time
+from pathlib import Path
+from interlace.engines.rollout.services.adoption import write_record
+from interlace.engines.rollout.services.http import Address
+from interlace.engines.rollout.services.lease import ServerLease
+from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
+
+record, folder, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+command = ServerCommand(arguments=sys.argv[4:])
+lease = ServerLease(seconds=seconds, record=record, folder=folder)
+address = Address(url="http://127.0.0.1:9", key="key")
+write_record(lease, address, command, "model")
+server = ServerProcess(command, address, record.with_suffix(".log"), lease)
+server.start()
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Killed:
+    """A run that was killed, and the processes of its server."""
+
+    record: Path
+    folder: Path
+    processes: list[int]
+
+    def adopt(self, arguments: tuple[str, ...] = SLEEP, *, model: str = "model", record: Path | None = None) -> object:
+        """Adopts the server as a run that would start a server with these arguments."""
+
+        def command(found: ServerRecord) -> ServerCommand:
+            assert found.address.key == "key"
+            return ServerCommand(arguments=arguments)
+
+        file = record or self.record
+        return adopt_server(file, 600.0, file.with_suffix(".log"), model, command)
+
+    def has_ended(self, within_s: float = 30.0) -> bool:
+        """Returns whether all processes of the server end."""
+        return all_gone(self.processes, within_s)
+
+
+def adopt_and_wait() -> None:
+    """Adopts the server of the record on the command line, as another process."""
+    file = Path(sys.argv[1])
+    adopt_server(file, 600.0, file.with_suffix(".log"), "model", lambda _: ServerCommand(arguments=SLEEP))
+    print("adopted", flush=True)
+    time.sleep(600)
+
+
+def start_run(record: Path, folder: Path, seconds: float) -> tuple[subprocess.Popen[bytes], int]:
+    """Starts a run with a server. Returns the run, and the guard's process id."""
+    command = [sys.executable, "-c", START, str(record), str(folder), str(seconds), *SLEEP]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    guard = int(run.stdout.readline())
+    return run, guard
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp())  # pytest's folders are too deep for a socket file
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def kill_run(record: Path, folder: Path, seconds: float) -> Killed:
+    run, guard = start_run(record, folder, seconds)
+    wait_until(lambda: bool(children(guard)))
+    found = Killed(record=record, folder=folder, processes=handles(descendants(guard)))
+    run.kill()
+    run.wait()
+    return found
+
+
+@pytest.fixture
+def killed(tmp_path: Path, folder: Path) -> Iterator[Killed]:
+    found = kill_run(tmp_path / "rollout-0.json", folder, 600.0)
+    yield found
+    for handle in found.processes:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
+
+
+def test_a_server_is_adopted_and_waits_again_after_the_second_run_was_killed(killed: Killed) -> None:
+    assert killed.record.stat().st_mode & 0o777 == 0o600
+    code = "from tests.unit.engines.rollout.services.test_adoption import adopt_and_wait; adopt_and_wait()"
+    with subprocess.Popen([sys.executable, "-c", code, str(killed.record)], stdout=subprocess.PIPE) as second:
+        assert second.stdout is not None and second.stdout.readline() == b"adopted\n"
+        second.kill()
+    server = killed.adopt()
+    assert isinstance(server, ServerProcess) and server.is_adopted and server.fault() is None
+    server.stop()
+    assert killed.has_ended()
+
+
+def test_a_server_has_one_run(killed: Killed) -> None:
+    server = killed.adopt()
+    with pytest.raises(NotAdoptedError, match="it has ended"):
+        killed.adopt()
+    assert isinstance(server, ServerProcess) and server.fault() is None
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "reason"),
+    [(("-c", "other"), "model", "its command .* has changed"), (SLEEP, "other", "the model has changed")],
+)
+def test_a_server_of_other_settings_is_ended(
+    killed: Killed, arguments: tuple[str, ...], model: str, reason: str
+) -> None:
+    with pytest.raises(NotAdoptedError, match=f"was ended: {reason}"):
+        killed.adopt(arguments, model=model)
+    assert killed.has_ended() and not killed.folder.exists() and not killed.record.exists()
+
+
+def test_a_server_of_another_run_is_left_alone(killed: Killed, tmp_path: Path) -> None:
+    copied = Path(shutil.copy(killed.record, tmp_path / "copy.json"))
+    with pytest.raises(NotAdoptedError, match="belongs to the run of"):
+        killed.adopt(record=copied)
+    server = killed.adopt()
+    assert isinstance(server, ServerProcess)
+    server.stop()
+
+
+def test_a_server_whose_guard_was_killed_is_not_adopted(killed: Killed) -> None:
+    signal.pidfd_send_signal(killed.processes[0], signal.SIGKILL)
+    with pytest.raises(NotAdoptedError, match="it has ended"):
+        killed.adopt()
+
+
+def test_a_server_ends_with_its_lease_and_leaves_nothing(tmp_path: Path, folder: Path) -> None:
+    found = kill_run(tmp_path / "rollout-0.json", folder, 0.5)
+    assert found.has_ended() and not folder.exists()
+    with pytest.raises(NotAdoptedError, match="it has ended"):
+        found.adopt()
+
+
+def test_a_server_ends_if_its_record_is_removed(killed: Killed) -> None:
+    killed.record.unlink()
+    assert killed.has_ended()
+
+
+def test_a_command_that_ends_with_an_error_leaves_no_server(tmp_path: Path, folder: Path) -> None:
+    run, guard = start_run(tmp_path / "rollout-0.json", folder, 600.0)
+    [handle] = handles([guard])
+    run.send_signal(signal.SIGINT)  # an error in Python, which nothing handles
+    run.wait()
+    assert all_gone([handle], 30.0)
+    os.close(handle)
