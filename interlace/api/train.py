@@ -73,7 +73,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     columns: column that is read -> column of the data, such as {"answer": "reward_model.ground_truth"}.
     heldout_size: rows that are kept back to evaluate on, before and after.
     overrides: changes of settings as on the command line, KEY=VALUE. settings: keys of the recipe, a section being a
-    dictionary. Without a recipe, a step has 8 prompts of 8 samples, or 8 rows, unless they say otherwise.
+    dictionary. Without a recipe, a step has by default 8 prompts of 8 samples, or 8 rows.
     name: of the run, which is written to folder/name; None numbers them. resume: continues the run from its newest
     checkpoint. overwrite: replaces the run of that name. callbacks: functions that are called after each step with a
     StepInfo: they read its metrics, log values, and may stop the run.

@@ -7,6 +7,19 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Messages, as_message
 from interlace.core.types import JSON
 
+_SHARE_GPT = {"human": "user", "gpt": "assistant"}
+"""Roles of ShareGPT with another name here."""
+
+
+def rename_keys(value: Sequence[JSON]) -> Sequence[JSON]:
+    """Returns a chat with the keys `role` and `content`; ShareGPT writes `from` and `value`."""
+    return [
+        {"role": _SHARE_GPT.get(str(item["from"]), item["from"]), "content": item["value"]}
+        if isinstance(item, Mapping) and item.keys() == {"from", "value"}
+        else item
+        for item in value
+    ]
+
 
 def read_messages(value: Sequence[JSON], where: str) -> Messages:
     """Reads the messages of a cell. Raises UserError for another value. where: the row and its column, for messages."""

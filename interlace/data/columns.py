@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from interlace.core.errors import UserError, close_names
 from interlace.core.messages import Messages, ToolSpec, as_tool
 from interlace.core.types import JSON
-from interlace.data.chat import read_messages, split_conversation
+from interlace.data.chat import read_messages, rename_keys, split_conversation
 from interlace.data.rows import Row
 from interlace.data.tables import describe_type
 from interlace.data.values import plain_row
@@ -48,6 +48,7 @@ def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[st
     messages: Messages = ()
     said: Sequence[JSON] = ()
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        prompt = rename_keys(prompt)
         if answer_name is None:
             prompt, said = split_conversation(prompt)
         messages = read_messages(prompt, f"{origin}: column {prompt_name!r}")

@@ -1,50 +1,22 @@
 """Rows from objects of a program: lists, data sets of the library `datasets`, data frames, Arrow tables."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from interlace.core.errors import UserError
-from interlace.core.random import stable_hash
-from interlace.core.types import JSON
-from interlace.data.values import plain_row
 
 
-def object_rows(data: object) -> Iterator[dict[str, JSON]]:
-    """Yields the rows of an object as JSON values.
+def read_rows(data: Any) -> Iterable[object]:
+    """Returns the rows of an object, found by the methods that its library documents.
 
     data: an iterable of mappings, a Dataset or IterableDataset of `datasets`, a DataFrame of pandas or polars, or an
-    Arrow table. Raises UserError for another object, and with column and row for a value that JSON cannot hold.
+    Arrow table. The gaps of a DataFrame are None. Raises UserError for another object.
     """
-    for number, values in enumerate(_read_rows(data), start=1):
-        if not isinstance(values, Mapping):
-            raise UserError(
-                f"data: row {number} is a {type(values).__name__}; rows are mappings, such as "
-                "{'prompt': '1+1=', 'answer': '2'}."
-            )
-        yield plain_row(values, f"data: row {number}")
-
-
-def write_rows(data: object, folder: Path) -> Path:
-    """Writes the rows of an object as JSON Lines into a folder, named after their content. Raises UserError."""
-    from interlace.observe.atomic_file import write_atomic
-
-    text = "".join(json.dumps(row) + "\n" for row in object_rows(data))
-    if not text:
-        raise UserError("data has no rows: it needs one for each prompt.")
-    path = folder / f"{stable_hash(text):016x}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, text)
-    return path
-
-
-def _read_rows(data: Any) -> Iterable[object]:
-    """Returns the rows of an object, found by the methods that its library documents."""
     if isinstance(data, Mapping):
-        if all(hasattr(part, "column_names") for part in data.values()) and data:
-            raise UserError(f"data holds the splits {', '.join(data)}: give one, such as data[{next(iter(data))!r}].")
-        raise UserError("data is one mapping: give a list of rows, each a mapping.")
+        if all(isinstance(value, str | int | float) for value in data.values()):
+            raise UserError("data is one mapping: give a list of rows, each a mapping.")
+        splits = ", ".join(f"data[{name!r}]" for name in data)
+        raise UserError(f"data is a mapping of {', '.join(map(repr, data))}: give one split of it, such as {splits}.")
     if hasattr(data, "to_pylist"):  # pyarrow.Table
         rows: Iterable[object] = data.to_pylist(maps_as_pydicts="strict")
     elif hasattr(data, "iter_rows"):  # polars.DataFrame
@@ -55,7 +27,7 @@ def _read_rows(data: Any) -> Iterable[object]:
         rows = data
     else:
         raise UserError(
-            f"data is a {type(data).__name__}: give a path, a list of rows, a data set of `datasets`, a DataFrame or "
-            "an Arrow table."
+            f"data is of type {type(data).__name__}: give a file, a list of rows, a DataFrame, an Arrow table, or a "
+            "dataset of the library `datasets`."
         )
     return rows

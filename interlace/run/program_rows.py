@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.random import stable_hash
-from interlace.core.types import JSON
+from interlace.data.objects import read_rows
+from interlace.data.values import plain_row
 from interlace.observe.atomic_file import write_atomic
 from interlace.rewards.rows import refuse_other_objectives
 from interlace.rewards.signature import RewardCall
@@ -27,13 +28,13 @@ def write_rows(
 ) -> Path:
     """Writes rows as JSON Lines; the name of the file is a hash of the rows. Returns its path.
 
-    rows: mappings, a DataFrame, or a dataset that yields mappings. calls: the reward's calls, whose columns are used.
+    rows: as for read_rows(). calls: the reward's calls, whose columns are used.
     has_completions: the run trains on given completions, so rows of SFT and DPO are accepted.
     Raises UserError that names the row as data[N].
     """
     named = {name for call in calls for name in (*call.required, *call.optional)}
     refuse = None if has_completions else named
-    lines = [_format_line(row, columns, refuse, f"data[{place}]") for place, row in enumerate(_each_row(rows))]
+    lines = [_format_line(row, columns, refuse, f"data[{place}]") for place, row in enumerate(read_rows(rows))]
     if not lines:
         raise UserError("data is empty: give one row for each prompt.")
     text = "".join(lines)
@@ -56,26 +57,6 @@ def rows_by_place(path: Path | None) -> Iterator[None]:
         raise UserError(text.replace(str(path), "data").replace(path.name, "data")) from None
 
 
-def _each_row(rows: object) -> Iterable[object]:
-    if _is_data_frame(rows):
-        # pandas fills the gaps of any column with NaN, which JSON does not have.
-        found: Iterable[object] = rows.astype(object).where(rows.notna(), None).to_dict("records")
-        return found
-    if isinstance(rows, Mapping):
-        splits = ", ".join(f"data[{name!r}]" for name in rows)
-        raise UserError(f"data is a mapping of {', '.join(map(repr, rows))}: give one split of it, such as {splits}.")
-    if not isinstance(rows, Iterable):
-        raise UserError(
-            f"data is of type {type(rows).__name__}: give a file, a list of rows, a DataFrame, or a dataset of "
-            "the library `datasets`."
-        )
-    return rows
-
-
-def _is_data_frame(rows: object) -> TypeGuard[Any]:
-    return all(hasattr(rows, name) for name in ("to_dict", "notna", "columns"))
-
-
 def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str) -> str:
     """Returns a row as a line. named: columns of the reward; None allows rows of other objectives."""
     if not isinstance(row, Mapping):
@@ -95,7 +76,7 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
         _refuse_finished_chat(values, place)
     # The check of the recipe refuses an empty answer if the reward names one.
     filled = {**values, "answer": values.get("answer", "")}
-    return json.dumps({name: _as_json(value, name, place) for name, value in filled.items()}) + "\n"
+    return json.dumps(plain_row(filled, place)) + "\n"
 
 
 def _read_nested(values: Mapping[str, object], source: str, place: str) -> object:
@@ -124,18 +105,3 @@ def _refuse_finished_chat(values: Mapping[str, object], place: str) -> None:
                 "reinforcement learning lets the model write. Leave the message out; to imitate it use the recipe "
                 "'sft' (interlace train sft)."
             )
-
-
-def _as_json(value: object, name: str, place: str) -> JSON:
-    """Converts a value to JSON types: numbers and arrays of numpy become Python's."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{place}: column {name!r} is of type {type(value).__name__}, which cannot be written as JSON ({error}). "
-            "Give text, numbers, lists and mappings."
-        ) from None
-    found: JSON = value  # type: ignore[assignment]  # json.dumps accepted it
-    return found

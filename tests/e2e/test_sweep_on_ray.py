@@ -32,7 +32,7 @@ def fail(response):
     raise ValueError("no verifier today")
 """
 SETTINGS = [
-    "quickstart", "steps=60", "warmup=null", "prompts_per_step=2", "samples_per_prompt=2", "checkpoint_every=1",
+    "quickstart", "steps=30", "warmup=null", "prompts_per_step=2", "samples_per_prompt=2", "checkpoint_every=1",
     "task.reasoning_gym.train_size=16", "task.reasoning_gym.heldout_size=2", "logging.loggers=[]",
     "reward={workers: 0}",
     "reward.name=judge:score,judge:fail", "cluster=ray", "cluster.devices=cpu:1",
@@ -66,12 +66,12 @@ def test_a_failed_and_a_killed_run_do_not_stop_the_sweep(tmp_path: Path, environ
     assert started.returncode == 1 and f"run {run.name} failed: the process was killed by SIGKILL" in errors
     assert "no verifier today" in errors
     done = len((run / "metrics.jsonl").read_text().splitlines())
-    assert 1 <= done < 60
+    assert 1 <= done < 30
 
     resumed = subprocess.run(
         [*sweep, "--resume", "--json"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert resumed.returncode == 1 and "SIGKILL" not in resumed.stderr, resumed.stderr
     told = json.loads(resumed.stdout)
-    assert [(row["name"], row["steps"]) for row in told["runs"]] == [(run.name, 60)]
+    assert [(row["name"], row["steps"]) for row in told["runs"]] == [(run.name, 30)]
     assert len(told["failed"]) == 1 and Path(tmp_path, told["report"]).is_file()

@@ -71,6 +71,13 @@ def test_rows_of_another_kind_name_their_recipe(values: dict[str, object], recip
         assert row(values, {"answer": "completion"}).answer == "b"
 
 
+def test_chats_of_share_gpt_are_read() -> None:
+    chat = [{"from": "system", "value": "Add."}, {"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]
+    found = row({"conversations": chat}, {"prompt": "conversations", "answer": None})
+    assert [(message.role, message.content) for message in found.messages] == [("system", "Add."), ("user", "1+1?")]
+    assert found.metadata["completion"] == [{"role": "assistant", "content": "2"}]
+
+
 def test_text_parts_and_the_role_developer_are_read() -> None:
     chat = [
         {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},

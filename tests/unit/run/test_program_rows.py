@@ -50,7 +50,7 @@ def test_numbers_of_numpy_are_written(tmp_path: Path) -> None:
             [{"prompt": "a", "answer": "b"}, {"question": "c"}],
             r"data\[1\] has no column 'prompt' or 'messages'",
         ),
-        ([{"prompt": "a", "x": object()}], r"data\[0\]: column 'x' is of type object, which cannot be written as JSON"),
+        ([{"prompt": "a", "x": object()}], r"data\[0\]: column 'x' is of type object, which JSON cannot hold"),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], r"data\[0\] has the column 'chosen'.*interlace train dpo"),
         ([{"prompt": "a", "completion": "b"}], r"data\[0\] has the column 'completion'.*interlace train sft"),
         ([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], "the recipe 'sft'"),
