@@ -1,6 +1,6 @@
 """Time of a step if engines are behind a link of 50 ms and 1 Gbit/s, with delta weights, against a link without delay.
 
-    python benchmarks/hosts.py [--steps 16] [--rounds 2]
+    python benchmarks/hosts.py [--steps 16] [--rounds 2] [--json hosts.json]
 
 Two hosts are network namespaces of this machine (needs root), each a node of one Ray cluster with separate memory.
 The trainer is on the first and the engine on the second; a relay in user space delays every packet. StreamRL (arXiv
@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import sys
+from pathlib import Path
 
 from tests.support.hosts import INTERLACE, Hosts, start_ray, two_hosts, why_not
 from tests.support.training import SMALL
@@ -53,6 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if reason := why_not():
         raise SystemExit(f"this machine cannot have hosts: {reason}")
@@ -69,6 +71,8 @@ def main() -> int:
         median = statistics.median(seconds)
         mean = statistics.mean(seconds)
         print(f"| {delay_s * 2000:.0f} ms | {len(seconds)} | {median:.3f} | {mean:.3f} | {median / base:.2f} |")
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
@@ -46,6 +47,11 @@ class RolloutBundle:
 MIN_CALL_S = 0.01
 """Minimum duration of a call, in seconds. Sequences that finish sooner are returned together: a call costs its caller
 as much as several decode steps of a small model."""
+CALL_GAPS, MAX_CALL_S = 10, 0.5
+"""A call lasts at least CALL_GAPS times the time between two calls, in which the engine waits, and at most MAX_CALL_S
+longer than needed. Between machines the time is a round trip."""
+NUM_GAPS = 8
+"""Number of last gaps of which the shortest counts; a longer one may contain work of other roles on the device."""
 
 
 @dataclass(slots=True)
@@ -55,6 +61,26 @@ class _Stream:
     params: SamplingParams
     num_sent: int = 0
     """Tokens that were returned as drafts."""
+
+
+class CallLength:
+    """Minimum duration of the calls of one engine, from the time between them."""
+
+    def __init__(self) -> None:
+        self._gaps_s: deque[float] = deque(maxlen=NUM_GAPS)
+        self._left_s: float | None = None
+        """End of the last call, if it left sequences in the engine."""
+
+    def begin(self, now_s: float) -> float:
+        """Records the begin of a call. Returns its minimum duration, in seconds."""
+        if self._left_s is not None:
+            self._gaps_s.append(now_s - self._left_s)
+        gap_s = min(self._gaps_s) if len(self._gaps_s) == NUM_GAPS else 0.0
+        return max(MIN_CALL_S, min(CALL_GAPS * gap_s, MAX_CALL_S))
+
+    def end(self, now_s: float, *, has_more: bool) -> None:
+        """Records the end of a call. has_more: True if sequences are left in the engine."""
+        self._left_s = now_s if has_more else None
 
 
 class ResponseDecoder:
@@ -154,15 +180,18 @@ class RolloutWorker(Worker):
         )
         self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
+        self._length = CallLength()
 
     @operation(bin="generate")
     def serve(self, requests: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()) -> Progress:
         """Adds and removes requests, then decodes until a sequence finishes, interrupt() is called or none is left.
 
-        A request that streams ends a call with each of its tokens, but a call lasts at least MIN_CALL_S. The responses
-        include the removed requests, with their tokens so far. ended: samples that request no further turn.
+        A request that streams ends a call with each of its tokens, but a call lasts at least MIN_CALL_S, and longer if
+        the calls come from far away (see CallLength). The responses include the removed requests, with their tokens so
+        far. ended: samples that request no further turn.
         """
         start_s = self._now()
+        least_s = self._length.begin(start_s)
         finished = list(self._engine.abort(aborts)) if aborts else []
         if ended:
             self._engine.release(ended)
@@ -177,10 +206,13 @@ class RolloutWorker(Worker):
             finished += output.finished
             is_idle = not output.num_running + output.num_waiting
             is_over = self._interrupted.is_set() or is_idle or bool(output.lost)
-            has_some = bool(finished) or self._decoder.have_more(output.drawn)
-            if self._decide(is_over or (has_some and self._now() - start_s >= MIN_CALL_S)):
+            now_s = self._now()
+            has_some = bool(finished) and now_s - start_s >= least_s
+            has_drafts = self._decoder.have_more(output.drawn) and now_s - start_s >= MIN_CALL_S
+            if self._decide(is_over or has_some or has_drafts):
                 break
         self._interrupted.clear()
+        self._length.end(now_s, has_more=not is_idle)
         return Progress(
             responses=self._decoder.decode(finished),
             drafts=self._decoder.take_drafts(output.drawn),

@@ -37,6 +37,7 @@ SMALLEST = {
     "embodied_placements": ("--devices", "8", "--presets", "rlinf-embodied-collocated"),
     "engines": ("--model", "tiny:micro", "--requests", "4", "--tokens", "4", "--rounds", "1"),
     "end_to_end": ("--case", "one-core", "--lengths", "uniform", "--rounds", "1"),
+    "far_engine": ("--steps", "2"),
     "hosts": ("--steps", "2", "--rounds", "1"),
     "planner": ("--clusters", "local", "--workloads", "quickstart", "--schedules", "verl-colocated", "--steps", "1"),
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),

@@ -112,8 +112,17 @@ def rank_is_stopped_for_a_while(lab: Lab) -> None:
 
 
 def control_store_dies(lab: Lab) -> None:
-    """Whether a run ends by itself or says what is gone is Ray's to decide; nothing may hang or be lost."""
-    ended = disturbed(lab, "step 4/", by(signal.SIGKILL, ray("gcs_server")), "cluster.backend=ray")
+    """Ray decides whether the run continues or ends; nothing may hang or be lost. A run that continues is stopped."""
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        os.kill(ray("gcs_server")(process.pid), signal.SIGKILL)
+        assert process.stdout is not None
+        while (line := process.stdout.readline()) and not line.startswith("step 8/"):
+            pass
+        if line:
+            process.send_signal(signal.SIGINT)
+
+    ended = disturbed(lab, "step 4/", kill, "cluster.backend=ray")
     assert ended.code in {0, 1} and "Traceback" not in ended.text, ended.text[-600:]
     goes_on_as_if_nothing_had_been(lab, "cluster.backend=ray")
 

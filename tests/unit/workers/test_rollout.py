@@ -3,12 +3,22 @@
 from collections.abc import Iterable
 from itertools import count
 
+import pytest
+
 from interlace.core.progress import Progress
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.models.tiny import build_tiny
 from interlace.runtime.worker import WorkerContext
-from interlace.workers.rollout import MIN_CALL_S, ResponseDecoder, RolloutBundle, RolloutWorker
+from interlace.workers.rollout import (
+    CALL_GAPS,
+    MIN_CALL_S,
+    NUM_GAPS,
+    CallLength,
+    ResponseDecoder,
+    RolloutBundle,
+    RolloutWorker,
+)
 
 LENGTHS = (2, 4, 4, 9)
 REQUESTS = tuple(
@@ -44,9 +54,20 @@ def test_a_call_that_lasts_ends_as_something_finishes() -> None:
 
 def test_what_finishes_sooner_waits_for_company() -> None:
     # The first computes the prompt of all, so that the others are a step behind it.
-    worker = worker_at(MIN_CALL_S * part for part in (0, 0.5, 0.6, 0.7, 1, 2))
+    worker = worker_at(MIN_CALL_S * part for part in (0, 0.2, 0.4, 0.5, 0.6, 1, 2, *range(3, 20)))
     assert lengths_of(worker.serve(REQUESTS, ())) == [2, 4, 4]
     assert lengths_of(worker.serve((), ())) == [9], "nothing is left: nothing to wait for"
+
+
+def test_calls_from_far_away_last_longer() -> None:
+    length, now_s = CallLength(), 0.0
+    for _ in range(NUM_GAPS):
+        assert length.begin(now_s) == MIN_CALL_S
+        length.end(now_s := now_s + 1.0, has_more=True)
+        now_s += 0.03
+    assert length.begin(now_s) == pytest.approx(CALL_GAPS * 0.03)
+    length.end(now_s := now_s + 1.0, has_more=False)
+    assert length.begin(now_s + 60.0) == pytest.approx(CALL_GAPS * 0.03), "an idle engine does not wait for calls"
 
 
 def test_an_interruption_ends_a_call_at_once_and_what_was_taken_out_comes_with_it() -> None:
