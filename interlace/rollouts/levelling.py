@@ -14,9 +14,8 @@ def give_queued_jobs(
     Those engines start no request before the swap. An engine that has swapped starts them earlier under the same
     version. The samples do not change, because the request is the key of its sampling noise.
 
-    queues: engines with queued requests. deal: dispatches jobs again, to the given engines.
+    queues: engines with queued requests and pending weights. deal: dispatches jobs again, to the given engines.
     """
-    sources = [other for other in queues if not other.weights.starts_new and not other.is_away]
-    for source in sorted(sources, key=lambda other: (-other.load.live_tokens, other.number)):
+    for source in sorted(queues, key=lambda other: (-other.load.live_tokens, other.number)):
         if jobs := source.jobs.give(taker.calls.room, taker.load.live_tokens):
             deal(jobs, [taker])
