@@ -19,6 +19,7 @@ from interlace.cli.export import export
 from interlace.cli.init import init
 from interlace.cli.lm_eval import lm_eval
 from interlace.cli.plan import plan
+from interlace.cli.preflight import note_start
 from interlace.cli.presets import presets
 from interlace.cli.profile import profile
 from interlace.cli.recipes import recipes
@@ -99,7 +100,16 @@ class _Commands(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
+class _App(typer.Typer):
+    """The command line as a program. Its commands may count the start of the process in limits of their time."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # house: the signature is typer's
+        """Runs the command."""
+        note_start()
+        return super().__call__(*args, **kwargs)
+
+
+app = _App(
     cls=_Commands,
     help="Reinforcement-learning post-training: the flow is written once, the way it runs is data.",
     no_args_is_help=True,

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.plan_table import differences, show_memory, show_plans, show_training, unique
-from interlace.cli.preflight import hush_libraries, say, writable
+from interlace.cli.preflight import hush_libraries, say, started_s, writable
 from interlace.cli.virtual import change_profiles, sheet_cluster, virtual_cluster
 from interlace.core.errors import UserError
 
@@ -122,6 +122,8 @@ def _plan_virtual(
     """Plans for a virtual cluster. Returns the plan and a note about the recipe's sizes."""
     from interlace.forecast.costs.sheets import parse_cluster
     from interlace.forecast.plan import PlanRequest, make_plan, recipe_for
+    from interlace.forecast.profile.roofline import shape_of
+    from interlace.forecast.training import has_layouts
 
     cluster = parse_cluster(devices)
     if cluster is None:
@@ -133,7 +135,9 @@ def _plan_virtual(
         loaded, simulation = sheet_cluster(recipe, changes, *cluster)
         note = ""
     request = PlanRequest(recipe=loaded, simulation=simulation, settings=settings)
-    return make_plan(request, say=say_to_stderr), note
+    if has_layouts(request):
+        shape_of(loaded)  # imports the libraries of models now, within the time of the search
+    return make_plan(request, say=say_to_stderr, began_s=started_s()), note
 
 
 def say_to_stderr(text: str) -> None:

@@ -1,12 +1,13 @@
 """Planning for this machine: its profile, schedules that can run on it, and probes."""
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from interlace.cli.plan_table import differences
-from interlace.cli.preflight import say
+from interlace.cli.preflight import say, started_s
 from interlace.core.errors import UserError
 
 START_S = 15.0
@@ -48,7 +49,7 @@ def plan_here(
         raise UserError("plan.deadline_h chooses a number of devices: give the most there may be as --devices.")
     longest = check_recipe(recipe).max_prompt_tokens
     with open_progress(Console(), num_steps=len(PARTS), quiet=quiet) as progress:
-        made = plan_recipe(recipe, given, settings, progress, longest_prompt=longest)
+        made = plan_recipe(recipe, given, settings, progress, longest_prompt=longest, began_s=started_s())
         measured = None
         if probe:
             from interlace.forecast.profile.probe import probe as run_probes
@@ -103,11 +104,12 @@ def plan_recipe(
     progress: "ProgressView",
     *,
     longest_prompt: int,
+    began_s: float | None = None,
 ) -> "RecipePlan":
     """Plans a checked recipe on its own cluster.
 
     given: profile to use; if None, the stored profile, or a new measurement. longest_prompt: tokens of the longest
-    prompt.
+    prompt. began_s: see TimedEffort; the time of a measurement does not count.
     """
     from interlace.forecast.plan import PlanRequest, make_plan
     from interlace.forecast.profile.store import check_profile, profile_of
@@ -117,7 +119,10 @@ def plan_recipe(
 
     if given:
         check_profile(given, recipe)
+    before_s = time.monotonic()
     profile = given or profile_of(recipe, progress)
+    if began_s is not None:
+        began_s += time.monotonic() - before_s
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     if len({device.pool for device in devices}) > 1:
         raise UserError(
@@ -131,6 +136,6 @@ def plan_recipe(
         settings=settings,
         spans=spans_here(recipe, devices),
     )
-    made = make_plan(request, accepts=AcceptsHere(recipe, devices, longest_prompt), say=progress.say)
+    made = make_plan(request, accepts=AcceptsHere(recipe, devices, longest_prompt), say=progress.say, began_s=began_s)
     progress.stage("planning", 1, 1)
     return made

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,23 @@ if TYPE_CHECKING:
 
 ROOT = Path("runs")
 """Folder of the runs."""
+_started_s: list[float] = []
+"""Start of the process, if the process is a command."""
+
+
+def note_start() -> None:
+    """Records that this process is a command, whose start counts in limits of its time."""
+    stat = Path("/proc/self/stat")
+    age_s = time.process_time()
+    if stat.exists():  # Linux
+        ticks = int(stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19])
+        age_s = max(age_s, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    _started_s[:] = [time.monotonic() - age_s]
+
+
+def started_s() -> float:
+    """Returns the time.monotonic() value at which this process started if it is a command, else the present one."""
+    return _started_s[0] if _started_s else time.monotonic()
 
 
 def hush_libraries() -> None:

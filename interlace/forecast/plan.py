@@ -42,7 +42,8 @@ class PlanSettings(PlanBounds):
     device_hour_cost: float | None = Field(default=None, ge=0)
     """Price of one device for an hour. If None, the profile's price."""
     search_s: float = Field(default=60.0, gt=0)
-    """Limit of the search in seconds of real time, with `search_processes` processes. The best plan so far is returned.
+    """Limit in seconds of real time, with `search_processes` processes. The best plan so far is returned. The start of
+    the command `interlace plan` counts, but the search gets at least a quarter of the time.
     """
     search_samples: int | None = Field(default=None, ge=1)
     """Limit of simulated samples. If it is reached within `search_s`, the same settings give the same plan."""
@@ -206,18 +207,20 @@ def make_plan(
     accepts: Accepts = accept_all,
     current: Schedule | None = None,
     say: Callable[[str], None] = lambda _text: None,
+    began_s: float | None = None,
 ) -> RecipePlan:
     """Searches for a schedule; with a deadline, on smaller numbers of devices too.
 
     accepts: returns the reason why a schedule cannot run, in addition to the checks by profile and settings. current:
-    the schedule in use, which is predicted as closely as the best. say: prints a line of progress. Ctrl-C ends the
-    search with the best plan so far. Raises UserError if no plan fits, or the limits contradict each other.
+    the schedule in use, which is predicted as closely as the best. say: prints a line of progress. began_s: see
+    TimedEffort. Ctrl-C ends the search with the best plan so far. Raises UserError if no plan fits, or the limits
+    contradict each other.
     """
     check_sizes(request.recipe, algorithm_of(request.recipe))
     check_profile_roles(set_schedule(request.recipe, Schedule()), request.simulation.profile)
     settings, num_devices = request.settings, request.simulation.num_devices
     if settings.deadline_h is None:
-        return _search_plan(request, settings.search_s, accepts, current, say=say)
+        return _search_plan(request, settings.search_s, accepts, current, say=say, began_s=began_s)
     if request.simulation.pools:
         raise UserError("plan.deadline_h chooses a number of devices, of one kind: give one --profile.")
     sizes = [size for size in (num_devices, num_devices // 2, num_devices // 4) if size]
@@ -225,7 +228,8 @@ def make_plan(
     for size in sizes:
         smaller = replace(request, simulation=replace(request.simulation, num_devices=size))
         try:
-            plans.append(_search_plan(smaller, settings.search_s / len(sizes), accepts, say=say))
+            seconds = settings.search_s / len(sizes)
+            plans.append(_search_plan(smaller, seconds, accepts, say=say, began_s=None if plans else began_s))
             if plans[-1].was_stopped:
                 break
         except UserError:
@@ -243,6 +247,7 @@ def _search_plan(
     current: Schedule | None = None,
     *,
     say: Callable[[str], None],
+    began_s: float | None,
 ) -> RecipePlan:
     recipe, simulation, settings = request.recipe, request.simulation, request.settings
     deadline_s = math.inf if settings.deadline_h is None else 3600 * settings.deadline_h
@@ -261,7 +266,7 @@ def _search_plan(
         accepts=check_schedule,
     )
     processes = settings.search_processes
-    effort = TimedEffort(search_s, processes=processes, num_samples=settings.search_samples, say=say)
+    effort = TimedEffort(search_s, processes=processes, num_samples=settings.search_samples, say=say, began_s=began_s)
     place = Workplace(recipe=recipe, simulation=simulation)
     with open_scorer(place, processes=processes, effort=effort) as score:
         found = search(problem, score, effort=effort, current=current)

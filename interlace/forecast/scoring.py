@@ -39,6 +39,11 @@ REPORT_EVERY_S = 3.0
 """Seconds between two lines of progress."""
 AGAIN_S = 1.0
 """Seconds within which a second Ctrl-C belongs to the first."""
+ENDING_CPU_S = 0.3
+"""CPU seconds from the last look at the time until the plan is written: the interrupted simulation is taken apart, the
+plans are compared, table and page are written."""
+LEAST_SHARE = 0.25
+"""Share of the time that a search gets even if the work before it took longer than the rest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,13 +164,19 @@ class TimedEffort:
         processes: int,
         num_samples: int | None = None,
         say: Callable[[str], None] = lambda _text: None,
+        began_s: float | None = None,
     ) -> None:
         """processes: number of parallel simulations. num_samples: limit of simulated samples in addition to the time;
-        if this limit ends the search, the plan does not depend on the machine. say: prints a line of progress.
+        if this limit ends the search, the plan does not depend on the machine. say: prints a line of progress. began_s:
+        time.monotonic() value at which this process started, if its start counts; the search gets the rest of the time.
         """
         self._samples = SampleEffort(num_samples) if num_samples else None
-        self._start_s = self._reported_s = time.monotonic()
-        self._search_s, self._say = search_s, say
+        self._start_s = self._reported_s = now_s = time.monotonic()
+        self._began_s = now_s if began_s is None else began_s
+        self._limit_s, self._say = search_s, say
+        self._search_s = max(self._began_s + search_s - now_s, LEAST_SHARE * search_s)
+        # Other processes slow this one down: real seconds, and the CPU seconds that it got in them.
+        self._real_s, self._cpu_s = (1.0, 1.0) if began_s is None else (now_s - began_s, time.process_time())
         self._sample_s = FIRST_SAMPLE_S / processes
         self._num_samples = 0
         self.is_stopped = False
@@ -174,7 +185,15 @@ class TimedEffort:
     @property
     def stop_at_s(self) -> float:
         """time.monotonic() value at which the search ends."""
-        return -math.inf if self.is_stopped else self._start_s + self._search_s
+        if self.is_stopped:
+            return -math.inf
+        slowdown = max(1.0, self._real_s / self._cpu_s)
+        return self._start_s + self._search_s - min(ENDING_CPU_S * slowdown, self._search_s / 2)
+
+    def observe_speed(self, real_s: float, cpu_s: float) -> None:
+        """Records the real and the CPU seconds of a simulation in this process."""
+        self._real_s += real_s
+        self._cpu_s += cpu_s
 
     def stop(self) -> None:
         """Ends the search with the best plan so far."""
@@ -206,7 +225,7 @@ class TimedEffort:
         now_s = time.monotonic()
         if now_s - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = now_s
-            self._say(f"planning, {now_s - self._start_s:.0f} of {self._search_s:g} s: {text}")
+            self._say(f"planning, {now_s - self._began_s:.0f} of {self._limit_s:g} s: {text}")
 
 
 _workplace: Workplace
@@ -252,7 +271,9 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
                     running[place] = pool.apply_async(_score, ((*tasks[place], effort.stop_at_s),))
                 if waiting:
                     place = waiting.popleft()
+                    start_s, start_cpu_s = time.monotonic(), time.thread_time()
                     found[place] = workplace.score(*tasks[place], stop_at_s=effort.stop_at_s)
+                    effort.observe_speed(time.monotonic() - start_s, time.thread_time() - start_cpu_s)
                 else:
                     # Running simulations check the time themselves, except while their workers start.
                     next(iter(running.values())).wait(max(0.0, effort.stop_at_s - time.monotonic()))

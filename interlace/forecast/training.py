@@ -13,15 +13,22 @@ if TYPE_CHECKING:
     from interlace.forecast.plan import PlanRequest
 
 
+def has_layouts(request: "PlanRequest") -> bool:
+    """Returns whether layouts can be forecast: one kind of device, with a data sheet, and a profile of this model."""
+    simulation = request.simulation
+    is_same = simulation.profile.model in ("", request.recipe.model.path)
+    return is_same and not simulation.pools and simulation.profile.kind in device_names()
+
+
 def plan_training(request: "PlanRequest", schedule: Schedule, *, runnable: bool = True) -> list[LayoutForecast]:
     """Returns the layouts of the actor's devices that fit into memory, the fastest first.
 
     runnable: leaves out layouts that a recipe cannot state (pipelines, moments on the host). Returns an empty list if
-    none fits, or if the devices have no data sheet. An adapter (actor.lora) is not modelled.
+    none fits, or without has_layouts(). An adapter (actor.lora) is not modelled.
     """
     recipe, simulation = request.recipe, request.simulation
     profile = simulation.profile
-    if simulation.pools or profile.kind not in device_names():
+    if not has_layouts(request):
         return []
     (devices,) = schedule.instances("actor", simulation.devices)
     most, prompt = recipe.sampling.max_new_tokens, profile.lengths.prompt_tokens

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from interlace.core.types import Response, SampleKey
-from interlace.rollouts.driver import EngineDriver, Standing
+from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_jobs import Job
 from interlace.rollouts.gathering import Gathering
 from interlace.rollouts.homes import Homes
@@ -12,7 +12,7 @@ from interlace.rollouts.served_weights import ServedWeights
 from interlace.rollouts.tool_waits import ToolWaits
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.decode_curve import DecodeCurve
-from interlace.schedule.dispatch import create_dispatch
+from interlace.schedule.dispatch import Load, create_dispatch
 from interlace.schedule.routing import route
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Migrate
@@ -98,20 +98,13 @@ class Dispatcher:
     def _dispatch_jobs(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
         if not jobs:
             return
-        # A few passes over all engines for each wave of jobs: without properties, for clusters with thousands of them.
-        member = Standing.MEMBER
-        here = [driver for driver in drivers if driver.standing is member] or [
-            driver for driver in self._drivers if driver.standing is member
-        ]
-        if not here:
+        ready, loads = self._list_ready(drivers)
+        if not ready:
             self._parked += jobs
             return
-        ready = here
-        if self._weights.pending.num:
-            ready = [driver for driver in here if driver.weights.starts_new] or here
         if self.curve and (costs := self.curve.costs()):
             self._policy.learn(costs)
-        expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
+        expected = [job.expected_tokens for job in jobs]
         kept = self.homes.find_kept(jobs, ready) if self.homes else [None] * len(jobs)
         chosen = route(self._policy, expected, kept, loads, prefill_cost=self._prefill_cost)
         for job, engine in zip(jobs, chosen, strict=True):
@@ -120,6 +113,17 @@ class Dispatcher:
             self._driver_of[job.request.id] = ready[engine]
             ready[engine].submit(job)
         self.tool_waits.look()
+
+    def _list_ready(self, drivers: list[EngineDriver]) -> tuple[list[EngineDriver], Sequence[Load]]:
+        """Returns the given engines that start new requests, with their loads. If none of them does, the members."""
+        open_engines = self._weights.pending.open
+        if drivers is self._drivers and open_engines.drivers:
+            return open_engines.drivers, open_engines.loads
+        here = [driver for driver in drivers if not driver.is_away] or [
+            driver for driver in self._drivers if not driver.is_away
+        ]
+        ready = [driver for driver in here if driver.weights.starts_new] or here
+        return ready, [driver.load for driver in ready]
 
     def dispatch_parked(self) -> None:
         """Gives the jobs that no engine could take to the engines that are present now."""
@@ -147,9 +151,7 @@ class Dispatcher:
         Those engines start no request before the swap. An engine that has swapped starts them earlier under the same
         version. The samples do not change, because the request is the key of its sampling noise.
         """
-        queues = self._weights.pending.queues
-        sources = [other for other in queues if not other.weights.starts_new and not other.is_away]
-        for source in sorted(sources, key=lambda other: (-other.load.live_tokens, other.number)):
+        for source in sorted(self._weights.pending.queues, key=lambda other: (-other.load.live_tokens, other.number)):
             if jobs := source.jobs.give(driver.calls.room, driver.load.live_tokens):
                 self.on_partials(jobs, [driver])
 

@@ -76,7 +76,7 @@ class EngineDriver:
         Its jobs move to other engines, and it may return.
         """
         self.group = group
-        self.jobs = EngineJobs(self._note_queue)
+        self.jobs = EngineJobs(self._note_state)
         self.load = self.jobs.load
         self.metrics: Metrics = {}
         """Metrics of the engine between its last two swaps of weights."""
@@ -90,9 +90,11 @@ class EngineDriver:
         """Number in the order of creation."""
         self._work = Signal(cluster.waits)
         self._phase, self._concurrency = Phase.IDLE, schedule.concurrency
+        self._is_interrupted = False
         self.standing = standing
         """Relation to the pool. The transitions are leave(), join() and lose_weights()."""
         group.state.set_driver(self._hold)
+        self._note_state()
 
     @property
     def version(self) -> int:
@@ -104,9 +106,13 @@ class EngineDriver:
         """True while the engine is outside the pool: it takes no jobs, and its weights are not updated."""
         return self.standing is not Standing.MEMBER
 
-    def _note_queue(self, has_jobs: bool) -> None:
-        """Records whether jobs are queued here, for engines that may start them earlier."""
-        if has_jobs:
+    def _note_state(self) -> None:
+        """Records whether new requests start here, and whether queued ones wait that others may start earlier.
+
+        Called after each change of the standing, the pending weights, or the first job of the queue.
+        """
+        self._swaps.open.update(self, is_open=not self.is_away and self.weights.starts_new)
+        if self.jobs.num_queued and not self.is_away and not self.weights.starts_new:
             self._swaps.queues[self] = None
         else:
             self._swaps.queues.pop(self, None)
@@ -132,12 +138,14 @@ class EngineDriver:
     def update_weights(self, ref: WeightRef) -> None:
         """Swaps to new weights as soon as `on_update` allows. A newer version replaces a pending one."""
         self.weights.receive(ref)
+        self._note_state()
         self._wake()
 
     def leave(self, others: "list[EngineDriver]", *, drains: bool = False) -> None:
         """Moves all jobs to the other engines and takes no more until join(). drains: running jobs finish here."""
         if self.standing is Standing.MEMBER:
             self.standing = Standing.AWAY
+        self._note_state()
         self._host.on_partials(self.jobs.take_queue(), others)
         self._swaps.changed.fire()
         if not drains:
@@ -147,10 +155,12 @@ class EngineDriver:
         """Marks the engine as lost, and its weights as unknown until its next swap."""
         self.weights.forget()
         self.standing = Standing.LOST
+        self._note_state()
 
     def join(self) -> None:
         """Takes jobs again, after the newest weights have arrived."""
         self.standing = Standing.MEMBER
+        self._note_state()
         self._wake()
 
     async def run(self) -> None:
@@ -209,6 +219,7 @@ class EngineDriver:
             if not self.calls.has_work:
                 continue
             self._enter_phase(Phase.GENERATING)
+            self._is_interrupted = False
             progress, span = await self.calls.serve(admitted)
             self._enter_phase(Phase.HOLDING)
             self.calls.record(progress, span)
@@ -220,6 +231,7 @@ class EngineDriver:
     async def _swap_if_due(self) -> None:
         # A loop, because another version may be published during a swap.
         while ref := self.weights.take_due(self.evacuation.num_awaited):
+            self._note_state()
             self._enter_phase(Phase.SWAPPING)
             if self.weights.aborts_sequences and self.jobs.running:
                 await self.calls.abort_all("interrupted")
@@ -231,7 +243,11 @@ class EngineDriver:
                 self._on_lost(self, await self.group.health())
 
     def _wake(self) -> None:
-        """Wakes the loop, and ends a running call after its current decode step."""
+        """Wakes the loop, and ends a running call after its current decode step.
+
+        One interrupt a call is enough. While devices change owners, thousands of engines are woken by each of them.
+        """
         self._work.fire()
-        if self._phase is Phase.GENERATING:
+        if self._phase is Phase.GENERATING and not self._is_interrupted:
+            self._is_interrupted = True
             self.group.notify(RolloutGroup.interrupt)

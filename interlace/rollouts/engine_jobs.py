@@ -68,8 +68,8 @@ class EngineJobs:
     Jobs that have tokens precede new ones; then the smallest `order` is first.
     """
 
-    def __init__(self, on_queue: Callable[[bool], object] = bool) -> None:
-        """on_queue: called with True when the queue gets its first job, and with False when it loses its last."""
+    def __init__(self, on_queue: Callable[[], object] = bool) -> None:
+        """on_queue: called after the queue got its first job or lost its last."""
         self._on_queue = on_queue
         self.load = Load(num_requests=0, live_tokens=0.0)
         """Number and expected tokens of all jobs."""
@@ -88,12 +88,11 @@ class EngineJobs:
     def add(self, job: Job) -> None:
         """Queues a job."""
         self._num_added += 1
-        self.load.num_requests += 1
-        self.load.live_tokens += job.expected_tokens
-        if not self._queued:
-            self._on_queue(True)
+        self.load.change(1, job.expected_tokens)
         self._queued[job.request.id] = job
         heapq.heappush(self._heap, (not job.started, job.order, self._num_added, job))
+        if len(self._queued) == 1:
+            self._on_queue()
 
     def first(self) -> Job | None:
         """Returns the first queued job, or None."""
@@ -106,14 +105,14 @@ class EngineJobs:
         job = heapq.heappop(self._heap)[3]
         self.running[job.request.id] = self._queued.pop(job.request.id)
         if not self._queued:
-            self._on_queue(False)
+            self._on_queue()
         return job
 
     def remove_queued(self, request_id: str) -> Job | None:
         """Removes a job from the queue. Returns None if it is not there."""
         job = self._queued.pop(request_id, None)
         if job is not None and not self._queued:
-            self._on_queue(False)
+            self._on_queue()
         return self._forget_job(job)
 
     def end_running(self, request_id: str) -> Job | None:
@@ -149,6 +148,5 @@ class EngineJobs:
 
     def _forget_job(self, job: Job | None) -> Job | None:
         if job is not None:
-            self.load.num_requests -= 1
-            self.load.live_tokens -= job.expected_tokens
+            self.load.change(-1, -job.expected_tokens)
         return job

@@ -1,12 +1,39 @@
 """Swaps of weights that engines have not made yet."""
 
 import itertools
+from bisect import bisect_left
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from interlace.runtime.waits import Signal, WaitRegistry
+from interlace.schedule.loads import Loads
 
 if TYPE_CHECKING:
     from interlace.rollouts.driver import EngineDriver
+
+
+class OpenEngines:
+    """Engines of a pool that start new requests, in the order of creation.
+
+    The list is kept up to date by changes of single engines: a cluster has thousands of them, and each dispatches again
+    at a publication.
+    """
+
+    def __init__(self) -> None:
+        self.drivers: list[EngineDriver] = []
+        self.loads = Loads()
+        """Load of each of them."""
+
+    def update(self, driver: "EngineDriver", *, is_open: bool) -> None:
+        """Records whether an engine starts new requests."""
+        place = bisect_left(self.drivers, driver.number, key=attrgetter("number"))
+        was_open = place < len(self.drivers) and self.drivers[place] is driver
+        if is_open and not was_open:
+            self.drivers.insert(place, driver)
+            self.loads.add(driver.number, driver.load)
+        elif was_open and not is_open:
+            del self.drivers[place]
+            self.loads.remove(driver.number)
 
 
 class PendingSwaps:
@@ -15,8 +42,9 @@ class PendingSwaps:
     def __init__(self, waits: WaitRegistry) -> None:
         self.num = 0
         """Number of engines with pending weights."""
+        self.open = OpenEngines()
         self.queues: dict[EngineDriver, None] = {}
-        """Engines with queued requests: few, even on a cluster with thousands of engines."""
+        """Engines whose queued requests wait for their swap: few, even on a cluster with thousands of engines."""
         self._numbers = itertools.count()
         self.changed = Signal(waits)
         """Fires when an engine has swapped or left."""

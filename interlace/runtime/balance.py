@@ -1,9 +1,9 @@
 """Assigns work to data-parallel ranks by load."""
 
 import heapq
+from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -73,8 +73,17 @@ class _Rank:
 
 def _level_ranks(ranks: Sequence[_Rank]) -> None:
     """Moves items from the fullest rank to the emptiest as long as each move lowers the larger of the two totals."""
+    # Heaps of (total, place) for thousands of ranks. An entry with another total than its rank's is outdated.
+    full, empty = [(-rank.total, place) for place, rank in enumerate(ranks)], _enumerate_totals(ranks)
+    heapq.heapify(full)
+    heapq.heapify(empty)
     while True:
-        fullest, emptiest = max(ranks, key=lambda rank: rank.total), min(ranks, key=lambda rank: rank.total)
+        while -full[0][0] != ranks[full[0][1]].total:
+            heapq.heappop(full)
+        while empty[0][0] != ranks[empty[0][1]].total:
+            heapq.heappop(empty)
+        places = full[0][1], empty[0][1]
+        fullest, emptiest = (ranks[place] for place in places)
         moves = [
             (max(fullest.total - fullest.loss(item), emptiest.total + emptiest.gain(item)), item)
             for item in fullest.items
@@ -84,24 +93,52 @@ def _level_ranks(ranks: Sequence[_Rank]) -> None:
             return
         fullest.remove(item)
         emptiest.add(item)
+        for place in places:
+            heapq.heappush(full, (-ranks[place].total, place))
+            heapq.heappush(empty, (ranks[place].total, place))
 
 
-@dataclass(frozen=True, slots=True)
+def _enumerate_totals(ranks: Sequence[_Rank]) -> list[tuple[int, int]]:
+    return [(rank.total, place) for place, rank in enumerate(ranks)]
+
+
+_Share = tuple[int, tuple[int, ...]]
+"""Total of a rank, and its items."""
+
+
 class _Partition:
-    """Assignment of some items to the ranks, in descending order of load."""
+    """Assignment of some items to ranks, in descending order of load. Ranks without items are at the end, implicit."""
 
-    totals: tuple[int, ...]
-    items: tuple[tuple[int, ...], ...]
+    def __init__(self, shares: list[_Share], num_ranks: int) -> None:
+        self._shares, self._num_ranks = shares, num_ranks
 
     @property
     def spread(self) -> int:
-        return self.totals[0] - self.totals[-1]
+        """Difference between the fullest and the emptiest rank."""
+        return self._shares[0][0] - (self._shares[-1][0] if len(self._shares) == self._num_ranks else 0)
+
+    @property
+    def items(self) -> list[list[int]]:
+        """Items of each rank."""
+        missing = self._num_ranks - len(self._shares)
+        return [*(sorted(items) for _, items in self._shares), *([] for _ in range(missing))]
 
     def merge(self, other: "_Partition") -> "_Partition":
         """Merges the fullest rank of one partition with the emptiest rank of the other, and so on."""
-        pairs = zip(self.totals, self.items, reversed(other.totals), reversed(other.items), strict=True)
-        ranks = sorted(((total + more, own + others) for total, own, more, others in pairs), key=lambda rank: -rank[0])
-        return _Partition(tuple(total for total, _ in ranks), tuple(items for _, items in ranks))
+        mine, others = self._shares, other._shares
+        if len(others) == 1 and len(mine) < self._num_ranks:  # most merges: one item goes to a rank without items
+            insort(mine, others[0], key=_negate_total)
+            return self
+        num_common = max(0, len(mine) + len(others) - self._num_ranks)
+        alone, reverse = len(mine) - num_common, others[::-1]
+        both = zip(mine[alone:], reverse[:num_common], strict=True)
+        merged = [(total + more, own + added) for (total, own), (more, added) in both]
+        shares = sorted([*mine[:alone], *merged, *reverse[num_common:]], key=_negate_total)
+        return _Partition(shares, self._num_ranks)
+
+
+def _negate_total(share: _Share) -> int:
+    return -share[0]
 
 
 def _deal_by_difference(loads: Sequence[int], num_ranks: int) -> list[list[int]]:
@@ -110,14 +147,11 @@ def _deal_by_difference(loads: Sequence[int], num_ranks: int) -> list[list[int]]
     The two most uneven partitions are merged repeatedly, full ranks of one with empty ranks of the other, until one
     partition is left.
     """
-    none = ((),) * (num_ranks - 1)
-    heap = []
-    for number, load in enumerate(loads):
-        alone = _Partition((load, *[0] * (num_ranks - 1)), ((number,), *none))
-        heap.append((-alone.spread, number, alone))
+    singles = (_Partition([(load, (number,))], num_ranks) for number, load in enumerate(loads))
+    heap = [(-alone.spread, number, alone) for number, alone in enumerate(singles)]
     heapq.heapify(heap)
     while len(heap) > 1:
         (_, number, first), (_, _, second) = heapq.heappop(heap), heapq.heappop(heap)
         merged = first.merge(second)
         heapq.heappush(heap, (-merged.spread, number, merged))
-    return [sorted(items) for items in heap[0][2].items] if heap else [[] for _ in range(num_ranks)]
+    return heap[0][2].items if heap else [[] for _ in range(num_ranks)]

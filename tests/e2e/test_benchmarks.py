@@ -1,5 +1,7 @@
 """Every benchmark runs at its smallest size, because the documents name benchmarks as sources of figures."""
 
+import hashlib
+import importlib
 import json
 import subprocess
 import sys
@@ -44,7 +46,7 @@ SMALLEST = {
     "recipe_seeds": ("--recipes", "quickstart", "--seeds", "0", "--read-only"),
     "records": ("--schedules", "one-step-off", "--steps", "6"),
     "rollout": ("--median", "8", "--rounds", "1", "--rows", "4"),
-    "scale": ("--devices", "16"),
+    "scale": ("--sizes", "16:200"),
     "server": (),
     "simulate": ("--presets", "areal", "--devices", "16", "--steps", "1", "--rounds", "1"),
     "timeline": ("--steps", "15"),
@@ -68,3 +70,30 @@ def test_a_benchmark_runs_and_writes_what_it_measured(name: str, tmp_path: Path)
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert json.loads(written.read_text())
+
+
+@pytest.mark.slow
+def test_the_controller_is_measured_with_ranks_behind_sockets(tmp_path: Path) -> None:
+    written = tmp_path / "figures.json"
+    command = [sys.executable, str(FOLDER / "scale.py"), "--ranks", "4", "--json", str(written)]
+    subprocess.run(command, cwd=tmp_path, timeout=TIMEOUT_S, check=True)
+    (row,) = json.loads(written.read_text())
+    assert row["samples"] > 4 * 25
+
+
+def test_the_planner_has_twelve_workloads_and_writes_predictions_under_their_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    planner, plans = importlib.import_module("planner"), importlib.import_module("interlace.forecast.search.plans")
+    assert len(set(planner.POINTS)) == 12
+    for cluster, workload in planner.POINTS:
+        assert planner.recipe_of(workload, cluster, 2).cluster.backend == cluster
+    store = planner.Store(tmp_path / "store.json")
+    score = plans.Score(
+        step_s=2.0, error_s=0.1, tokens_per_s=10.0, goodput=0.5, staleness_mean=0.0, staleness_max=0.0, length_shift=0.0
+    )
+    start = store.predict(("quickstart", "local", "areal"), score)
+    ((key, text),) = json.loads((tmp_path / "store.json").read_text())["predictions"].items()
+    assert key == hashlib.sha256(text.encode()).hexdigest() and key.startswith(start)
+    assert json.loads(text)["score"]["step_s"] == 2.0

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from interlace.core.decode_costs import DecodeCosts
 from interlace.core.errors import UserError
@@ -18,6 +18,17 @@ class Load:
     """Requests of the engine, running or queued."""
     live_tokens: float
     """Tokens that its requests hold and are predicted to add. It decreases when a request ends."""
+    number: int = 0
+    """Number of the engine in `changed`."""
+    changed: "dict[int, Load] | None" = field(default=None, compare=False, repr=False)
+    """Loads that have changed, by number, for a reader that follows changes. If None, nothing follows them."""
+
+    def change(self, num_requests: int, live_tokens: float) -> None:
+        """Adds to both, and reports the change."""
+        self.num_requests += num_requests
+        self.live_tokens += live_tokens
+        if self.changed is not None:
+            self.changed[self.number] = self
 
 
 class DispatchPolicy(ABC):

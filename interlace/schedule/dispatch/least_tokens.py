@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Sequence
 
 from interlace.schedule.dispatch import DispatchPolicy, Load
+from interlace.schedule.loads import Loads
 
 
 class LeastTokens(DispatchPolicy):
@@ -21,6 +22,8 @@ def least_loaded(
     order: Sequence[int], engines: Sequence[int], expected_tokens: Sequence[float], loads: Sequence[Load]
 ) -> list[int]:
     """Returns the engine of each request in `order`, chosen among `engines` one after another."""
+    if isinstance(loads, Loads) and len(engines) == len(loads):
+        return loads.assign_least(order, expected_tokens)
     heap = [(loads[engine].live_tokens, engine) for engine in engines]
     heapq.heapify(heap)
     chosen = []

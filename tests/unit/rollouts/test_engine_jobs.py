@@ -51,7 +51,7 @@ def test_only_new_jobs_are_given_while_the_taker_has_the_smaller_load() -> None:
 def test_the_first_and_the_last_queued_job_are_reported() -> None:
     """The engines with a queue are found by these reports, without a look at thousands of engines."""
     reports: list[bool] = []
-    jobs = EngineJobs(reports.append)
+    jobs = EngineJobs(lambda: reports.append(jobs.num_queued > 0))
     first, second, third = job(1), job(2), job(3)
     jobs.add(first)
     jobs.add(second)

@@ -81,3 +81,25 @@ def test_groups_that_come_out_even_stay_whole(ranks: int, groups_a_rank: int, ow
 def test_a_group_too_large_for_its_rank_is_shared_out() -> None:
     loads = [RankLoad(10, shared=30, group="long")] * 8 + [RankLoad(10, shared=0, group="short")] * 2
     assert sorted(totals(loads, deal(loads, 2))) == [80, 80]
+
+
+def merge_all_ranks(
+    one: list[tuple[int, tuple[int, ...]]], two: list[tuple[int, tuple[int, ...]]]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Merges two partitions over all ranks, also those without items."""
+    pairs = zip(one, reversed(two), strict=True)
+    return sorted(((a + b, items + others) for (a, items), (b, others) in pairs), key=lambda share: -share[0])
+
+
+@given(st.lists(st.integers(1, 9), max_size=40), st.integers(2, 12))
+def test_ranks_without_items_do_not_change_the_partition(sizes: list[int], num_ranks: int) -> None:
+    """Their places are not stored: with hundreds of ranks, a partition of one item would have hundreds of them."""
+    none: list[tuple[int, tuple[int, ...]]] = [(0, ())] * (num_ranks - 1)
+    heap = [(-size, number, [(size, (number,)), *none]) for number, size in enumerate(sizes)]
+    while len(heap) > 1:
+        heap.sort(key=lambda entry: entry[:2])
+        (_, number, one), (_, _, two), *heap = heap
+        merged = merge_all_ranks(one, two)
+        heap.append((merged[-1][0] - merged[0][0], number, merged))
+    expected = [sorted(items) for _, items in heap[0][2]] if heap else [[] for _ in range(num_ranks)]
+    assert deal(single(sizes), num_ranks) == expected

@@ -1,5 +1,6 @@
 """Dispatch policies use the live load, start the longest first, and separate the tail."""
 
+import random
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from interlace.core.decode_costs import DecodeCosts
 from interlace.core.errors import UserError
 from interlace.schedule.dispatch import DispatchPolicy, Load, create_dispatch
+from interlace.schedule.dispatch.least_tokens import least_loaded
 from interlace.schedule.lengths import LengthHistory
+from interlace.schedule.loads import Loads
 
 NAMES = ("round_robin", "least_tokens", "longest_first", "skew_aware")
 
@@ -127,3 +130,27 @@ def test_lengths_are_expected_from_the_prompt_s_history_else_in_proportion_to_it
     history.observe("a", 10, 300)
     assert history.expect("a", 10) == 200.0
     assert history.expect("new", 20) == 400.0
+
+
+@given(st.integers(0, 2**32))
+def test_indexed_loads_choose_as_a_look_at_all_engines_does(seed: int) -> None:
+    chance = random.Random(seed)
+    every, index = [Load(num_requests=0, live_tokens=0.0) for _ in range(6)], Loads()
+    here: list[int] = []
+    for _ in range(30):
+        number = chance.randrange(len(every))
+        if number in here and chance.random() < 0.3:
+            here.remove(number)
+            index.remove(number)
+        elif number not in here:
+            here = sorted([*here, number])
+            index.add(number, every[number])
+        every[number].change(1, chance.choice((1.0, 2.0, -1.0)))
+        if not here:
+            continue
+        expected = [chance.choice((1.0, 2.0)) for _ in range(chance.randrange(1, 5))]
+        order, engines = range(len(expected)), range(len(here))
+        chosen = least_loaded(order, engines, expected, index)
+        assert chosen == least_loaded(order, engines, expected, [every[number] for number in here])
+        for place, tokens in zip(chosen, expected, strict=True):
+            every[here[place]].change(1, tokens)

@@ -1,0 +1,86 @@
+"""Loads of many engines, of which the least is found without a look at all."""
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import overload
+
+from interlace.schedule.dispatch import Load
+
+STALE = 4
+"""Outdated entries of the heap for each engine, from which on the heap is made again."""
+
+
+class Loads(Sequence[Load]):
+    """Loads in the order of the engines' numbers. A wave of few requests over thousands of engines reads few of them.
+
+    An engine's load reports its changes to `Load.changed`. Its newest entry in the heap is valid; others are skipped.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._loads: list[Load] = []
+        self._heap: list[tuple[float, int, int]] = []
+        """(live tokens, number of the engine, stamp of the entry)."""
+        self._stamps: dict[int, int] = {}
+        """Number of an engine -> stamp of its valid entry."""
+        self._changed: dict[int, Load] = {}
+        self._num_entries = 0
+
+    @overload
+    def __getitem__(self, place: int) -> Load: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Load]: ...
+
+    def __getitem__(self, place: int | slice) -> Load | list[Load]:
+        return self._loads[place]
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def add(self, number: int, load: Load) -> None:
+        """Adds the load of an engine."""
+        place = bisect_left(self._numbers, number)
+        self._numbers.insert(place, number)
+        self._loads.insert(place, load)
+        load.number, load.changed = number, self._changed
+        self._changed[number] = load
+        self._stamps[number] = 0
+
+    def remove(self, number: int) -> None:
+        """Removes the load of an engine."""
+        place = bisect_left(self._numbers, number)
+        self._loads[place].changed = None
+        del self._numbers[place], self._loads[place], self._stamps[number]
+        self._changed.pop(number, None)
+
+    def assign_least(self, order: Sequence[int], expected_tokens: Sequence[float]) -> list[int]:
+        """Returns the place of the least loaded engine for each request in `order`, one after another.
+
+        The expected tokens of a request are added to its engine's load until the call ends.
+        """
+        self._update_heap()
+        heap, stamps, chosen = self._heap, self._stamps, list[int]()
+        for request in order:
+            while heap[0][2] != stamps.get(heap[0][1]):
+                heapq.heappop(heap)
+            live, number, _ = heap[0]
+            place = bisect_left(self._numbers, number)
+            heapq.heapreplace(heap, self._make_entry(live + expected_tokens[request], number))
+            self._changed[number] = self._loads[place]
+            chosen.append(place)
+        return chosen
+
+    def _update_heap(self) -> None:
+        if len(self._heap) + len(self._changed) > (1 + STALE) * len(self._loads):
+            self._heap.clear()
+            self._changed.update(zip(self._numbers, self._loads, strict=True))
+        for number, load in self._changed.items():
+            heapq.heappush(self._heap, self._make_entry(load.live_tokens, number))
+        self._changed.clear()
+
+    def _make_entry(self, live_tokens: float, number: int) -> tuple[float, int, int]:
+        self._num_entries += 1
+        self._stamps[number] = self._num_entries
+        return live_tokens, number, self._num_entries
