@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.data.config import HubSource
-from interlace.data.hub import read_hub
+from interlace.data.files import read_hub
 from interlace.data.objects import object_rows, write_rows
 from interlace.data.tables import read_table
 
