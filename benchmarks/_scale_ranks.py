@@ -22,7 +22,7 @@ from interlace.forecast.costs.workers import RIGHT, WRONG, SimulatedTrainer
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Reply, encode
 from interlace.runtime.process.rank import ProcessRank
-from interlace.runtime.rank_set import Rank
+from interlace.runtime.rank import Rank
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule

@@ -20,7 +20,7 @@ from interlace.algorithms.base import Needs
 from interlace.core.progress import Progress
 from interlace.core.types import Request, SampleKey
 from interlace.forecast.virtual import SimulatedRole
-from interlace.runtime.rank_set import Rank, RankResult
+from interlace.runtime.rank import Rank, RankResult
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.worker import WorkerContext, operation
 from interlace.schedule.placement import Device

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from interlace.core.errors import UserError
+from interlace.core.hub import find_hub_fault
 from interlace.data.columns import to_row
 from interlace.data.config import ColumnMap, FileSource, HubSource
-from interlace.data.hub import read_hub
 from interlace.data.rows import Row, Split
-from interlace.data.tables import read_table
+from interlace.data.tables import Numbered, import_datasets, read_table
 
 NO_COLUMNS: Mapping[str, str | None] = {}
 
@@ -30,3 +31,38 @@ def hub_rows(source: HubSource, split: Split, columns: ColumnMap = NO_COLUMNS, o
         to_row(values, columns, omit, uid=f"{split}/{source.name}:{number}", origin=f"{source.name} {split}:{number}")
         for number, values in read_hub(source, split)
     ]
+
+
+def read_hub(source: HubSource, split: Split) -> Numbered:
+    """Reads the rows of a split, up to the source's limit. A held-out split that the source does not name has none.
+
+    Raises UserError if the hub cannot be reached, or has no such data set, config or split.
+    """
+    name = source.split if split == "train" else source.heldout
+    if name is None:
+        return
+    library = import_datasets(f"the data set {source.name!r} of the hub")
+    _check_reach(source.name)
+    chosen = {"split": name, "revision": source.revision, "streaming": source.streaming}
+    try:
+        dataset = library.load_dataset(source.name, source.config, **chosen)
+    except (OSError, ValueError, RuntimeError) as error:  # each kind of mistake has its class, all below these
+        raise UserError(
+            f"task.hub.name = {source.name!r} with config {source.config!r} and split {name!r} cannot be loaded: "
+            f"{' '.join(str(error).split())}"
+        ) from None
+    for number, values in enumerate(dataset, start=1):
+        if source.limit is not None and number > source.limit:
+            return
+        yield number, values
+
+
+def _check_reach(name: str) -> None:
+    """Raises UserError for a hub that does not answer: its client would retry for minutes."""
+    from huggingface_hub import constants
+
+    if error := find_hub_fault():
+        raise UserError(
+            f"data set {name!r}: {constants.ENDPOINT} cannot be reached ({error}). Give a file or a saved folder as "
+            "task=PATH; a data set that was fetched before is read with HF_HUB_OFFLINE=1 in the environment."
+        )

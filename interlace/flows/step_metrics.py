@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from math import ceil, fsum
 
 from interlace.core.causes import Cause
+from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.types import Metrics, Sample, TerminalEvent
-from interlace.flows.episode_metrics import episode_metrics
 from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
@@ -20,6 +20,8 @@ PHASES = ("rollout", "reward", "reference", "values", "train", "weight_sync", "s
 
 
 PERCENTILES = (50, 90, 99)
+UNREADABLE = "unreadable"
+"""Tool name in the metrics for calls that could not be read or that name no known tool."""
 
 
 class StepMeter:
@@ -207,3 +209,32 @@ def _measure_lengths(samples: Sequence[Sample], lengths: Sequence[int]) -> Metri
 def _measure_mixed_share(samples: Sequence[Sample]) -> float:
     """Returns the share of samples whose tokens are from more than one version of the weights."""
     return sum([len(set(sample.versions.values)) > 1 for sample in samples]) / max(1, len(samples))
+
+
+def episode_metrics(counts: Sequence[EpisodeCounts]) -> Metrics:
+    """Returns the metrics of `counts`, which has one entry per scored sample. Empty if no episode made the samples."""
+    if not counts:
+        return {}
+    size = len(counts)
+    history, reused = sum(each.history_tokens for each in counts), sum(each.reused_tokens for each in counts)
+    calls, errors = Counter[str](), Counter[str]()
+    for each in counts:
+        calls.update(each.tool_calls)
+        errors.update(each.tool_errors)
+    seconds = sorted(second for each in counts for second in each.tool_s)
+    turns = [each.num_turns for each in counts]
+    return {
+        "episode/turns_mean": sum(turns) / size,
+        "episode/turns_max": max(turns),
+        "episode/branches_mean": sum(each.num_branches for each in counts) / size,
+        **({"episode/reused_share": reused / history} if history else {}),
+        "episode/tool_calls": calls.total(),
+        "episode/tool_errors": errors.total(),
+        **{f"episode/tool_errors/{name or UNREADABLE}": errors[name] for name in sorted({*calls, *errors})},
+        **({f"episode/tool_s_p{share}": _find_quantile(seconds, share) for share in (50, 99)} if seconds else {}),
+    }
+
+
+def _find_quantile(ordered: Sequence[float], share: int) -> float:
+    """Returns the smallest value that at least `share` per cent of the values do not exceed."""
+    return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]

@@ -51,7 +51,7 @@ def write_manifest(folder: Path, identity: CheckpointIdentity | None = None) -> 
     if identity is None and (folder / MANIFEST).is_file():
         with contextlib.suppress(OSError, ValueError):
             identity = read_identity(folder)
-    paths = _list_files(folder)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
     sums = _compute_checksums(paths)
     records = {
         path.relative_to(folder).as_posix(): FileRecord(num_bytes=path.stat().st_size, blake2b=sums[path])
@@ -117,10 +117,6 @@ def _find_change(folder: Path, expected: Mapping[str, FileRecord]) -> str | None
 
 def _format_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _list_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _compute_checksums(paths: Sequence[Path]) -> Mapping[Path, str]:

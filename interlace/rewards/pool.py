@@ -16,24 +16,30 @@ from interlace.rewards.base import RewardConfig, make_timeout_result, preload_mo
 from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
 from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import frame_message
-from interlace.runtime.process.children import FROM_OUTSIDE, TRIES, Children, claim_outcome, settle_outcome
 from interlace.runtime.process.links import Child
+from interlace.runtime.process.pool import (
+    FROM_OUTSIDE,
+    TRIES,
+    ProcessJob,
+    ProcessPool,
+    claim_outcome,
+    list_jobs,
+    settle_outcome,
+)
 
 GRACE_S = 1.0
 """Beyond the limit, for a process that keeps it by itself, as one that awaits does."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class _Job:
+class _Job(ProcessJob):
     """Samples that are scored by one call: one, or a batch."""
 
-    number: int
     size: int
     """Number of samples."""
     request: bytes
     """Framed."""
     outcome: "Future[list[RewardResult]]"
-    deadline_s: float = 0.0
     started: bool = False
     """Flag: the process has begun the job."""
     alone: bool = False
@@ -42,7 +48,7 @@ class _Job:
     """Ends by SIGTERM or SIGKILL that are left before the sample counts as failed."""
 
 
-class ScoringPool(Children):
+class ScoringPool(ProcessPool[_Job, _Job]):
     """Processes of one reward function."""
 
     def __init__(self, config: RewardConfig, *, is_async: bool, restarts_per_hour: int | None = None) -> None:
@@ -52,10 +58,7 @@ class ScoringPool(Children):
         self._config, self._is_async = config, is_async
         self._max_processes = 1 if is_async else max(1, config.workers)
         self._max_jobs = max(1, config.workers) if is_async else 1
-        self._submitted: deque[_Job] = deque()
         self._pending: deque[_Job] = deque()
-        self._jobs: dict[Child, dict[int, _Job]] = {}
-        """By process and number."""
         self._next = 0
         self._thread.start()
 
@@ -64,25 +67,15 @@ class ScoringPool(Children):
         frame = frame_message(self._next, tuple(requests))
         job = _Job(number=self._next, size=len(requests), request=frame, outcome=Future())
         self._next += 1
-        self._submitted.append(job)
-        self._refuse_after_error()
-        self._links.wake()
+        self._submit(job)
         return job.outcome
 
     def _fail_all(self, error: BaseException | None) -> None:
-        running = (job for jobs in self._jobs.values() for job in jobs.values())
-        for job in [*self._pending, *self._submitted, *running]:
+        for job in [*self._pending, *self._submitted, *list_jobs(self._jobs)]:
             settle_outcome(job.outcome, error or CancelledError())
 
-    def _serve(self) -> None:
-        while self._submitted:
-            self._pending.append(self._submitted.popleft())
-        self._keep_limits()
-        self._hand_out()
-
-    def _patience_s(self) -> float | None:
-        deadlines = [job.deadline_s for jobs in self._jobs.values() for job in jobs.values()]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+    def _accept(self, submitted: _Job) -> None:
+        self._pending.append(submitted)
 
     def _hand_out(self) -> None:
         while self._pending:
@@ -103,7 +96,7 @@ class ScoringPool(Children):
         num_starting = sum(not child.is_ready for child in self._children)
         num_wanted = -(-len(self._pending) // self._max_jobs)
         for _ in range(min(num_wanted - num_starting, self._max_processes - len(self._children))):
-            self._jobs[self._start(serve, self._config, self._is_async)] = {}
+            self._start(serve, self._config, self._is_async)
         return None
 
     def _could_not_start(self, reason: str) -> None:
@@ -150,18 +143,12 @@ class ScoringPool(Children):
         reason = make_timeout_result(self._config).failure
         return RewardResult(failure=f"{reason}: it blocked its event loop, at {where}. An async reward must await")
 
-    def _keep_limits(self) -> None:
-        now_s = time.monotonic()
-        for child in [*self._children]:
-            jobs = self._jobs[child].values()
-            late = [job for job in jobs if job.deadline_s <= now_s]
-            if not late:
-                continue
-            # The process keeps the limit of each call itself. If it did not, its event loop is blocked, and any call
-            # that runs there may block it: the late one is only the one that began first.
-            suspects = [job for job in jobs if job.started] or late
-            self._blame_suspects(child, suspects, lambda _job: make_timeout_result(self._config))
-            self._replace(child)
+    def _handle_late(self, child: Child, late: Sequence[_Job]) -> None:
+        # The process keeps the limit of each call itself. If it did not, its event loop is blocked, and any call that
+        # runs there may block it: the late one is only the one that began first.
+        suspects = [job for job in self._jobs[child].values() if job.started] or late
+        self._blame_suspects(child, suspects, lambda _job: make_timeout_result(self._config))
+        self._replace(child)
 
     def _handle_death(self, child: Child) -> None:
         code = child.find_exit_code()
@@ -180,7 +167,7 @@ class ScoringPool(Children):
         self._replace(child)
 
     def _blame_suspects(
-        self, child: Child, suspects: list[_Job], outcome: "Callable[[_Job], RewardResult | None]"
+        self, child: Child, suspects: Sequence[_Job], outcome: "Callable[[_Job], RewardResult | None]"
     ) -> None:
         """Resolves a single suspect, which is known to be to blame; tries several again, each alone."""
         if len(suspects) == 1:
@@ -193,8 +180,7 @@ class ScoringPool(Children):
 
     def _replace(self, child: Child) -> None:
         """Ends a process; others score its unfinished jobs."""
-        self._pending.extendleft(reversed(self._jobs.pop(child).values()))
-        self._end(child)
+        self._pending.extendleft(reversed(self._end(child)))
 
 
 def _resolve_job(job: _Job, result: RewardResult) -> None:

@@ -1,21 +1,35 @@
-"""Scores samples: in separate processes, or on a thread; each call under a time limit."""
+"""Scores samples: in separate processes, on a thread, or on an event loop; each call under a time limit."""
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from interlace.core.errors import UserError
 from interlace.core.messages import to_mapping
-from interlace.core.types import JSON, Prompt, RewardResult, Sample
-from interlace.rewards.base import LoadedReward, RewardConfig, evaluate_batch, load_rewards, make_timeout_result
+from interlace.core.types import JSON, NO_GROUP, Prompt, RewardResult, Sample, SampleKey
+from interlace.rewards.base import (
+    LoadedReward,
+    RewardConfig,
+    evaluate_batch,
+    evaluate_batch_async,
+    load_rewards,
+    make_timeout_result,
+    reward_names,
+)
 from interlace.rewards.given import is_given
-from interlace.rewards.own_loop import OwnLoop
 from interlace.rewards.pool import ScoringPool
+from interlace.rewards.results import WRONG_TYPE
 from interlace.rewards.shaping import shape_result
 from interlace.rewards.signature import CHAT, MARKS_A_BATCH, ScoreRequest
 from interlace.runtime.local.own_thread import OwnThread
 
+CALLS_AT_ONCE = 16
+"""Calls that are awaited at once if `workers` is 0."""
+_BEAT_S = 0.05
+"""Seconds between two signs of life of the event loop."""
 SOON_S = 0.01
 """Seconds after which the results so far are handed out."""
 
@@ -201,3 +215,77 @@ def _source_of(prompt: Prompt) -> str:
     if isinstance(own, str):
         return own
     return prompt.uid.partition("/")[2].rpartition(":")[0].rpartition(".")[0] or prompt.uid
+
+
+async def try_reward(config: RewardConfig | None, prompt: Prompt) -> None:
+    """Scores the answer of a prompt as if it were a response. Raises UserError if the value is not a reward.
+
+    An exception, or a time limit that is exceeded, is no reason to stop: other responses may be scored. Built-ins are
+    not tried.
+    """
+    if config is None or config.model is not None or not any(":" in name for name in reward_names(config)):
+        return
+    response = prompt.answer if config.tag is None else f"<{config.tag}>{prompt.answer}</{config.tag}>"
+    scorer = Scorer(config)
+    try:
+        [result] = await scorer.score([Sample(key=SampleKey(NO_GROUP, 0), prompt=prompt, text=response)])
+    finally:
+        scorer.close()
+    if result.failure is not None and result.failure.startswith(WRONG_TYPE):
+        name = ", ".join(call.name for call in load_rewards(config).calls)
+        raise UserError(f"reward {name!r}: {result.failure.removeprefix(WRONG_TYPE)}.")
+
+
+class OwnLoop:
+    """An event loop in a thread. A function that blocks it fails its samples; the thread is then abandoned."""
+
+    def __init__(self, reward: LoadedReward, config: RewardConfig) -> None:
+        self._reward, self._config = reward, config
+        self._room = asyncio.Semaphore(config.workers or CALLS_AT_ONCE)
+        self._loop = asyncio.new_event_loop()
+        self._beat_s = time.monotonic()
+        threading.Thread(target=self._run, name="async reward", daemon=True).start()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Returns whether a call has blocked the loop for longer than a call may take."""
+        return time.monotonic() - self._beat_s > self._config.timeout_s + 1.0
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[RewardResult]:
+        """Returns one result for each request, from any event loop."""
+        scoring = asyncio.run_coroutine_threadsafe(self._score(requests), self._loop)
+        done = asyncio.wrap_future(scoring)
+        while not done.done():
+            await asyncio.wait({done}, timeout=4 * _BEAT_S)
+            if self.is_blocked:
+                done.cancel()
+                late = make_timeout_result(self._config).failure
+                reason = f"{late}: an async reward blocked its event loop, it must await"
+                return [RewardResult(failure=reason)] * len(requests)
+        return done.result()
+
+    def close(self) -> None:
+        """Ends the loop with the calls that it still awaits."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.call_soon(self._beat)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+    def _beat(self) -> None:
+        self._beat_s = time.monotonic()
+        self._loop.call_later(_BEAT_S, self._beat)
+
+    async def _score(self, requests: Sequence[ScoreRequest]) -> list[RewardResult]:
+        async with self._room:
+            scoring = asyncio.ensure_future(evaluate_batch_async(self._reward, self._config, requests))
+            done, _ = await asyncio.wait({scoring}, timeout=self._config.timeout_s)
+            if done:
+                return scoring.result()
+            scoring.cancel()
+            return [make_timeout_result(self._config)] * len(requests)

@@ -113,9 +113,7 @@ class EnvInstance:
     async def _serve_granules(self) -> None:
         while self._is_ready():
             async with self._group.hold("simulate"):
-                taken = (
-                    self._take_granule()
-                )  # taken here, because jobs may arrive or be cancelled during the wait for devices
+                taken = self._take_granule()  # here, because jobs may arrive or end during the wait for devices
                 batch = None
                 if taken:
                     batch, _ = await self._group.inline(EnvGroup.simulate, [job for job, _ in taken])
@@ -134,12 +132,7 @@ class EnvInstance:
         for (job, future), answer in zip(taken, batch.answers, strict=True):
             if self._group.rank_set.revival and job.slot in self._leased:
                 self._history.add(job, answer)
-            if future.done():
-                continue
-            if answer.error:
-                future.set_exception(answer.error)
-            else:
-                future.set_result(answer.value)
+            answer.settle(future)
 
     async def _restore(self, ranks: Sequence[Rank]) -> None:
         """Restores all episodes in a new rank. See Revival."""

@@ -1,22 +1,26 @@
 """Drives one rollout engine: submits requests, returns responses, swaps weights and yields devices."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from interlace.core.errors import WorkerDiedError
+from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Metrics
-from interlace.rollouts.device_hold import DeviceHold
 from interlace.rollouts.engine_calls import EngineCalls, GenerationMeter
 from interlace.rollouts.engine_jobs import EngineHost, EngineJobs, Job
-from interlace.rollouts.evacuation import Evacuation
 from interlace.rollouts.pending_swaps import PendingSwaps
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
+from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.waits import Signal
 from interlace.schedule.concurrency import create_limit
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import WeightRef
+
+ROUNDING_S = 1e-6
+"""Rounding tolerance of clocks, in seconds."""
 
 
 class Phase(Enum):
@@ -251,3 +255,102 @@ class EngineDriver:
         if self._phase is Phase.GENERATING and not self._is_interrupted:
             self._is_interrupted = True
             self.group.notify(RolloutGroup.interrupt)
+
+
+class Evacuation:
+    """Moves the running jobs of one engine to others, which do not swap weights until the jobs have arrived.
+
+    Consumes: requests to empty the engine (`begin`).
+    Produces: partials, dispatched to the given engines (`move`).
+    Waits for: the end of the engine's current call.
+    Released by: the abort of the engine's sequences, or the loss of the engine (`end`).
+    """
+
+    def __init__(self, jobs: EngineJobs, calls: EngineCalls, wake: Callable[[], None]) -> None:
+        """wake: called when the engine has to act."""
+        self._jobs, self._calls, self._wake = jobs, calls, wake
+        self._onto: list[EngineDriver] | None = None
+        """Engines to which the running jobs will move; None if they stay."""
+        self._num_awaited = 0
+
+    @property
+    def is_due(self) -> bool:
+        """True if the running jobs will move to other engines."""
+        return self._onto is not None
+
+    @property
+    def num_awaited(self) -> int:
+        """Number of engines whose running jobs will move here and continue under this engine's current weights."""
+        return self._num_awaited
+
+    def begin(self, onto: "list[EngineDriver]") -> None:
+        """Requests that all running jobs move to the given engines. Does nothing if none runs or they move already."""
+        if not self._jobs.running or self._onto is not None:
+            return
+        self._onto = onto
+        for driver in onto:
+            driver.evacuation._num_awaited += 1
+        self._wake()
+
+    async def move(self) -> None:
+        """Moves the running jobs if this was requested."""
+        if self._onto is not None:
+            await self._calls.abort_all("migrated", self._onto)
+            self.end()
+
+    def end(self) -> None:
+        """Ends the evacuation: the other engines wait for no more jobs of this one."""
+        onto, self._onto = self._onto or [], None
+        for driver in onto:
+            driver.evacuation._num_awaited -= 1
+            driver.evacuation._wake()
+
+
+class DeviceHold:
+    """Decides when an engine yields its devices: after `min_hold`, if another role requests them.
+
+    The runtime calls it as the driver of the worker group (`interlace.runtime.group_state.Driver`).
+    """
+
+    def __init__(
+        self, schedule: Schedule, clock: Clock, *, on_recompute: Callable[[], None], wake: Callable[[], None]
+    ) -> None:
+        """on_recompute: called when the engine will recompute the KV cache of its running sequences.
+
+        wake: called when the engine must look at the hold, during a call too.
+        """
+        self._clock, self._on_recompute, self._wake = clock, on_recompute, wake
+        self._min_hold = schedule.min_hold
+        self._drops_cache = schedule.kv_on_switch == "recompute"
+        self._since_s = 0.0
+        """Time at which the engine got its devices."""
+        self.is_requested = False
+        """True from the request of another role until the engine gets its devices again."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the engine must yield its devices now."""
+        return self.is_requested and self._clock.now() - self._since_s >= self._min_hold - ROUNDING_S
+
+    def begin(self) -> None:
+        """Records that the engine got its devices."""
+        self.is_requested, self._since_s = False, self._clock.now()
+
+    def ask_to_yield(self) -> None:
+        """Requests the devices. The engine yields them after `min_hold`."""
+        self.is_requested = True
+        left = self._since_s + self._min_hold - self._clock.now()
+        if left > ROUNDING_S:
+            asyncio.get_running_loop().call_later(left, self._wake)
+        else:
+            self._wake()
+
+    @property
+    def unload_arguments(self) -> tuple[str, ...]:
+        """Arguments for the engine's offload()."""
+        return ("recompute",) if self._drops_cache else ()
+
+    def unloaded(self, parts: Sequence[str]) -> None:
+        """Records that parts of the engine's state were offloaded from the devices."""
+        if self._drops_cache and tuple(parts) != (WEIGHTS,):
+            self._on_recompute()

@@ -3,14 +3,14 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.errors import UserError
 from interlace.rollouts.envs.episode import Around, EnvEpisode
 from interlace.rollouts.envs.jobs import SlotAnswer, SlotJob, Start
-from interlace.rollouts.envs.spec import EnvSpec, Observation, SimulatorError
+from interlace.rollouts.envs.spec import SimulatorError
 from interlace.rollouts.session import EpisodeSession
 
 
@@ -56,13 +56,8 @@ class EnvProxies:
 
     def take_answer(self, found: EnvAnswer) -> None:
         """Receives an answer; ignores it if no request waits for it."""
-        waiting = self._answers.get(found.number)
-        if waiting is None or waiting.done():
-            return
-        if found.answer.error:
-            waiting.set_exception(found.answer.error)
-        else:
-            waiting.set_result(found.answer.value)
+        if waiting := self._answers.get(found.number):
+            found.answer.settle(waiting)
 
     async def _send_job(self, job: SlotJob) -> object:
         number = next(self._numbers)
@@ -75,52 +70,53 @@ class EnvProxies:
 
 
 class EnvLeases:
-    """Server of the environments that an episode in another process has leased."""
+    """Server of the environments that an episode in another process has leased. One task holds each environment."""
 
     def __init__(self, session: EpisodeSession, answer: Callable[[EnvAnswer], None]) -> None:
         """answer: sends an answer to the episode."""
         self._session, self._answer = session, answer
-        self._leased: dict[int, tuple[AsyncExitStack, EnvEpisode]] = {}
-        self._tasks: dict[asyncio.Task[None], int] = {}
-        """Running task -> lease that it works on."""
+        self._jobs: dict[int, asyncio.Queue[tuple[int, SlotJob]]] = {}
+        """Lease -> jobs of its environment after the reset, each with the number of its answer."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """Lease -> task that holds its environment."""
 
     def take_request(self, ask: EnvAsk) -> None:
         """Starts a request. Releasing a lease cancels its pending requests."""
         if ask.job is None:
-            for task in [task for task, lease in self._tasks.items() if lease == ask.lease]:
+            self._jobs.pop(ask.lease, None)
+            if task := self._tasks.get(ask.lease):
                 task.cancel()
-        task = asyncio.ensure_future(
-            self._release_lease(ask.lease) if ask.job is None else self._run_request(ask.number, ask.job)
-        )
-        self._tasks[task] = -1 if ask.job is None else ask.lease
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+            return
+        if ask.job.start:
+            jobs = self._jobs[ask.lease] = asyncio.Queue()
+            task = self._tasks[ask.lease] = asyncio.ensure_future(
+                self._hold_environment(ask.number, ask.job.start, jobs)
+            )
+            task.add_done_callback(lambda _: self._tasks.pop(ask.lease))
+        else:
+            self._jobs[ask.lease].put_nowait((ask.number, ask.job))
 
     async def close(self) -> None:
         """Releases all environments."""
-        tasks = [*self._tasks]
+        tasks = [*self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for lease in [*self._leased]:
-            await self._release_lease(lease)
 
-    async def _run_request(self, number: int, job: SlotJob) -> None:
+    async def _hold_environment(self, number: int, start: Start, jobs: "asyncio.Queue[tuple[int, SlotJob]]") -> None:
+        """Leases an environment and runs its jobs until the task is cancelled. number: of the answer to the reset."""
         try:
-            value = await (self._lease_environment(job.slot, job.start) if job.start else self._run_job(job))
-            answer = SlotAnswer(value=value)
-        except (UserError, SimulatorError) as error:
-            answer = SlotAnswer(error=error)
-        self._answer(EnvAnswer(number=number, answer=answer))
+            async with self._session.simulator(start) as env:
+                self._answer(EnvAnswer(number=number, answer=SlotAnswer(value=(env.spec, env.observation))))
+                while True:
+                    number_of_job, job = await jobs.get()
+                    self._answer(EnvAnswer(number=number_of_job, answer=await _run_job(env, job)))
+        except (UserError, SimulatorError) as error:  # the reset failed
+            self._answer(EnvAnswer(number=number, answer=SlotAnswer(error=error)))
 
-    async def _lease_environment(self, lease: int, start: Start) -> tuple[EnvSpec, Observation]:
-        stack = AsyncExitStack()
-        env = await stack.enter_async_context(self._session.simulator(start))
-        self._leased[lease] = stack, env
-        return env.spec, env.observation
 
-    async def _run_job(self, job: SlotJob) -> object:
-        return await self._leased[job.slot][1].do(job.kind, job.actions, count=job.count)
-
-    async def _release_lease(self, lease: int) -> None:
-        stack, _ = self._leased.pop(lease, (AsyncExitStack(), None))
-        await stack.aclose()
+async def _run_job(env: EnvEpisode, job: SlotJob) -> SlotAnswer:
+    try:
+        return SlotAnswer(value=await env.do(job.kind, job.actions, count=job.count))
+    except (UserError, SimulatorError) as error:
+        return SlotAnswer(error=error)

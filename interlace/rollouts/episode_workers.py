@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -42,8 +43,8 @@ from interlace.rollouts.episode_process import (
 )
 from interlace.rollouts.session import EpisodeSession
 from interlace.runtime.process.child import frame_message, take_frames
-from interlace.runtime.process.children import Children
 from interlace.runtime.process.links import Child
+from interlace.runtime.process.pool import ProcessJob, ProcessPool, list_jobs
 from interlace.runtime.process.starts import Place
 
 RETRY_S = 0.1
@@ -55,22 +56,19 @@ SHARE = 64
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class _Job:
-    """An episode that runs in a process or waits for one."""
+class _Job(ProcessJob):
+    """An episode that runs in a process or waits for one. It has a time limit once it is cancelled."""
 
-    number: int
     start: bytes
     """The framed EpisodeStart message."""
     messages: "asyncio.Queue[FromEpisode | Exception]" = field(default_factory=asyncio.Queue)
     """Messages of the episode. An exception ends it."""
     alone: bool = False
     child: Child | None = None
-    leave_by_s: float = 0.0
-    """Deadline for the end of a cancelled episode. 0 if it is not cancelled."""
 
 
-class _Processes(Children):
-    """The processes, each with many episodes. A thread serves them and gets jobs by thread-safe queues."""
+class _Processes(ProcessPool[_Job, tuple[_Job, ToEpisode | None]]):
+    """The processes, each with many episodes. The thread gets messages to episodes. None starts the episode."""
 
     def __init__(
         self, make: MakeEpisode, params: SamplingParams, num: int, place: Place | None, budget: RestartBudget | None
@@ -80,9 +78,6 @@ class _Processes(Children):
         super().__init__("episodes", preload, place, budget)
         self._make, self._params, self._num_workers = make, params, num
         self._loop = asyncio.get_running_loop()
-        self._asked: deque[tuple[_Job, ToEpisode | None]] = deque()
-        """Messages to episodes. None starts the episode."""
-        self._jobs: dict[Child, dict[int, _Job]] = {}
         self._waiting: deque[_Job] = deque()
         self._lonely: deque[_Job] = deque()
         """Waiting episodes that must run alone in a process."""
@@ -95,13 +90,11 @@ class _Processes(Children):
 
     def begin(self, job: _Job) -> None:
         """Starts an episode as soon as a process has room."""
-        self._asked.append((job, None))
-        self._refuse_after_error()
-        self._links.wake()
+        self._submit((job, None))
 
     def tell(self, job: _Job, message: ToEpisode) -> None:
         """Sends a message to an episode. The message is dropped if the process has ended."""
-        self._asked.append((job, message))
+        self._submitted.append((job, message))
         self._links.wake()
 
     @property
@@ -112,34 +105,27 @@ class _Processes(Children):
     def _patience_s(self) -> float | None:
         if (self._waiting or self._lonely) and not self._children:
             return RETRY_S
-        limits = [job.leave_by_s for jobs in self._jobs.values() for job in jobs.values() if job.leave_by_s]
-        return max(0.0, min(limits) - time.monotonic()) if limits else None
+        return super()._patience_s()
 
-    def _serve(self) -> None:
-        while self._asked:
-            job, message = self._asked.popleft()
-            if message is None:
-                (self._lonely if job.alone else self._waiting).append(job)
-            elif isinstance(message, EpisodeCancel):
-                self._cancel_job(job, message)
-            elif job.child is not None:
-                self._links.send(job.child, frame_message(job.number, message))
-        self._keep_limits()
-        self._hand_out()
+    def _accept(self, submitted: tuple[_Job, ToEpisode | None]) -> None:
+        job, message = submitted
+        if message is None:
+            (self._lonely if job.alone else self._waiting).append(job)
+        elif isinstance(message, EpisodeCancel):
+            self._cancel_job(job, message)
+        elif job.child is not None:
+            self._links.send(job.child, frame_message(job.number, message))
 
     def _cancel_job(self, job: _Job, message: EpisodeCancel) -> None:
         for queue in (self._waiting, self._lonely):
             with contextlib.suppress(ValueError):
                 queue.remove(job)
         if job.child is not None:
-            job.leave_by_s = time.monotonic() + LEAVE_S
+            job.deadline_s = time.monotonic() + LEAVE_S
             self._links.send(job.child, frame_message(job.number, message))
 
-    def _keep_limits(self) -> None:
-        now_s = time.monotonic()
-        for child, jobs in [*self._jobs.items()]:
-            if any(0 < job.leave_by_s <= now_s for job in jobs.values()):
-                self._lose_process(child, "was stuck")
+    def _handle_late(self, child: Child, late: Sequence[_Job]) -> None:  # noqa: ARG002 - all its episodes are lost
+        self._lose_process(child, "was stuck")
 
     def _hand_out(self) -> None:
         shared = [child for child in self._children if not any(job.alone for job in self._jobs[child].values())]
@@ -165,7 +151,7 @@ class _Processes(Children):
 
     def _start_more(self, num_wanted: int) -> None:
         for _ in range(num_wanted):
-            self._jobs[self._start(serve_episodes, self._make, self._params)] = {}
+            self._start(serve_episodes, self._make, self._params)
 
     def _send_job(self, child: Child, job: _Job) -> None:
         job.child = child
@@ -200,10 +186,9 @@ class _Processes(Children):
 
     def _lose_process(self, child: Child, reason: str) -> None:
         self.num_lost += 1
-        for job in self._jobs.pop(child).values():
+        for job in self._end(child):
             job.child = None
             self._pass_on(job, EpisodeProcessLostError(f"its process {reason}"))
-        self._end(child)
 
     def _could_not_start(self, reason: str) -> None:
         self._is_eager = False
@@ -215,10 +200,10 @@ class _Processes(Children):
                 self._pass_on(queue.popleft(), error)
 
     def _fail_all(self, error: BaseException | None) -> None:
-        running = [job for jobs in self._jobs.values() for job in jobs.values()]
         if not isinstance(error, RestartBudgetError):
             error = InterlaceError(f"the processes of episodes have ended: {error or 'the run ends'}")
-        for job in [*running, *self._waiting, *self._lonely, *(job for job, message in self._asked if message is None)]:
+        begun = [job for job, message in self._submitted if message is None]
+        for job in [*list_jobs(self._jobs), *self._waiting, *self._lonely, *begun]:
             self._pass_on(job, error)
 
     def _pass_on(self, job: _Job, message: FromEpisode | Exception) -> None:
@@ -243,7 +228,7 @@ class WorkerEpisodes:
         place: Place | None = None,
         budget: RestartBudget | None = None,
     ) -> None:
-        """Requires a running event loop. make: picklable. params: the run's. place, budget: see Children."""
+        """Requires a running event loop. make: picklable. params: the run's. place, budget: see ProcessPool."""
         self._params = params
         self._processes = _Processes(make, params, num_workers, place, budget)
         self._num_begun = 0

@@ -7,25 +7,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from interlace.core.errors import EnginesBusyError, UserError
-from interlace.core.messages import as_tool
+from interlace.core.messages import Message, ToolSpec, as_tool
+from interlace.core.progress import Draft
 from interlace.core.random import stable_hash
-from interlace.core.types import Inputs, IntArray, Request, Sample, SampleKey, SamplingParams
+from interlace.core.runs import Runs
+from interlace.core.types import Inputs, IntArray, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.models.action_tokens import ActionTokens
 from interlace.rollouts.asker import Asker
 from interlace.rollouts.base import (
     DEFAULT_OPTIONS,
     Context,
+    OnTurnDraft,
     Tools,
     ToolUse,
     Turn,
+    TurnDraft,
     TurnOptions,
 )
 from interlace.rollouts.code_time import CodeTime
 from interlace.rollouts.context_encoder import ContextEncoder, read_messages
 from interlace.rollouts.envs.episode import EnvEpisode, Simulators
 from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.read_turns import pass_draft, read_turn
 from interlace.rollouts.rendering.base import Renderer
 from interlace.rollouts.turn_record import TurnRecord
 from interlace.runtime.clock import Clock
@@ -240,3 +245,38 @@ class EpisodeSession:
             params=self._contexts.limit_params(params, len(ids)),
             may_continue=True,
         )
+
+
+def pass_draft(
+    request: Request, renderer: Renderer | None, tools: tuple[ToolSpec, ...], on_draft: OnTurnDraft, draft: Draft
+) -> None:
+    """Passes a draft of a turn to its receiver."""
+
+    def read() -> Message:
+        if renderer is None:
+            return Message(role="assistant", content=draft.text)
+        return renderer.begun(draft.token_ids, tools=tools)
+
+    prompt_ids, token_ids = np.asarray(request.prompt_ids, np.int32), draft.token_ids
+    on_draft(TurnDraft(prompt_ids=prompt_ids, token_ids=token_ids, text=draft.text, read=read))
+
+
+def read_turn(number: int, response: Response, renderer: Renderer | None, tools: tuple[ToolSpec, ...]) -> Turn:
+    """Converts a response to a turn. renderer: if None, the content of the message is the text."""
+    if renderer is None:
+        message = Message(role="assistant", content=response.text)
+    else:
+        message = renderer.parse(response.token_ids, prompt_ids=response.request.prompt_ids, tools=tools)
+    return Turn(
+        number=number,
+        prompt_ids=np.asarray(response.request.prompt_ids, np.int32),
+        token_ids=np.asarray(response.token_ids, np.int32),
+        logprobs=np.asarray(response.logprobs, np.float32),
+        versions=Runs.of(response.versions),
+        finish_reason=response.finish_reason,
+        text=response.text,
+        message=message,
+        inputs=response.request.inputs,
+        num_cached_tokens=response.num_cached_tokens,
+        query_ids=np.asarray(response.request.query_ids, np.int32) if response.request.query_ids else None,
+    )

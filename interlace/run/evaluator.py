@@ -12,7 +12,7 @@ from interlace.rollouts.base import FILMED
 from interlace.rollouts.turns import make_answered_sample
 from interlace.run.estimates import Estimate, estimate
 from interlace.run.evaluation import OWN, Evaluation
-from interlace.run.film_choice import choose_films
+from interlace.run.films import choose_films
 from interlace.run.host import Hosted
 
 RIGHT_FROM = 0.5

@@ -6,9 +6,12 @@ from functools import partial
 
 from interlace.algorithms import Algorithm
 from interlace.core.prompts import PromptSource
+from interlace.core.random import keyed_random
 from interlace.core.recovery import RestartBudget
 from interlace.core.types import Metrics, SamplingParams
+from interlace.engines.rollout.config import ServiceConfig
 from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.train.config import training_temperature
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import SINGLE_TURN, PolicyRun, RoleGroups
 from interlace.flows.steps import LoopSettings, StepObserver
@@ -21,9 +24,9 @@ from interlace.rollouts.base import Closing, Episode, Filming
 from interlace.rollouts.by_row import create_episode
 from interlace.rollouts.episode_process import patience_s
 from interlace.rollouts.episode_workers import WorkerEpisodes
+from interlace.rollouts.membership import MembershipRules
 from interlace.rollouts.role_groups import EnvGroup, RolloutGroup
 from interlace.rollouts.session import NO_LIMITS, SessionLimits
-from interlace.run.engine_services import make_membership_rules
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.state import RunState
@@ -31,6 +34,9 @@ from interlace.runtime.cluster import Cluster
 from interlace.schedule.lengths import LengthPredictor
 from interlace.stages.factory import LoopSizes, StageFactory
 from interlace.stages.live import LiveSchedule
+
+PROBE_TOKENS = 24
+"""Tokens of the text that checks a server's weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,3 +164,22 @@ async def host(
         stages.live.limit_adapters()
     filming = episode if isinstance(episode, Filming) else None
     return Hosted(recipe=recipe, groups=groups, run=run, sampling=sampling, live=stages.live, filming=filming)
+
+
+def make_membership_rules(recipe: Recipe) -> MembershipRules:
+    """Returns the rules for a recipe's engines. Servers may join, leave, and return after a loss."""
+    config, restarts_per_hour = recipe.rollout, recipe.recovery.restarts_per_hour.get("rollout")
+    if not create_kind(config).is_service or not isinstance(config, ServiceConfig):
+        return MembershipRules(restarts_per_hour=restarts_per_hour)
+    probe_ids: list[int] = []
+    if training_temperature(recipe.sampling) == 1.0:  # servers score at temperature 1
+        vocab_size = empty_model(recipe.model).config.get_text_config().vocab_size
+        draw = keyed_random("probe of engine services")
+        probe_ids = [draw.randrange(vocab_size) for _ in range(PROBE_TOKENS)]
+    return MembershipRules(
+        may_change=True,
+        watch_every_s=config.heartbeat_s,
+        lost_s=config.lost_s,
+        probe_ids=probe_ids,
+        restarts_per_hour=restarts_per_hour,
+    )

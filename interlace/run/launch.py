@@ -50,8 +50,7 @@ from interlace.runtime.revival import RevivalRule
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES, Role, place_in_flow
-from interlace.workers.reward import RewardModelWorker, RewardWorker, SampleScorer
-from interlace.workers.reward_by_source import ScorerBySource
+from interlace.workers.reward import RewardModelWorker, RewardWorker, SampleScorer, ScorerBySource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,6 +18,9 @@ from interlace.core.errors import (
     WorkerHungError,
 )
 from interlace.core.types import JSON, TerminalEvent
+from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.rollout.kinds.base import ServedKind
+from interlace.engines.rollout.services.adoption import end_unused_servers
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.run import RoleGroups, shares_base
 from interlace.flows.steps import Ended
@@ -30,7 +33,6 @@ from interlace.observe.run_identity import RunIdentity
 from interlace.observe.stop import PATIENCE_S
 from interlace.run.clusters.base import back_end
 from interlace.run.engine_control import FOLDER
-from interlace.run.engine_services import end_unused_servers
 from interlace.run.evaluation import Evaluation
 from interlace.run.launch import ModelSources, launch_roles
 from interlace.run.recipe.config import Recipe
@@ -250,7 +252,8 @@ class RunProcess(ABC):
             adapter=newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None,
             logs=self._folder.path / FOLDER,
         )  # fmt: skip
-        for sentence in end_unused_servers(recipe, self._folder.path / FOLDER, cluster):
+        num_served = len(cluster.place("rollout")) if isinstance(create_kind(recipe.rollout), ServedKind) else 0
+        for sentence in end_unused_servers(self._folder.path / FOLDER, num_served):
             self._progress.say(sentence)
         groups = await launch_roles(cluster, sources)
         if newest:

@@ -21,7 +21,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import RunIdentity
 from interlace.observe.secrets import mask_secrets
 from interlace.observe.stop import StopSignal
-from interlace.rewards.trial import try_reward
+from interlace.rewards.scorer import try_reward
 from interlace.robots.replay.learning import TrajectoryLearner
 from interlace.rollouts.config import create_kind
 from interlace.run.callbacks import Callbacks

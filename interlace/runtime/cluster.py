@@ -1,9 +1,10 @@
 """Clusters, which run workers. Three back ends implement one contract."""
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -21,13 +22,12 @@ from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.group_state import DeviceUse
-from interlace.runtime.outside import OutsideWork
 from interlace.runtime.process.mail import Directory
 from interlace.runtime.process.starts import Place
-from interlace.runtime.rank import Rank
+from interlace.runtime.rank import Rank, Services
 from interlace.runtime.revival import Revival, RevivalRule
 from interlace.runtime.run_tasks import RunTasks
-from interlace.runtime.timeline import Timeline
+from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import LoopWatch, Watchdog
@@ -281,3 +281,40 @@ class Cluster(ABC):
 
 def _make(context: WorkerContext, worker_class: type[W], args: Sequence[Any]) -> W:
     return worker_class(context, *args)
+
+
+class OutsideWork:
+    """Registers work outside the workers as waits, and records it as spans. Orders its ends like results."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def run(self, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
+        """Runs the work as a recorded span. who, what: group and operation of the span."""
+        timeline, clock = self._services.timeline, self._services.clock
+        start_s, end_s = clock.now(), math.inf
+        span = Span(
+            start_s=start_s,
+            devices=(),
+            group=who,
+            rank=0,
+            operation=what,
+            cause=what,
+            step=timeline.step,
+            version=timeline.version,
+        )
+        timeline.begin(span)
+        try:
+            async with self.wait(who, what):
+                await work
+                end_s = clock.now()
+        finally:
+            now_s = clock.now()
+            timeline.end(span, start_s, min(end_s, now_s))
+
+    @asynccontextmanager
+    async def wait(self, who: str, what: str) -> AsyncIterator[None]:
+        """Registers a wait. Then waits for this result's turn (see ResultOrder)."""
+        with self._services.waits.operation(who=who, what=what):
+            yield
+            await self._services.wait_turn()

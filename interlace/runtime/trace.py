@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -63,7 +64,7 @@ class TraceFile:
         calls = {served.span: served for served in records.served}
         tracks = {
             span: self._draw_span(span, span.end_s, calls.get(span))
-            for span in sorted(records.spans, key=_start_of_span)
+            for span in sorted(records.spans, key=attrgetter("start_s"))
         }
         for span in (served.span for served in records.served):
             if span.finished_groups and span in tracks:
@@ -223,10 +224,6 @@ class _Counters:
         self._lines.append(
             f'{{"ph":"C","name":{_quote_text(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_to_microseconds(at_s)},"args":{{{values}}}}}'
         )
-
-
-def _start_of_span(span: Span) -> float:
-    return span.start_s
 
 
 def _to_microseconds(seconds: float) -> float:

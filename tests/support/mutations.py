@@ -18,8 +18,8 @@ from interlace.stages import train
 from interlace.stages.admission import Admission
 from interlace.stages.factory import StageFactory
 from interlace.stages.map import AttachedMap
-from interlace.stages.minibatches import Minibatches
 from interlace.stages.publish import Publisher
+from interlace.stages.train import Minibatches
 
 Mutation = Sequence[tuple[object, str, object]]
 """(owner, name, replacement) of each changed attribute."""

@@ -8,8 +8,7 @@ from pydantic import Field, JsonValue, model_validator
 
 import interlace.agents.tools as builtin
 from interlace.agents.tools.base import ToolSource
-from interlace.agents.tools.callables import as_function
-from interlace.agents.tools.function import FunctionSource, StatefulSource
+from interlace.agents.tools.function import FunctionSource, StatefulSource, as_function
 from interlace.agents.tools.mcp import McpSource
 from interlace.core.config import Config
 from interlace.core.errors import UserError

@@ -1,15 +1,17 @@
-"""Tools made from Python functions, and from the methods of an object with state."""
+"""Tools made from Python functions, callable objects, and the methods of an object with state."""
 
 import asyncio
 import contextvars
 import inspect
 import threading
+import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from interlace.agents.tools.base import Tool, ToolSource, Visit
 from interlace.agents.tools.schema import Signature, signature_of
+from interlace.core.callables import unwrap_partial
 from interlace.core.errors import UserError
 from interlace.core.messages import ToolSpec
 from interlace.core.types import JSON
@@ -124,3 +126,29 @@ class StatefulSource(ToolSource):
 
 def _find_owner(tool: Tool) -> object | None:
     return getattr(tool._function, "__self__", None) if isinstance(tool, FunctionTool) else None
+
+
+def as_function(found: Callable[..., object]) -> Callable[..., object]:
+    """Returns a function with the name, docstring, types and signature of a functools.partial or a callable object.
+
+    Arguments that a partial fixes are not arguments of the tool. A function is returned unchanged.
+    """
+    if inspect.isroutine(found):
+        return found
+    inner, fixed = unwrap_partial(found)
+    own = inner if inspect.isroutine(inner) else type(inner).__call__
+    signature = inspect.signature(found)
+    shown = [parameter for parameter in signature.parameters.values() if parameter.name not in fixed]
+
+    async def call_async(**arguments: Any) -> object:
+        return await cast(Awaitable[object], found(**arguments))
+
+    def call(**arguments: Any) -> object:
+        return found(**arguments)
+
+    function: Any = call_async if inspect.iscoroutinefunction(own) else call
+    function.__name__ = str(getattr(inner, "__name__", "") or type(inner).__name__)
+    function.__doc__ = own.__doc__ or inner.__doc__
+    function.__signature__ = signature.replace(parameters=shown)
+    function.__annotations__ = typing.get_type_hints(own, include_extras=True)
+    return cast(Callable[..., object], function)

@@ -17,10 +17,9 @@ from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.decode_loop import DecodeLoop
 from interlace.engines.rollout.given_inputs import input_reader
-from interlace.engines.rollout.installed_versions import InstalledVersions
 from interlace.engines.rollout.kv_residence import KVResidence
 from interlace.engines.rollout.kv_size import KVNeeds, longest_sequence, size_kv_cache
-from interlace.engines.rollout.live_weights import LiveWeights
+from interlace.engines.rollout.live_weights import InstalledVersions, LiveWeights
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.prepare_model import ServingConfig, num_retained, serve
 from interlace.engines.rollout.protocol import (

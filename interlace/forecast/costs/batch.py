@@ -1,21 +1,93 @@
 """The sequences of a simulated engine: continuous batching that advances from event to event, not token by token."""
 
 import heapq
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from interlace.core.kv_eviction import ReturnTimes, first_to_go
 from interlace.core.runs import Runs
-from interlace.core.types import FinishReason, Request, Response
-from interlace.forecast.costs.kept import KeptContexts
-from interlace.forecast.costs.stretch import Stretch
+from interlace.core.types import FinishReason, Request, Response, SampleKey
 from interlace.forecast.profile.types import RolloutCosts
 
 Length = Callable[[Request], float]
 """Returns the tokens at which the response to a request ends naturally, including tokens it was submitted with."""
 HEADROOM = 0.01
 """Share of the KV cache kept free at an admission; without it the next step would preempt the admitted sequence."""
+
+
+class KeptContexts:
+    """Contexts of ended turns. They give way to running sequences in the same order as in a real engine."""
+
+    def __init__(self) -> None:
+        self._kept: dict[SampleKey, tuple[float, int]] = {}
+        """Sample -> (time of the start, in seconds; number of tokens)."""
+        self._returns = ReturnTimes()
+        self.num_tokens = 0
+        """Tokens of all kept contexts."""
+
+    def keep(self, request: Request, num_tokens: int, now_s: float) -> None:
+        """Keeps the context of a turn that ended, if its sample may have another turn."""
+        if request.may_continue and num_tokens > 0:
+            self.release([request.owner])
+            self._kept[request.owner] = now_s, num_tokens
+            self.num_tokens += num_tokens
+
+    def take(self, request: Request, context: int, now_s: float) -> int:
+        """Releases the context that was kept for the sample of a turn. Returns the tokens that are reused."""
+        since_s, num_tokens = self._kept.get(request.owner, (0.0, 0))
+        if num_tokens:
+            self._returns.observe(now_s - since_s)
+            self.release([request.owner])
+        return max(0, min(num_tokens, context - 1))
+
+    def release(self, owners: Sequence[SampleKey]) -> None:
+        """Drops the contexts of these samples."""
+        for owner in owners:
+            _, num_tokens = self._kept.pop(owner, (0.0, 0))
+            self.num_tokens -= num_tokens
+
+    def fit(self, room: int, now_s: float) -> None:
+        """Drops contexts, the cheapest first, until the rest fits into `room` tokens."""
+        while self.num_tokens > max(0, room):
+            owners = [*self._kept]
+            waits = [(now_s - since_s, num_tokens) for since_s, num_tokens in self._kept.values()]
+            self.release([owners[first_to_go(waits, patience_s=self._returns.patience_s)]])
+
+    def clear(self) -> None:
+        """Drops all contexts."""
+        self._kept.clear()
+        self.num_tokens = 0
+
+
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """Consecutive decode steps of the same sequences: k steps take prefill_s + k first_s + k^2 reading_s."""
+
+    steps: int
+    num_running: int
+    prefill_s: float
+    first_s: float
+    reading_s: float
+    seconds: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seconds = self.prefill_s + self.steps * self.first_s + self.reading_s * self.steps**2
+
+    def cut(self, steps: int) -> "Stretch":
+        """Returns the stretch with at most `steps` steps."""
+        return replace(self, steps=steps) if steps < self.steps else self
+
+    def steps_in(self, seconds: float) -> int:
+        """Returns the number of steps that begin within `seconds`."""
+        seconds -= self.prefill_s
+        if seconds <= 0:
+            return 0
+        first, reading = self.first_s, self.reading_s
+        steps = (math.sqrt(first**2 + 4 * reading * seconds) - first) / (2 * reading) if reading else seconds / first
+        return math.ceil(steps - 1e-9)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

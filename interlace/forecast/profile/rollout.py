@@ -71,7 +71,9 @@ class Requests:
     def draw(self, cell: Cell) -> list[Request]:
         """Draws the requests of a cell. They end only after their number of steps."""
         found = []
-        params = {steps: self._ending_at(steps) for steps in set(cell.steps)}
+        params = {
+            steps: SamplingParams(max_new_tokens=steps, temperature=self._temperature) for steps in set(cell.steps)
+        }
         for place, steps in enumerate(cell.steps):
             if place % cell.per_prompt == 0:
                 prompt_ids = self._random.choice(self._tokens, cell.prompt_tokens).tolist()
@@ -81,9 +83,6 @@ class Requests:
                 Request(uid=uid, owner=SampleKey(NO_GROUP, index), prompt_ids=prompt_ids, params=params[steps])
             )
         return found
-
-    def _ending_at(self, steps: int) -> SamplingParams:
-        return SamplingParams(max_new_tokens=steps, temperature=self._temperature)
 
 
 async def serve_all(engine: RolloutGroup, requests: Sequence[Request]) -> tuple[list[Response], int]:

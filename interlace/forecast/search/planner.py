@@ -90,7 +90,7 @@ class _Search:
         if not chosen:
             self._feasible.refuse(self._seen)
         middle = {
-            **self._find_scores(chosen),
+            **{each: self._seen[each] for each in chosen},
             **self._score_all(self._select_affordable(chosen, self._middle, 0.7), self._middle),
         }
         inside = [
@@ -130,10 +130,6 @@ class _Search:
         if self._workload.turns <= 1:
             return candidate
         return candidate.changed({"prefill_cost": prefill_cost(self._problem.profile)}) or candidate
-
-    def _find_scores(self, candidates: Iterable[Candidate]) -> dict[Candidate, Score | Refused]:
-        """Returns the coarse scores of the candidates."""
-        return {each: self._seen[each] for each in candidates}
 
     def _find_plan(self, candidate: Candidate) -> Planned | None:
         """Returns the plan of a candidate by its coarse score; None without one."""

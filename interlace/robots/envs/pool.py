@@ -18,19 +18,25 @@ from interlace.robots.envs.process import NO_JOB, serve_envs
 from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, EpisodeHistory, SlotAnswer, SlotJob
 from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
 from interlace.runtime.process.child import frame_message, take_frames
-from interlace.runtime.process.children import FROM_OUTSIDE, TRIES, Children, claim_outcome, settle_outcome
 from interlace.runtime.process.links import Child
+from interlace.runtime.process.pool import (
+    FROM_OUTSIDE,
+    TRIES,
+    ProcessJob,
+    ProcessPool,
+    claim_outcome,
+    list_jobs,
+    settle_outcome,
+)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class _Job:
-    """Job of a request, or job that restores an episode."""
+class _Job(ProcessJob):
+    """Job of a request, or job that restores an episode. Its time limit begins when it is the first in its process."""
 
     work: SlotJob
     outcome: "Future[object] | None"
     """Receiver of the result; None for a job that restores an episode."""
-    number: int = 0
-    deadline_s: float = 0.0
     tries: int = TRIES
 
 
@@ -42,20 +48,16 @@ class _Home:
     child: Child | None = None
     waiting: deque[_Job] = field(default_factory=deque)
     """Jobs to send, in order."""
-    sent: deque[_Job] = field(default_factory=deque)
-    """Jobs without an answer, in order: the first one runs."""
     history: EpisodeHistory = field(default_factory=EpisodeHistory)
     lost: dict[int, Exception] = field(default_factory=dict)
     """Slot -> reason why its episode could not be restored."""
 
-    def restart_limit(self, timeout_s: float) -> None:
-        """Begins the time limit of the job that runs now, if one does."""
-        if self.sent:
-            self.sent[0].deadline_s = time.monotonic() + timeout_s
 
+class EnvPool(ProcessPool[_Job, _Job | int]):
+    """Processes for one family of environments. With W processes, slot s is slot s // W of process s modulo W.
 
-class EnvPool(Children):
-    """Processes for one family of environments. With W processes, slot s is slot s // W of process s modulo W."""
+    The thread gets jobs, and the slots of episodes that have ended.
+    """
 
     def __init__(self, config: EnvConfig, devices: Sequence[str] = ()) -> None:
         """devices: names of the devices that the simulators use, such as `cuda:1`. If empty, processor cores."""
@@ -67,7 +69,6 @@ class EnvPool(Children):
         self.num_processes = min(config.workers, config.num_envs)
         self._homes = [_Home(index=index) for index in range(self.num_processes)]
         self._by_child: dict[Child, _Home] = {}
-        self._submitted: deque[_Job | int] = deque()
         self._next = 0
         self._refusal = _find_refusal(config)
         if self._refusal:
@@ -81,7 +82,7 @@ class EnvPool(Children):
 
     async def carry_out(self, jobs: Sequence[SlotJob]) -> EnvBatch:
         """Runs jobs and waits for all. Raises InterlaceError if no process can be started."""
-        found = await asyncio.gather(*self._submit(jobs), return_exceptions=True)
+        found = await asyncio.gather(*self._submit_jobs(jobs), return_exceptions=True)
         answers = []
         for value in found:
             if isinstance(value, UserError | SimulatorError):
@@ -94,13 +95,13 @@ class EnvPool(Children):
 
     async def do(self, job: SlotJob) -> object:
         """Runs a job after the earlier jobs of its slot; see EnvServer."""
-        [outcome] = self._submit([job])
+        [outcome] = self._submit_jobs([job])
         return await outcome
 
-    def _submit(self, jobs: Sequence[SlotJob]) -> "list[asyncio.Future[object]]":
+    def _submit_jobs(self, jobs: Sequence[SlotJob]) -> "list[asyncio.Future[object]]":
         outcomes: list[Future[object]] = [Future() for _ in jobs]
-        self._submitted.extend(_Job(work=job, outcome=each) for job, each in zip(jobs, outcomes, strict=True))
-        self._links.wake()
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            self._submit(_Job(work=job, outcome=outcome))
         return [asyncio.wrap_future(outcome) for outcome in outcomes]
 
     def forget(self, slot: int) -> None:
@@ -110,59 +111,58 @@ class EnvPool(Children):
     def _find_home(self, slot: int) -> _Home:
         return self._homes[slot % len(self._homes)]
 
-    def _patience_s(self) -> float | None:
-        deadlines = [home.sent[0].deadline_s for home in self._homes if home.sent]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+    def _accept(self, submitted: _Job | int) -> None:
+        if isinstance(submitted, int):
+            self._find_home(submitted).history.forget(submitted)
+        else:
+            self._find_home(submitted.work.slot).waiting.append(submitted)
 
-    def _serve(self) -> None:
-        while self._submitted:
-            item = self._submitted.popleft()
-            if isinstance(item, int):
-                self._find_home(item).history.forget(item)
-            else:
-                self._find_home(item.work.slot).waiting.append(item)
+    def _hand_out(self) -> None:
         for home in self._homes:
-            self._keep_limit(home)
-            self._hand_out(home)
+            if self._refusal:
+                for job in home.waiting:
+                    _settle_job(job, self._refusal)
+                home.waiting.clear()
+            elif home.child is None:
+                config, num_own = self._config, len(range(home.index, self._config.num_envs, len(self._homes)))
+                home.child = self._start(serve_envs, config.family, config.settings, num_own, self._devices)
+                self._by_child[home.child] = home
+            elif home.child.is_ready and home.waiting:
+                # All frames are sent together, so that a process that steps many environments at once receives all.
+                num = len(home.waiting)
+                frames = [self._frame_job(home, home.child, home.waiting.popleft()) for _ in range(num)]
+                self._links.send(home.child, b"".join(frames))
 
-    def _hand_out(self, home: _Home) -> None:
-        if self._refusal:
-            for job in home.waiting:
-                _settle_job(job, self._refusal)
-            home.waiting.clear()
-        elif home.child is None:
-            config, num_own = self._config, len(range(home.index, self._config.num_envs, len(self._homes)))
-            home.child = self._start(serve_envs, config.family, config.settings, num_own, self._devices)
-            self._by_child[home.child] = home
-        elif home.child.is_ready and home.waiting:
-            # All frames are sent together, so that a process that steps many environments at once receives all of them.
-            content = b"".join([self._frame_job(home, home.waiting.popleft()) for _ in range(len(home.waiting))])
-            self._links.send(home.child, content)
-
-    def _frame_job(self, home: _Home, job: _Job) -> bytes:
+    def _frame_job(self, home: _Home, child: Child, job: _Job) -> bytes:
         """Returns a job as bytes to send; empty if it is settled without being sent."""
+        sent = self._jobs[child]
         lost = home.lost.pop(job.work.slot, None)
         if lost and job.work.kind != "reset":
             _settle_job(job, lost)
             return b""
         if job.outcome is not None and not claim_outcome(job.outcome):
             return b""  # its episode was cancelled
-        job.number, self._next = self._next, (self._next + 1) % NO_JOB
-        home.sent.append(job)
-        if len(home.sent) == 1:
-            home.restart_limit(self._config.timeout_s)
+        job.number, job.deadline_s, self._next = self._next, 0.0, (self._next + 1) % NO_JOB
+        sent[job.number] = job
+        if len(sent) == 1:
+            self._start_limit(sent)
         return frame_message(job.number, replace(job.work, slot=job.work.slot // len(self._homes)))
 
+    def _start_limit(self, sent: dict[int, _Job]) -> None:
+        """Begins the time limit of the first job of a process, which runs now."""
+        if running := next(iter(sent.values()), None):
+            running.deadline_s = time.monotonic() + self._config.timeout_s
+
     def _heard(self, child: Child) -> None:
-        home = self._by_child[child]
+        home, sent = self._by_child[child], self._jobs[child]
         for number, content in take_frames(child.received):
             if number == NO_JOB:
                 self._handle_introduction(child, content)
                 continue
-            job = home.sent.popleft()
-            if number != job.number:
-                raise ValueError(f"answer {number} to job {job.number}")
-            home.restart_limit(self._config.timeout_s)
+            if number != next(iter(sent), NO_JOB):
+                raise ValueError(f"answer {number} is not to the job that runs")
+            job = sent.pop(number)
+            self._start_limit(sent)
             self._handle_answer(home, job, content)
 
     def _handle_introduction(self, child: Child, content: EnvSpec | UserError) -> None:
@@ -189,47 +189,42 @@ class EnvPool(Children):
         home.history.add(job.work, answer)
         _settle_job(job, answer.error or answer.value)
 
-    def _keep_limit(self, home: _Home) -> None:
-        if home.child and home.sent and home.sent[0].deadline_s <= time.monotonic():
-            job = home.sent.popleft()
-            self.counts.num_hung += 1
-            limit = f"{self._config.timeout_s:g} s"
-            self._lose_episode(home, job, SimulatorError(f"the simulator took longer than env.timeout_s = {limit}"))
-            self._replace(home, home.child)
+    def _handle_late(self, child: Child, late: Sequence[_Job]) -> None:
+        [job] = late
+        self.counts.num_hung += 1
+        limit = f"{self._config.timeout_s:g} s"
+        self._lose_episode(child, job, SimulatorError(f"the simulator took longer than env.timeout_s = {limit}"))
+        self._replace(child)
 
     def _handle_death(self, child: Child) -> None:
-        code, home = child.find_exit_code(), self._by_child[child]
+        code = child.find_exit_code()
         if not child.is_ready and self._refusal is None:
             self._record_bad_start(f"it ended with exit code {code} while {self._config.family!r} was made")
-        job = home.sent[0] if home.sent else None
-        if job:
+        if job := next(iter(self._jobs[child].values()), None):
             job.tries -= 1
             if code not in FROM_OUTSIDE or not job.tries:
-                home.sent.popleft()
                 self.counts.num_died += 1
-                self._lose_episode(home, job, SimulatorError(f"the simulator's process died (exit code {code})"))
-        self._replace(home, child)
+                self._lose_episode(child, job, SimulatorError(f"the simulator's process died (exit code {code})"))
+        self._replace(child)
 
-    def _lose_episode(self, home: _Home, job: _Job, error: SimulatorError) -> None:
-        """Ends the episode that a job belongs to."""
-        slot = job.work.slot
+    def _lose_episode(self, child: Child, job: _Job, error: SimulatorError) -> None:
+        """Ends a job and the episode that it belongs to."""
+        home, slot = self._by_child[child], job.work.slot
         home.history.forget(slot)
+        del self._jobs[child][job.number]
         if job.outcome is None:
-            home.sent = deque(other for other in home.sent if other.outcome or other.work.slot != slot)
             home.lost[slot] = error
         _settle_job(job, error)
 
-    def _replace(self, home: _Home, child: Child) -> None:
+    def _replace(self, child: Child) -> None:
         """Ends a process; its successor restores the episodes, then runs the unanswered jobs."""
-        unanswered = [job for job in home.sent if job.outcome]
+        home = self._by_child.pop(child)
+        unanswered = [job for job in self._end(child) if job.outcome]
         brought_back = [_Job(work=work, outcome=None) for work in home.history.list_jobs()]
         self.counts.num_brought_back += len(home.history)
         waiting = [job for job in home.waiting if job.outcome]
         home.waiting = deque([*brought_back, *unanswered, *waiting])
-        home.sent.clear()
         home.child = None
-        del self._by_child[child]
-        self._end(child)
 
     def _could_not_start(self, reason: str) -> None:
         error = InterlaceError(f"a process to simulate in could not be started: {reason}")
@@ -241,12 +236,10 @@ class EnvPool(Children):
             home.waiting.clear()
 
     def _fail_all(self, error: BaseException | None) -> None:
-        for home in self._homes:
-            for job in [*home.sent, *home.waiting]:
-                _settle_job(job, error or CancelledError())
-        for item in self._submitted:
-            if isinstance(item, _Job):
-                _settle_job(item, error or CancelledError())
+        waiting = [job for home in self._homes for job in home.waiting]
+        submitted = [item for item in self._submitted if isinstance(item, _Job)]
+        for job in [*list_jobs(self._jobs), *waiting, *submitted]:
+            _settle_job(job, error or CancelledError())
         if not self._spec.done():
             self._spec.set_exception(error or CancelledError())
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from interlace.core.types import FloatArray, Metrics
+from interlace.core.types import Metrics
 from interlace.models.config import WorldModelSettings
 from interlace.models.published import newest_model, publish_model
 from interlace.robots.world_model.model import (
@@ -60,7 +60,7 @@ class WorldModelWorker(Worker):
         model.cpu()
         starts = work.drawn.states[work.drawn.firsts > 0][:MAX_STARTS]
         publish_model(folder, work.step, lambda own: model.save(own, starts))
-        disagreement = _measure_disagreement(model, work.fresh)
+        disagreement = model.predict(work.fresh.states, work.fresh.chunks).disagreement  # on the policy's chunks
         return metrics | {
             "world_model/disagreement_median": float(np.median(disagreement)),
             "world_model/disagreement_90": float(np.quantile(disagreement, 0.9)),
@@ -77,8 +77,3 @@ class WorldModelWorker(Worker):
             chunk=work.drawn.chunks.shape[1] // work.action_size,
         )
         return WorldModel(config)
-
-
-def _measure_disagreement(model: WorldModel, data: Transitions) -> FloatArray:
-    """Returns the disagreement of the ensemble's members on the current policy's chunks, [B]."""
-    return model.predict(data.states, data.chunks).disagreement

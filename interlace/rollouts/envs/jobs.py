@@ -3,6 +3,7 @@
 Shapes: K = actions of a chunk, A = numbers of one action.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
@@ -75,6 +76,15 @@ class SlotAnswer:
     """UserError, or SimulatorError if the simulator failed."""
     busy_s: float = 0.0
     """Processor seconds of the job."""
+
+    def settle(self, future: "asyncio.Future[object]") -> None:
+        """Sets the result of a future, unless it was cancelled."""
+        if future.done():
+            return
+        if self.error:
+            future.set_exception(self.error)
+        else:
+            future.set_result(self.value)
 
 
 class EpisodeHistory:

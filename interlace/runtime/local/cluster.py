@@ -92,10 +92,7 @@ class ThreadRank:
         except RAISED as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
-            raise self._make_remote_error(method) from error
-
-    def _make_remote_error(self, method: str) -> RemoteError:
-        return RemoteError(self._context.group, self._context.rank, method, traceback.format_exc())
+            raise RemoteError(self._context.group, self._context.rank, method, traceback.format_exc()) from error
 
 
 class LocalCluster(Cluster):

@@ -45,7 +45,7 @@ def spawn_context() -> context.SpawnContext:
 
 
 class LocalProcess:
-    """A process that a fork server started, with the interface that Children expects."""
+    """A process that a fork server started, with the interface that ProcessPool expects."""
 
     def __init__(self, popen: "_ForkedPopen", *, needs_script: bool) -> None:
         self._popen = popen

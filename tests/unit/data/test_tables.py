@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.data.config import HubSource
-from interlace.data.hub import read_hub
+from interlace.data.files import read_hub
 from interlace.data.objects import read_rows
 from interlace.data.tables import read_table
 
@@ -80,7 +80,7 @@ def test_a_data_set_of_the_hub_is_read_up_to_its_limit(tmp_path: Path, monkeypat
     """The library reads a folder of files as it reads the hub; only the fetch differs."""
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("interlace.data.hub._check_reach", lambda name: None)
+    monkeypatch.setattr("interlace.data.files._check_reach", lambda name: None)
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS * 3))
     name = str(tmp_path / "set")

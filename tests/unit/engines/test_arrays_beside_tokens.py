@@ -15,7 +15,7 @@ from interlace.engines.train.config import ActorConfig, OptimizerConfig, TrainCo
 from interlace.models.config import RobotShape
 from interlace.robots.models.vla import build_tiny_vla
 from interlace.rollouts.base import Outcome
-from interlace.rollouts.read_turns import read_turn
+from interlace.rollouts.session import read_turn
 from interlace.rollouts.turns import turn_columns
 
 SHAPE = RobotShape(state_size=6, action_size=3, chunk=2, bins=32)

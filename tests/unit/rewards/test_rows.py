@@ -10,7 +10,7 @@ from interlace.core.types import EMPTY_INT, Prompt
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.given import name_of
 from interlace.rewards.rows import check_rows
-from interlace.rewards.trial import try_reward
+from interlace.rewards.scorer import try_reward
 
 
 def prompt(**given: object) -> Prompt:

@@ -13,8 +13,8 @@ from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.engines.rollout import NativeConfig
 from interlace.rollouts.base import Episode, Session
 from interlace.rollouts.play import Player
-from interlace.rollouts.seen_tools import SeenTools
 from interlace.rollouts.session import NO_LIMITS
+from interlace.rollouts.turn_record import SeenTools
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule

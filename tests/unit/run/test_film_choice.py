@@ -1,7 +1,7 @@
 """The episodes that are filmed: the best, the worst and a random failure."""
 
 from interlace.core.types import RewardResult
-from interlace.run.film_choice import BEST, FAILURE, WORST, choose_films
+from interlace.run.films import BEST, FAILURE, WORST, choose_films
 
 
 def episodes(*outcomes: tuple[float, float]) -> list[RewardResult]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from interlace.core.types import SampleGroup
 from interlace.runtime.waits import WaitRegistry
 from interlace.stages.batches import Batch
-from interlace.stages.minibatches import Minibatches
+from interlace.stages.train import Minibatches
 
 
 class Stopped:

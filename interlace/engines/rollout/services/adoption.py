@@ -93,3 +93,16 @@ def _describe_change(record: ServerRecord, wanted: ServerCommand) -> str:
     if record.arguments != tuple(wanted.arguments):
         return f"its command ({' '.join(sorted(before - after))} is now {' '.join(sorted(after - before))})"
     return "" if record.environment == wanted.environment else "its environment"
+
+
+def end_unused_servers(folder: Path, num_engines: int) -> list[str]:
+    """Ends the servers that a killed process of the run left for engines that the run no longer has.
+
+    folder: with the records. num_engines: engines of the run that have servers. Returns a sentence for each server.
+    """
+    ended = []
+    for record in sorted(folder.glob("rollout-*.json")):
+        if int(record.stem.rpartition("-")[2]) >= num_engines:
+            record.unlink(missing_ok=True)  # which ends the lease
+            ended.append(f"{record.stem}: a server of the killed process is not adopted, and ends: it has no engine")
+    return ended

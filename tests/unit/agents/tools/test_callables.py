@@ -5,8 +5,7 @@ import functools
 
 import pytest
 
-from interlace.agents.tools.callables import as_function
-from interlace.agents.tools.function import FunctionTool
+from interlace.agents.tools.function import FunctionTool, as_function
 from interlace.agents.tools.schema import signature_of
 
 

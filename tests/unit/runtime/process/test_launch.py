@@ -7,15 +7,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from interlace.runtime.process import starts
-from interlace.runtime.process.children import Children
 from interlace.runtime.process.launch import ForkServers, fork_servers, spawn_context
 from interlace.runtime.process.links import Child
+from interlace.runtime.process.pool import ProcessJob, ProcessPool
 
 
 def greet(connection: socket.socket) -> None:
@@ -24,7 +24,7 @@ def greet(connection: socket.socket) -> None:
     connection.recv(1)
 
 
-class Greeters(Children):
+class Greeters(ProcessPool[ProcessJob, ProcessJob]):
     """One process that greets; replaced if it ends."""
 
     def __init__(self) -> None:
@@ -34,10 +34,13 @@ class Greeters(Children):
         self._thread.start()
         self._links.wake()
 
-    def _patience_s(self) -> float | None:
-        return None
+    def _accept(self, submitted: ProcessJob) -> None:
+        raise AssertionError(submitted)
 
-    def _serve(self) -> None:
+    def _handle_late(self, child: Child, late: Sequence[ProcessJob]) -> None:
+        raise AssertionError(child, late)
+
+    def _hand_out(self) -> None:
         if not self._children and not self.failed.is_set():
             self._start(greet)
 

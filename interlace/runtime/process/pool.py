@@ -1,12 +1,14 @@
-"""Processes that do jobs for this one, each over a socket: started from a fork server, driven by a thread."""
+"""Pool of processes that do jobs for this one, each over a socket: started from a fork server, driven by a thread."""
 
 import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from interlace.core.causes import Cause
 from interlace.core.errors import RestartBudgetError
@@ -39,10 +41,38 @@ def settle_outcome(outcome: "Future[Any]", result: object) -> None:
         outcome.set_result(result)
 
 
-class Children(ABC):
+@dataclass(kw_only=True, slots=True, eq=False)
+class ProcessJob:
+    """Job of a process."""
+
+    number: int = 0
+    """Number of the job within its pool."""
+    deadline_s: float = 0.0
+    """End of the time limit, on the monotonic clock. 0 while the job has no limit."""
+
+
+J = TypeVar("J", bound=ProcessJob)
+T = TypeVar("T")
+"""Jobs, and messages about them, that callers submit to the thread of a pool."""
+
+
+def list_jobs(jobs: Mapping[Child, Mapping[int, J]]) -> list[J]:
+    """Returns the jobs of all processes."""
+    return [job for own in jobs.values() for job in own.values()]
+
+
+def find_late_jobs(jobs: Mapping[Child, Mapping[int, J]]) -> dict[Child, list[J]]:
+    """Returns the jobs that exceed their time limits now, by process."""
+    now_s = time.monotonic()
+    late = {child: [job for job in own.values() if 0 < job.deadline_s <= now_s] for child, own in jobs.items()}
+    return {child: found for child, found in late.items() if found}
+
+
+class ProcessPool(ABC, Generic[J, T]):
     """Owner of processes. One thread serves them all, so time limits hold even if the caller's event loop is blocked.
 
-    Methods that begin with an underscore run on that thread.
+    After each event the thread accepts what callers have submitted, handles the jobs that exceed their time limits,
+    and gives waiting jobs to processes. Methods that begin with an underscore run on that thread, except `_submit`.
     """
 
     def __init__(
@@ -55,6 +85,9 @@ class Children(ABC):
         """
         self._budget = budget
         self._children: list[Child] = []
+        self._jobs: dict[Child, dict[int, J]] = {}
+        """Jobs of each process that have not ended, by number, in the order in which they were sent."""
+        self._submitted: deque[T] = deque()
         self._links = ChildLinks()
         self._starts = ProcessStarts(name, preload, place, self._links.wake)
         self._stopped_watch = StoppedWatch()
@@ -74,12 +107,16 @@ class Children(ABC):
         self._links.close()
 
     @abstractmethod
-    def _patience_s(self) -> float | None:
-        """Returns the seconds until the next time limit; None if no limit runs."""
+    def _accept(self, submitted: T) -> None:
+        """Queues a submitted job, or acts on a submitted message."""
 
     @abstractmethod
-    def _serve(self) -> None:
-        """Accepts new jobs, enforces time limits and assigns jobs; called after each event."""
+    def _handle_late(self, child: Child, late: Sequence[J]) -> None:
+        """Handles jobs of a process that exceed their time limits."""
+
+    @abstractmethod
+    def _hand_out(self) -> None:
+        """Gives waiting jobs to processes, and starts processes."""
 
     @abstractmethod
     def _heard(self, child: Child) -> None:
@@ -97,63 +134,70 @@ class Children(ABC):
     def _fail_all(self, error: BaseException | None) -> None:
         """Fails every job, at the end. error: a fault of this class; None if it was closed."""
 
-    def _refuse_after_error(self) -> None:
-        """Raises the error by which the thread ended, if one did. Called after a job was handed over."""
+    def _submit(self, submitted: T) -> None:
+        """Hands a job or a message to the thread. Raises the error by which the thread ended, if one did."""
+        self._submitted.append(submitted)
         if self._error is not None:
             raise self._error
+        self._links.wake()
 
     def _work(self) -> None:
         error: BaseException | None = None
         try:
             while not self._closed:
                 self._listen()
-                self._serve()
+                while self._submitted:
+                    self._accept(self._submitted.popleft())
+                for child, late in find_late_jobs(self._jobs).items():
+                    self._handle_late(child, late)
+                self._hand_out()
         except Exception as bug:  # noqa: BLE001 - it is raised to the callers that await results
             error, self._closed = bug, True
-        self._error = error  # first: a job that comes later is refused by _refuse_after_error()
+        self._error = error  # first: a job that comes later is refused by _submit()
         self._fail_all(error)
         for child in [*self._children]:
             self._end(child)
         self._links.end_waiting()
 
+    def _patience_s(self) -> float | None:
+        """Returns the seconds until the next time limit. None if no limit runs."""
+        deadlines = [job.deadline_s for job in list_jobs(self._jobs) if job.deadline_s]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
     def _listen(self) -> None:
-        for child, has_ended in self._links.wait(self._seconds_to_wait()).items():
+        starts = [max(0.0, child.start_by_s - time.monotonic()) for child in self._children if not child.process]
+        limit_s = self._patience_s()
+        look_s = [LOOK_S] if self._starts.are_local and self._children else []
+        seconds = min([*starts, *look_s, *([] if limit_s is None else [limit_s])], default=None)
+        for child, has_ended in self._links.wait(seconds).items():
             if child in self._children:
                 self._hear(child, has_ended=has_ended)
         while launch := self._starts.take():
             self._finish_start(launch)
         for child in self._starts.find_late(self._children):
-            self._fail_start(child, "the fork server did not answer")
+            self._handle_end(child, "the fork server did not answer")
         if self._starts.are_local:
             self._stopped_watch.kill_stopped(self._children)
-
-    def _seconds_to_wait(self) -> float | None:
-        starts = [max(0.0, child.start_by_s - time.monotonic()) for child in self._children if not child.process]
-        limit_s = self._patience_s()
-        look_s = [LOOK_S] if self._starts.are_local and self._children else []
-        return min([*starts, *look_s, *([] if limit_s is None else [limit_s])], default=None)
 
     def _start(self, target: Callable[..., None], *args: object) -> Child:
         """Begins the start of a process that runs target(connection, *args)."""
         child = self._starts.begin(target, args)
         self._children.append(child)
+        self._jobs[child] = {}
         return child
 
     def _finish_start(self, launch: ProcessLaunch) -> None:
         if launch.error is not None:
             if not isinstance(launch.error, OSError | EOFError):
                 raise launch.error
-            self._fail_start(launch.child, str(launch.error) or "the fork server ended")
+            self._handle_end(launch.child, str(launch.error) or "the fork server ended")
             return
         assert launch.connection is not None
         self._links.add(launch.child, launch.process, launch.connection)
 
-    def _fail_start(self, child: Child, reason: str) -> None:
-        child.start_error = reason
-        self._handle_end(child)
-
-    def _handle_end(self, child: Child) -> None:
-        self._dying = child
+    def _handle_end(self, child: Child, start_error: str = "") -> None:
+        """Handles the end of a process. start_error: reason why it could not be started, if it was not."""
+        self._dying, child.start_error = child, start_error
         self._handle_death(child)
         self._dying = None
         if self._budget and (reason := self._budget.spend(time.monotonic())):
@@ -187,7 +231,9 @@ class Children(ABC):
         else:
             self._links.flush(child)
 
-    def _end(self, child: Child) -> None:
+    def _end(self, child: Child) -> list[J]:
+        """Ends a process. Returns its jobs that have not ended, in the order in which they were sent."""
         self._children.remove(child)
         self._starts.withdraw(child)
         self._links.kill(child)
+        return [*self._jobs.pop(child).values()]
