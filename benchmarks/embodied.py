@@ -39,7 +39,8 @@ from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig, create_envs
 from interlace.robots.models.vla import VLAForCausalLM, build_tiny_vla
-from interlace.robots.world_model.model import Transitions, WorldModel, WorldModelConfig, error_by_horizon
+from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
+from interlace.robots.world_model.model import Transitions, error_by_horizon
 from interlace.rollouts.envs.jobs import Start
 
 PARTS = ("swap", "light", "fleet", "imagined", "prefetch")
@@ -170,11 +171,11 @@ async def episode(fleet: EnvFleet, index: int, actions: np.ndarray) -> None:
 
 def imagined_rows(rounds: int, _num_chunks: int) -> list[Row]:
     """Measures the growth of a world model's error with the horizon."""
-    config = WorldModelConfig(state_size=len(SEEN), action_size=4, chunk=CHUNK)
+    config = EnsembleModelConfig(state_size=len(SEEN), action_size=4, chunk=CHUNK)
     found, still = [], []
     for seed in range(rounds):
         states, actions, rewards, successes = collected(seed)
-        model = WorldModel(config, seed=seed)
+        model = EnsembleModel(config, seed=seed)
         learnt, held_out = (
             transitions(*(each[part] for each in (states, actions, rewards, successes)))
             for part in (slice(LEARNT), slice(LEARNT, None))
@@ -205,6 +206,7 @@ def transitions(states: np.ndarray, actions: np.ndarray, rewards: np.ndarray, su
         has_next=np.ones(rows, np.float32),
         rewards=rewards.reshape(rows),
         successes=successes.reshape(rows),
+        ends=np.zeros(rows, np.float32),
         firsts=(np.arange(rows) % LENGTH == 0).astype(np.float32),
     )
 

@@ -1,12 +1,16 @@
-"""Savings by imagined rollouts: the recipe `robot-world-model` with and without them, at equal real episodes.
+"""Savings by imagined rollouts: a recipe with and without them at equal real episodes, and SAC at equal real steps.
 
-Both run the same number of real episodes per step and make the same number of updates. With imagined rollouts, the
-model that is fitted while the policy learns also runs each start once. Success is measured on real, sampled training
-episodes, as a mean over ten steps. `steps to` is the number of real simulator steps until such a mean first reaches a
-rate. The second table is the model's error on a step's real episodes before it is trained on them, by imagined chunks,
-in units of a chunk's typical change of each number of a state.
+`reach` is the recipe `robot-world-model` (state vectors), `pendulum` is `robot-world-model-pixels` (pictures). With and
+without imagined rollouts, a run has the same number of real episodes per step and makes the same number of updates.
+With them, the model that is fitted while the policy learns also runs each start once. SAC learns from state vectors,
+with the same simulator, without demonstrations and without a world model. The score is success for `reach` and the
+scaled return for `pendulum`, of real, sampled training episodes, as a mean over ten steps; a step of SAC has as many
+real episodes. `steps to` is the number of real simulator steps until such a mean first reaches a score. The second
+table is the model's error on a step's real episodes before it is trained on them, by imagined chunks, in units of a
+chunk's typical change of an observation.
 
-    python benchmarks/world_model.py [--seeds 0 1] [--steps 60] [--write docs/robots.md] [--json world_model.json]
+    python benchmarks/world_model.py [--task reach] [--seeds 0 1] [--steps 60] [--variants with without sac]
+        [--write docs/robots.md] [--json world_model.json]
 """
 
 import argparse
@@ -16,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from _page import write_table
@@ -28,25 +33,56 @@ from interlace.run.train import train
 
 BEGIN, END = "<!-- benchmarks/world_model.py -->", "<!-- end of world model -->"
 WINDOW = 10
-"""Steps in a mean of success."""
-RATES = (0.5, 0.6, 0.7, 0.8)
-HORIZONS = (1, 2, 4, 8)
-SHARED = ("task.starts.heldout_size=0", "logging.loggers=[]", "logging.timeline=false", "minibatches=4")
-VARIANTS: Mapping[str, tuple[str, ...]] = {
-    "with": ("prompts_per_step=64",),
-    "without": (
-        "prompts_per_step=32", "task.starts.imagined_per_start=0", "episode.imagined=null", "world_model=null",
-        "replay=null",
-    ),
-}  # fmt: skip
+"""Steps in a mean of the score."""
+HORIZONS = (1, 2, 4, 8, 16)
+SHARED = ("task.starts.heldout_size=0", "logging.loggers=[]", "logging.timeline=false", "eval_every=0")
+NO_MODEL = ("task.starts.imagined_per_start=0", "episode.imagined=null", "world_model=null", "replay=null")
 Line = Mapping[str, float]
 
 
-def run(variant: str, seed: int, steps: int) -> tuple[list[Line], float]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A task, and the recipe and settings of each variant."""
+
+    score: str
+    """Metric of a step."""
+    rates: tuple[float, ...]
+    """Scores to reach."""
+    variants: Mapping[str, tuple[str, ...]]
+    """Name of a variant -> its recipe, then its settings."""
+
+
+TASKS: Mapping[str, Task] = {
+    "reach": Task(
+        score="env/success",
+        rates=(0.5, 0.6, 0.7, 0.8),
+        variants={
+            "with": ("robot-world-model", "prompts_per_step=64", "minibatches=4"),
+            "without": ("robot-world-model", "prompts_per_step=32", "minibatches=4", *NO_MODEL),
+            "sac": ("robot-sac-reach", "prompts_per_step=32"),
+        },
+    ),
+    "pendulum": Task(
+        score="env/return",
+        rates=(-50.0, -40.0, -30.0, -20.0),
+        variants={
+            "with": ("robot-world-model-pixels",),
+            "without": ("robot-world-model-pixels", "prompts_per_step=8", *NO_MODEL),
+            "sac": (
+                "robot-sac", "prompts_per_step=8", "episode.reward_scale=0.05",
+                "episode.env.settings={tasks: [Pendulum-v1], horizon: 100, action_repeat: 2}",
+            ),
+        },
+    ),
+}  # fmt: skip
+
+
+def run(task: Task, variant: str, seed: int, steps: int) -> tuple[list[Line], float]:
     """Trains. Returns the metrics of each step, and CPU seconds of this process and its simulators."""
     began_s = time.process_time()
     with tempfile.TemporaryDirectory() as root:
-        recipe = load_recipe("robot-world-model", [*SHARED, *VARIANTS[variant], f"seed={seed}", f"steps={steps}"])
+        name, *settings = task.variants[variant]
+        recipe = load_recipe(name, [*SHARED, *settings, f"seed={seed}", f"steps={steps}"])
         folder = RunFolder.create(Path(root), "run")
         folder.write_config(recipe)
         train(recipe, folder, resume=False, progress=QuietProgress(), stop=StopSignal(lambda: None))
@@ -60,28 +96,28 @@ def windows(lines: Sequence[Line], name: str) -> list[float]:
     return [statistics.fmean([line[name] for line in span if name in line] or [math.nan]) for span in spans]
 
 
-def steps_to(lines: Sequence[Line], rate: float) -> str:
-    """Returns the real steps, in thousands, until success over ten steps reaches a rate."""
+def steps_to(lines: Sequence[Line], score: str, rate: float) -> str:
+    """Returns the real steps, in thousands, until the score over ten steps reaches a rate."""
     done = 0.0
     for place, line in enumerate(lines):
         done += line["env/steps"]
-        last = [each["env/success"] for each in lines[max(0, place + 1 - WINDOW) : place + 1]]
+        last = [each[score] for each in lines[max(0, place + 1 - WINDOW) : place + 1]]
         if len(last) == WINDOW and statistics.fmean(last) >= rate:
             return f"{done / 1000:.1f}"
     return "-"
 
 
-def tables(found: Mapping[tuple[str, int], tuple[Sequence[Line], float]], steps: int) -> str:
-    """Returns success by real steps, and the model's error by horizon, as tables."""
+def tables(task: Task, found: Mapping[tuple[str, int], tuple[Sequence[Line], float]], steps: int) -> str:
+    """Returns the score by real steps, and the model's error by horizon, as tables."""
     spans = [f"{first + 1}-{first + WINDOW}" for first in range(0, steps - WINDOW + 1, WINDOW)]
     rows = [
         "| imagined rollouts | seed | " + " | ".join(spans) + " | "
-        + " | ".join(f"steps to {rate:.1f}".replace("0.", ".") for rate in RATES) + " | real steps | CPU s |",
-        "|---" * (len(spans) + len(RATES) + 4) + "|",
+        + " | ".join(f"steps to {rate:g}".replace("0.", ".") for rate in task.rates) + " | real steps | CPU s |",
+        "|---" * (len(spans) + len(task.rates) + 4) + "|",
     ]  # fmt: skip
     for (variant, seed), (lines, cpu_s) in found.items():
-        success = [f"{share:.2f}".removeprefix("0") for share in windows(lines, "env/success")]
-        reached = [steps_to(lines, rate) for rate in RATES]
+        success = [f"{share:.2f}".removeprefix("0") for share in windows(lines, task.score)]
+        reached = [steps_to(lines, task.score, rate) for rate in task.rates]
         real = f"{sum(line['env/steps'] for line in lines) / 1000:.1f}"
         rows.append(f"| {variant} | {seed} | {' | '.join([*success, *reached, real])} | {cpu_s:.0f} |")
     rows += [
@@ -103,23 +139,26 @@ def tables(found: Mapping[tuple[str, int], tuple[Sequence[Line], float]], steps:
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=TASKS, default="reach")
+    parser.add_argument("--variants", nargs="+", choices=["with", "without", "sac"], default=["with", "without"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--write", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found = {}
+    found, task = {}, TASKS[given.task]
     for seed in given.seeds:
-        for variant in VARIANTS:
-            found[variant, seed] = run(variant, seed, given.steps)
-            print(f"{variant}, seed {seed}: {windows(found[variant, seed][0], 'env/success')}", flush=True)
-    text = tables(found, given.steps)
+        for variant in given.variants:
+            found[variant, seed] = run(task, variant, seed, given.steps)
+            print(f"{variant}, seed {seed}: {windows(found[variant, seed][0], task.score)}", flush=True)
+    text = tables(task, found, given.steps)
     print(text)
     if given.json:
         kept = {f"{variant} {seed}": lines for (variant, seed), (lines, _) in found.items()}
         given.json.write_text(json.dumps(kept), encoding="utf-8")
     if given.write:
-        write_table(given.write, "benchmarks/world_model.py", text)
+        own = "" if given.task == "reach" else f" --task {given.task}"
+        write_table(given.write, f"benchmarks/world_model.py{own}", text)
 
 
 if __name__ == "__main__":

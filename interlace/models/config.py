@@ -107,7 +107,7 @@ class RobotShape(Config):
 
 
 class EnsembleConfig(Config):
-    """Networks of a world model."""
+    """Networks of a world model of kind `ensemble`."""
 
     members: int = Field(default=4, ge=2)
     """Networks of the ensemble. They start from different random weights and train on different draws of the data."""
@@ -115,9 +115,35 @@ class EnsembleConfig(Config):
     """Width of the hidden layers."""
 
 
+class LatentConfig(Config):
+    """Sizes and training of a world model of kind `latent`."""
+
+    filters: int = Field(default=8, ge=1)
+    """Channels of the first of the four convolutions; the others have two and four times as many."""
+    recurrent_size: int = Field(default=128, ge=1)
+    """Numbers of the deterministic state."""
+    stochastic_size: int = Field(default=32, ge=1)
+    """Numbers of the stochastic state."""
+    hidden_size: int = Field(default=128, ge=1)
+    """Width of the hidden layers."""
+    sequences: int = Field(default=16, ge=1)
+    """Sequences of an optimizer step."""
+    sequence_length: int = Field(default=16, ge=2)
+    """Chunks of a sequence."""
+    context_chunks: int = Field(default=4, ge=1)
+    """Last pictures of a real episode from which the first state of an imagined one is inferred."""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """Learning rate of Adam."""
+
+
 class WorldModelSettings(EnsembleConfig):
     """Section `world_model` of a recipe: a model of the simulators, fitted during the run."""
 
+    kind: Literal["ensemble", "latent"] = "ensemble"
+    """ensemble: small networks that predict state vectors; `members` and `width` are theirs. latent: a recurrent
+    state-space model that predicts pictures."""
+    latent: LatentConfig = LatentConfig()
+    """Sizes and training of kind `latent`."""
     fit_on: int = Field(default=512, ge=1)
     """Most trajectories of the replay buffer that each fit uses."""
     fit_steps: int = Field(default=200, ge=1)

@@ -110,12 +110,16 @@ def _open_world_model(recipe: Recipe, folder: Path, newest: Path | None, groups:
     if newest and (kept := newest / REPLAY_FOLDER / WORLD_MODEL_FOLDER).is_dir():
         shutil.copytree(kept, published)
     actions = policy_actions(policy_actions_of(recipe))
+    ones = np.ones(actions.simulator_size, np.float32)
+    # An embodiment's actions are the simulator's, between -1 and 1, and the ranges are the policy's.
+    low, high = (actions.low, actions.high) if actions.embodiment is None else (-ones, ones)
     return WorldLearning(
         group=cast(WorldModelGroup, groups.others["world_model"][0]),
         settings=recipe.world_model,
         folder=published,
         decode=actions.decode,
-        action_size=actions.size,
+        low=tuple(low.tolist()),
+        high=tuple(high.tolist()),
     )
 
 

@@ -15,7 +15,7 @@ from interlace.robots.envs import load
 from interlace.robots.envs.base import Simulator, Step, VectorEnv
 from interlace.robots.envs.load import create_envs
 from interlace.robots.envs.spec import EnvSettings
-from interlace.robots.world_model.model import WorldModel, WorldModelConfig
+from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 
@@ -41,7 +41,7 @@ _DREAMS = tempfile.TemporaryDirectory()
 @cache
 def dream() -> str:
     """A world model of chunks of two actions, as it is before it has learnt anything."""
-    model = WorldModel(WorldModelConfig(state_size=3, action_size=2, chunk=2, width=16))
+    model = EnsembleModel(EnsembleModelConfig(state_size=3, action_size=2, chunk=2, width=16))
     model.save(Path(_DREAMS.name), np.random.default_rng(0).normal(size=(8, 3)))
     return _DREAMS.name
 
@@ -55,6 +55,11 @@ FAMILIES = [
     ),
     Family(name="gymnasium", settings={"tasks": ["CartPole-v1"], "horizon": 30}, library="gymnasium"),
     Family(name="gymnasium", settings={"tasks": ["Pendulum-v1"], "horizon": 20}, library="gymnasium"),
+    Family(
+        name="gymnasium",
+        settings={"tasks": ["Pendulum-v1"], "horizon": 12, "image_size": 16, "image_channels": "motion"},
+        library="gymnasium",
+    ),
     Family(name="maniskill", settings={"tasks": ["PushCube-v1"], "horizon": 12}, tolerance=1e-4, library="mani_skill"),
     Family(name="libero", settings={"tasks": ["libero_spatial/0"], "horizon": 12}, library="libero"),
     Family(

@@ -19,6 +19,7 @@ CHANGES = {
     "smollm2-lora": ON_TINY,
     "smollm2-distill": (*ON_TINY, "reference.model=tiny:micro"),
     "robot-world-model": ("prompts_per_step=4",),
+    "robot-world-model-pixels": ("prompts_per_step=4", "world_model.fit_steps=5"),
 }
 """Changes of single recipes: models that are not downloaded are replaced."""
 SIZES = {"student": (576, 1536, 30, 9, 3), "teacher": (960, 2560, 32, 15, 5)}

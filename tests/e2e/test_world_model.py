@@ -10,7 +10,7 @@ from interlace.models.published import newest_model
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.load import load_recipe
 from tests.support.robots import DOT, played, run
-from tests.support.training import equal_weights, final_weights, metrics, samples
+from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
 
 pytest.importorskip("gymnasium")
 IMAGINING = (
@@ -28,6 +28,19 @@ IMAGINING = (
     "steps=3",
     "replay={updates: 0}",
     "world_model={fit_steps: 60, width: 32}",
+)
+PICTURES = (
+    "steps=3",
+    "prompts_per_step=4",
+    "minibatches=1",
+    "epochs=1",
+    "task.starts.heldout_size=0",
+    "episode.env.num_envs=2",
+    "episode.env.settings.horizon=6",
+    "episode.imagined={chunks: 4, max_error: 100, slots: 2}",
+    "world_model={kind: latent, fit_steps: 4, latent: {filters: 2, recurrent_size: 16, hidden_size: 16, sequences: 4}}",
+    "cluster.devices=cpu:1",
+    "logging.loggers=[]",
 )
 
 
@@ -69,8 +82,39 @@ def test_the_model_may_have_devices_of_its_own(whole: Path) -> None:
         ("replay=null", "keeps none"),
         ("world_model=null", "fits none"),
         ("episode.imagined=null", "no episode.imagined"),
+        ("world_model.kind=latent", "predicts pictures alone"),
+        ("model.robot.image_size=48", "predicts state vectors"),
+        ("episode.imagined={chunks: 4}", "not bounded by the model's error"),
     ],
 )
 def test_what_cannot_be_imagined_is_refused(override: str, what: str) -> None:
     with pytest.raises(UserError, match=what):
         check_settings(load_recipe("robot-world-model", [override]))
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("world_model.kind=ensemble", "predicts state vectors"),
+        ("model.robot.image_size=50", "a multiple of 16"),
+        ("model.robot.state_size=3", "predicts pictures alone"),
+        ("episode.imagined={max_disagreement: 0.5}", "cannot disagree"),
+        ("episode.imagined={max_error: 1.0, max_disagreement: 0.5}", "cannot disagree"),
+    ],
+)
+def test_what_cannot_be_imagined_in_pictures_is_refused(override: str, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        check_settings(load_recipe("robot-world-model-pixels", [override]))
+
+
+def test_pictures_are_imagined_once_the_error_is_measured_and_a_stopped_run_continues_exactly(tmp_path: Path) -> None:
+    settings = [*PICTURES, f"model.cache_dir={tmp_path / 'cache'}"]
+    run_recipe("robot-world-model-pixels", tmp_path, "whole", settings)
+    first, second, third = metrics(tmp_path, "whole")
+    assert "imagined/return" not in first and "imagined/return" not in second, "no error was measured before"
+    assert "world_model/error_1" not in first and second["world_model/error_1"] > 0
+    assert 1 <= third["imagined/episode_length"] <= 4
+    run_recipe("robot-world-model-pixels", tmp_path, "stopped", settings, stop_after=2)
+    run_recipe("robot-world-model-pixels", tmp_path, "stopped", settings, resume=True)
+    assert played(tmp_path, "stopped")[-1] == played(tmp_path, "whole")[-1]
+    assert equal_weights(final_weights(tmp_path, "stopped"), final_weights(tmp_path, "whole"))

@@ -1,7 +1,8 @@
 """Imagined environments: a world model replaces the simulator, with the interface of any other environment.
 
 The state changes once per chunk of the length that the model was fitted with, and is constant in between; a chunk in
-parts has the same result. An episode is truncated when the members of the ensemble disagree too much.
+parts has the same result. An episode is truncated when the members of an ensemble disagree too much, and after the
+number of chunks up to which the measured error of the model is within its bound.
 """
 
 from pathlib import Path
@@ -14,17 +15,17 @@ from interlace.core.types import FloatArray
 from interlace.models.published import newest_model
 from interlace.robots.envs.base import Simulator, Step
 from interlace.robots.envs.spec import EnvSettings
-from interlace.robots.world_model.model import WorldModel, load_world_model
+from interlace.robots.world_model.imagination import ImaginationBounds, measured_horizon
+from interlace.robots.world_model.load import load_world_model
+from interlace.robots.world_model.model import WorldModel
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 
-class ImaginedSettings(EnvSettings):
+class ImaginedSettings(EnvSettings, ImaginationBounds):
     """Settings of an imagined environment."""
 
     model: str
     """Folder of a world model, or of a run's published models; then each reset uses the newest."""
-    max_disagreement: float = 0.5
-    """Spread between the ensemble's members that ends an episode, in units of a chunk's typical change of the state."""
 
 
 class Imagined(Simulator):
@@ -40,28 +41,33 @@ class Imagined(Simulator):
         """Raises UserError if the model does not exist, or has no initial states."""
         super().__init__(settings, task)
         self._newest = newest_model(Path(settings.model))
+        self._limit = 0
+        """Largest number of chunks of an episode."""
         self._model, self._starts = self._read_model()
         self._state: FloatArray = self._starts[0]
+        self._num_chunks = 0
+        """Chunks since the reset."""
         self._waiting: list[FloatArray] = []
         """Actions of the incomplete chunk."""
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """Spec of `state`."""
-        return {"state": ArraySpec(shape=(self._model.config.state_size,), dtype="float32")}
+        """Spec of the array that the model predicts: `state` or `image`."""
+        return self._model.observation_spec
 
     @property
     def action_spec(self) -> ActionSpec:
-        """Bounds -1 ... 1."""
-        ones = np.ones(self._model.config.action_size, np.float32)
-        return ActionSpec(low=-ones, high=ones)
+        """Bounds that the model was made with; -1 to 1 if it has none."""
+        config = self._model.config
+        low, high = config.low or [-1.0] * config.action_size, config.high or [1.0] * config.action_size
+        return ActionSpec(low=np.asarray(low, np.float32), high=np.asarray(high, np.float32))
 
-    def reset(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - the ensemble's mean has no noise
+    def reset(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - a prediction has no noise
         """Starts in a real state, with the newest model."""
         if (newest := newest_model(Path(self.settings.model))) != self._newest:
             self._newest = newest
             self._model, self._starts = self._read_model()
-        self._state, self._waiting = self._starts[init_state % len(self._starts)], []
+        self._state, self._waiting, self._num_chunks = self._starts[init_state % len(self._starts)], [], 0
 
     def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - a chunk is one prediction anyway
         """Collects actions until a chunk is complete, then predicts its result."""
@@ -70,29 +76,38 @@ class Imagined(Simulator):
             return Step()
         chunk, self._waiting = np.concatenate(self._waiting), []
         found = self._model.predict(self._state[None], chunk[None])
-        self._state = found.next_states[0]
+        self._state, self._num_chunks = found.next_states[0], self._num_chunks + 1
+        bound, spread = self.settings.max_disagreement, found.disagreement
+        disagrees = bound is not None and spread is not None and bool(spread[0] > bound)
         return Step(
             reward=float(found.rewards[0]),
+            terminated=bool(found.ends[0] > 0.5),
             success=bool(found.successes[0] > 0.5),
-            truncated=bool(found.disagreement[0] > self.settings.max_disagreement),
+            truncated=disagrees or self._num_chunks >= self._limit,
         )
 
     def _read_model(self) -> tuple[WorldModel, FloatArray]:
         model, starts = load_world_model(Path(self.settings.model))
         if not len(starts):
             raise UserError(f"the world model {self.settings.model} has no states to begin in")
+        # The horizon of the environment limits an episode too.
+        limit = measured_horizon(
+            self._newest or Path(self.settings.model), self.settings.max_error, self.settings.horizon
+        )
+        # A model without a measured error plays if it is the only one: a run does not request it.
+        self._limit = max(1, limit)
         return model, starts
 
     def observe(self) -> Observation:
-        """Returns the state."""
-        return {"state": self._state.copy()}
+        """Returns the state vector or the picture."""
+        return {self._model.array: self._model.decode(self._state[None])[0]}
 
     def save(self) -> object:
-        """Returns the state."""
-        return self._state, list(self._waiting)
+        """Returns the state of the model, the incomplete chunk and the number of chunks."""
+        return self._state, list(self._waiting), self._num_chunks
 
     def load(self, state: object) -> None:
         """Restores a result of save()."""
         saved: Any = state
-        self._state, waiting = saved
+        self._state, waiting, self._num_chunks = saved
         self._waiting = list(waiting)

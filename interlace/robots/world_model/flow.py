@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.types import FloatArray, IntArray, Metrics, Sample
 from interlace.models.config import WorldModelSettings
+from interlace.models.inputs import IMAGE, STATE
 from interlace.robots.episodes.robot import SUCCESS
 from interlace.robots.replay.buffer import Replay
 from interlace.runtime.handle import Handle
@@ -35,8 +36,10 @@ class WorldLearning:
     """Folder of published models, which imagined environments read."""
     decode: Callable[[IntArray], FloatArray]
     """Converts a turn's action tokens to actions, [K, A]."""
-    action_size: int
-    """Size A of an action."""
+    low: tuple[float, ...]
+    """[A] smallest values of an action."""
+    high: tuple[float, ...]
+    """[A] largest values of an action."""
 
     def drawn(self, replay: Replay, version: int) -> list[Sample]:
         """Draws the samples to fit the next model to."""
@@ -52,7 +55,8 @@ class WorldLearning:
             return {}
         work = FitWork(
             step=step,
-            action_size=self.action_size,
+            low=self.low,
+            high=self.high,
             fresh=self._make_transitions(fresh),
             drawn=self._make_transitions(drawn),
         )
@@ -61,4 +65,5 @@ class WorldLearning:
     def _make_transitions(self, samples: Sequence[Sample]) -> "Transitions":
         from interlace.robots.world_model.model import transitions_of
 
-        return transitions_of(samples, self.decode, lambda sample: sample.reward_parts.get(SUCCESS, 0.0) > 0)
+        array = IMAGE if self.settings.kind == "latent" else STATE
+        return transitions_of(samples, self.decode, lambda sample: sample.reward_parts.get(SUCCESS, 0.0) > 0, array)

@@ -8,11 +8,13 @@ from interlace.algorithms.replayed import ReplayedAlgorithm, ReplayedSettings
 from interlace.core.errors import UserError
 from interlace.core.training import UpdateConfig
 from interlace.data.config import StartSource
+from interlace.models.config import RobotShape
 from interlace.robots.datasets import layout
 from interlace.robots.datasets.load import open_dataset
 from interlace.robots.env_stage import simulators_of
 from interlace.robots.envs.load import find_family
 from interlace.robots.episodes.robot import RobotConfig
+from interlace.robots.world_model.imagination import ImaginationConfig
 from interlace.run.recipe.config import Recipe, algorithm_of
 
 
@@ -23,6 +25,11 @@ def check_learning(recipe: Recipe) -> None:
     _check_off_policy(recipe)
     _check_expert(recipe)
     _check_data_sets(recipe)
+    _check_world_model(recipe)
+
+
+def _check_world_model(recipe: Recipe) -> None:
+    """Raises UserError for a world model without data or use, and for imagined episodes without a world model."""
     episode = recipe.episode
     imagined = episode.imagined if isinstance(episode, RobotConfig) else None
     if recipe.world_model is not None and recipe.replay is None:
@@ -47,6 +54,29 @@ def check_learning(recipe: Recipe) -> None:
         raise UserError(
             f"episode.imagined with {len(starts.instructions)} tasks: an imagined episode begins in a state of any "
             "task, which its instruction would not go with. Keep one task, or remove episode.imagined."
+        )
+    if recipe.world_model is not None:
+        _check_kind(recipe.world_model.kind, recipe.model.robot, imagined)
+
+
+def _check_kind(kind: str, robot: RobotShape | None, imagined: ImaginationConfig | None) -> None:
+    """Raises UserError if a world model of a kind does not predict what the policy reads, or has no such bound."""
+    if robot is not None and kind == "ensemble" and robot.image_size:
+        raise UserError(
+            f"world_model.kind=ensemble predicts state vectors, and the policy reads pictures (model.robot.image_size="
+            f"{robot.image_size}). Set world_model.kind=latent, or model.robot.image_size=0."
+        )
+    if robot is not None and kind == "latent" and (robot.state_size or robot.image_size % 16):
+        raise UserError(
+            "world_model.kind=latent predicts pictures alone, whose side is a multiple of 16, and the policy reads "
+            f"model.robot.state_size={robot.state_size} and image_size={robot.image_size}. Set state_size=0 and "
+            "image_size=48 or 64, and episode.env.settings.image_size alike, or world_model.kind=ensemble."
+        )
+    if kind == "latent" and imagined is not None and (imagined.max_error is None or imagined.max_disagreement):
+        raise UserError(
+            f"episode.imagined has max_error={imagined.max_error} and max_disagreement={imagined.max_disagreement}, "
+            "and a world model of kind latent is one network, which cannot disagree. Set max_error, such as 1.0, and "
+            "remove max_disagreement."
         )
 
 

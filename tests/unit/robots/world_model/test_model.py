@@ -9,16 +9,11 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.core.types import FINAL, Prompt, Sample, SampleKey, Segment
 from interlace.robots.envs.load import create_envs
-from interlace.robots.world_model.model import (
-    Transitions,
-    WorldModel,
-    WorldModelConfig,
-    error_by_horizon,
-    load_world_model,
-    transitions_of,
-)
+from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
+from interlace.robots.world_model.load import load_world_model
+from interlace.robots.world_model.model import Transitions, error_by_horizon, transitions_of
 
-CONFIG = WorldModelConfig(state_size=2, action_size=1, chunk=2, width=64)
+CONFIG = EnsembleModelConfig(state_size=2, action_size=1, chunk=2, width=64)
 EPISODES, CHUNKS = 64, 8
 
 
@@ -47,18 +42,19 @@ def transitions(states: np.ndarray, chunks: np.ndarray, rewards: np.ndarray) -> 
         has_next=np.ones(rows, np.float32),
         rewards=rewards.reshape(rows),
         successes=(states[:, 1:, 0] > 2.5).reshape(rows).astype(np.float32),
+        ends=np.zeros(rows, np.float32),
         firsts=(np.arange(rows) % CHUNKS == 0).astype(np.float32),
     )
 
 
 @pytest.fixture(scope="module")
-def fitted() -> WorldModel:
-    model = WorldModel(CONFIG, seed=1)
+def fitted() -> EnsembleModel:
+    model = EnsembleModel(CONFIG, seed=1)
     model.fit(transitions(*walked(1)), steps=400, lr=3e-3)
     return model
 
 
-def test_it_predicts_what_it_has_not_seen_and_its_error_grows_with_the_horizon(fitted: WorldModel) -> None:
+def test_it_predicts_what_it_has_not_seen_and_its_error_grows_with_the_horizon(fitted: EnsembleModel) -> None:
     states, chunks, rewards = walked(2)
     by_horizon = error_by_horizon(fitted, transitions(states, chunks, rewards), range(1, CHUNKS + 1))
     errors = np.asarray([by_horizon[place] for place in range(1, CHUNKS + 1)])
@@ -69,7 +65,7 @@ def test_it_predicts_what_it_has_not_seen_and_its_error_grows_with_the_horizon(f
     assert np.abs(found.rewards - rewards[:, 0]).mean() < 0.3 * rewards[:, 0].std()
 
 
-def test_members_disagree_where_there_was_no_data(fitted: WorldModel) -> None:
+def test_members_disagree_where_there_was_no_data(fitted: EnsembleModel) -> None:
     states, chunks, _ = walked(2)
     inside = fitted.predict(states[:, 0], chunks[:, 0]).disagreement
     outside = fitted.predict(states[:, 0] + 40, chunks[:, 0]).disagreement
@@ -77,13 +73,13 @@ def test_members_disagree_where_there_was_no_data(fitted: WorldModel) -> None:
 
 
 def test_imagined_episodes_follow_the_real_ones_and_end_where_the_ensemble_disagrees(
-    fitted: WorldModel, tmp_path: Path
+    fitted: EnsembleModel, tmp_path: Path
 ) -> None:
     states, chunks, _ = walked(3)
     fitted.save(tmp_path, states[:, 0])
     model, starts = load_world_model(tmp_path)
     np.testing.assert_array_equal(starts, states[:, 0])
-    for bound, ends in ((0.5, False), (0.0, True)):
+    for bound, ends in ((0.5, False), (1e-9, True)):
         settings = {"tasks": ["dream"], "model": str(tmp_path), "max_disagreement": bound, "horizon": 50}
         envs = create_envs("imagined", {**settings, "end_on_success": False}, 4)
         envs.reset(seeds=[0] * 4, task_ids=[0] * 4, init_state_ids=range(4))
@@ -96,7 +92,7 @@ def test_imagined_episodes_follow_the_real_ones_and_end_where_the_ensemble_disag
 
 def test_the_same_data_and_seed_give_the_same_model() -> None:
     data = transitions(*walked(1))
-    first, second = (WorldModel(CONFIG, seed=2) for _ in range(2))
+    first, second = (EnsembleModel(CONFIG, seed=2) for _ in range(2))
     assert first.fit(data, steps=5, seed=3) == second.fit(data, steps=5, seed=3)
 
 
@@ -137,6 +133,6 @@ def test_what_it_cannot_learn_from_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="without a `state`"):
         transitions_of([sample({"image": np.zeros(3)})], lambda tokens: tokens)
     with pytest.raises(UserError, match="no transitions to learn from"):
-        WorldModel(CONFIG).fit(transitions_of([], lambda tokens: tokens), steps=1)
+        EnsembleModel(CONFIG).fit(transitions_of([], lambda tokens: tokens), steps=1)
     with pytest.raises(UserError, match="holds no world model"):
         create_envs("imagined", {"tasks": ["dream"], "model": str(tmp_path)}, 1)
