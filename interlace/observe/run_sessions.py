@@ -72,7 +72,9 @@ def read_sessions(folder: Path) -> list[RunSession]:
 
 def mask_command(arguments: Sequence[str]) -> str:
     """Returns the command line with the values of secret settings and options replaced."""
-    shown = [Path(arguments[0]).name] if arguments else []
+    program = Path(arguments[0]) if arguments else Path()
+    # `python -m interlace` has the path of the package's __main__.py as its first argument.
+    shown = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
     hides_next = False
     for argument in arguments[1:]:
         shown.append(MASK if hides_next else _mask_argument(argument))

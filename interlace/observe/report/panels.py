@@ -18,9 +18,9 @@ class Line:
     metric: str
     label: str
     spread: str | None = None
-    """Metric of the standard deviation; the band is the value plus and minus it."""
+    """Metric of the standard deviation; the band is the value plus and minus it, within `bounds`."""
     bounds: tuple[str, str] | None = None
-    """Metrics of the lower and upper end of the band."""
+    """Metrics of the lower and upper end of the band, or, with `spread`, of its limits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,15 +71,15 @@ class LearningPanels:
 
 
 def _make_single(title: str, metric: str, note: str) -> PanelSpec:
-    return PanelSpec(title=title, note=note, lines=(Line(metric=metric, label=title.lower()),))
+    return PanelSpec(title=title, note=note, lines=(Line(metric=metric, label=title),))
 
 
 _EVENTS = ("filtered", "failed", "stale", "surplus")
 PANELS = (
     PanelSpec(
         title="Reward",
-        note="mean over the scored samples of the step; band: plus and minus one standard deviation",
-        lines=(Line(metric="reward/mean", label="mean", spread="reward/std"),),
+        note="mean over the scored samples of the step; band: one standard deviation, within the rewards of the step",
+        lines=(Line(metric="reward/mean", label="mean", spread="reward/std", bounds=("reward/min", "reward/max")),),
     ),
     PanelSpec(
         title="Held-out accuracy",
@@ -202,7 +202,7 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     held_out = PanelSpec(
         title="Held-out accuracy by set",
         note="share of prompts that are never trained on",
-        lines=tuple(Line(metric=name, label=name.removeprefix("eval/")) for name in sets),
+        lines=tuple(Line(metric=name, label=name.removeprefix("eval/").replace("/accuracy_", ", ")) for name in sets),
         is_proportion=True,
     )
     first, second, *others = PANELS
@@ -217,6 +217,8 @@ def _make_group(title: str, note: str, names: Sequence[str], *, prefix: str) -> 
 def build_panels(runs: Sequence[RunData]) -> LearningPanels:
     """Builds the panels of these runs, each run in its colour; a panel of constants alone is left out."""
     names = {name for run in runs for row in (*run.rows, *run.evaluations) for name in row}
+    if all(run.curve("reward/accuracy") == run.curve("reward/mean") for run in runs):
+        names.discard("reward/accuracy")  # a reward of 1 or 0 is its own accuracy
     shown: list[Panel] = []
     constants: dict[str, float] = {}
     for spec in panel_specs(names):
@@ -275,15 +277,23 @@ def _make_band(run: RunData, line: Line, steps: Sequence[float], *, is_proportio
             return None, None
         pairs = [wilson_interval(value, count) for value, count in zip(values, counts, strict=True)]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    if line.bounds:
-        low, high = (align(run.curve(name), steps) for name in line.bounds)
-        return (low, high) if any(value is not None for value in low) else (None, None)
+    low, high = (align(run.curve(name), steps) for name in line.bounds) if line.bounds else ([None] * len(steps),) * 2
     if line.spread and (spread := run.curve(line.spread)):
         around = [(v, s) for v, s in zip(values, align(spread, steps), strict=True)]
-        low = [None if v is None or s is None else v - s for v, s in around]
-        high = [None if v is None or s is None else v + s for v, s in around]
-        return low, high
-    return None, None
+        ends = zip(around, low, high, strict=True)
+        limited = [_limit_band(value, deviation, lowest, highest) for (value, deviation), lowest, highest in ends]
+        return [pair[0] for pair in limited], [pair[1] for pair in limited]
+    return (low, high) if any(value is not None for value in low) else (None, None)
+
+
+def _limit_band(
+    value: float | None, deviation: float | None, lowest: float | None, highest: float | None
+) -> tuple[float | None, float | None]:
+    """Returns value minus and plus deviation, at least `lowest` and at most `highest` if these are known."""
+    if value is None or deviation is None:
+        return None, None
+    low, high = value - deviation, value + deviation
+    return low if lowest is None else max(low, lowest), high if highest is None else min(high, highest)
 
 
 def wilson_interval(share: float | None, count: float | None) -> tuple[float | None, float | None]:

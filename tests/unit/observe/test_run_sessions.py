@@ -33,4 +33,5 @@ def test_secrets_of_the_command_are_masked() -> None:
         ]
     )
     assert "s3cret" not in shown and shown.startswith("interlace train x")
+    assert mask_command(["/x/interlace/__main__.py", "train", "y"]) == "python -m interlace train y"
     assert mask_command(["i", "train", "steps=3", "model.pad_token=<pad>"]) == "i train steps=3 'model.pad_token=<pad>'"

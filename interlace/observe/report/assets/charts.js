@@ -49,7 +49,7 @@ const Charts = (() => {
         series.push({ ...line, paths: () => null, points: { show: true, size: 8, fill: curve.colour }, ...raw(curve.values) });
         columns.push(positive(curve.values, log));
       } else if (isSmooth) {
-        series.push({ ...line, stroke: curve.colour + "59", width: 1, points: { show: false }, ...raw(curve.values) });
+        series.push({ ...line, stroke: curve.colour + "59", width: 1, points: { show: false }, marker: curve.colour, ...raw(curve.values) });
         series.push({ ...line, width: 2.2, points: { show: false }, class: "band" });
         columns.push(positive(curve.values, log), positive(smooth(curve.values, weight), log));
       } else {
@@ -133,7 +133,8 @@ const Charts = (() => {
       series: [{ label: data.x_label, value: (u, v) => (v == null ? "" : tick(v)) }, ...parts.series],
       axes: [xAxis, { ...axis, size: 52, values: (u, ticks) => ticks.map((v) => (v == null ? "" : tick(v))) }],
       cursor: { points: { size: 6 }, drag: { x: true, y: false }, ...(isSynced ? { sync: { key: sync.key, setSeries: false } } : {}) },
-      legend: { live: true },
+      // The marker has the colour of the smoothed line, not of the faint line below it.
+      legend: { live: true, markers: { stroke: (u, at) => u.series[at].marker ?? u.series[at].stroke(u, at) } },
       hooks: data.kind === "points" ? { draw: [(u) => drawErrorBars(u, data)] } : {},
     };
   }

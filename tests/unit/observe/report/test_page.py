@@ -15,6 +15,7 @@ from interlace.observe.answers import EvaluationAnswer, write_answers
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.observe.report.distributions import staleness_of
 from interlace.observe.report.page import write_report
+from interlace.observe.report.panels import build_panels
 from interlace.observe.report.samples import failure_causes, sample_groups
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
@@ -305,3 +306,14 @@ def test_the_policy_of_the_page_admits_its_script(report: Path, tmp_path: Path) 
     shown = browse(report, tmp_path / "profile", "--enable-logging=stderr", "--dump-dom")
     assert "CONSOLE" not in shown.stderr
     assert shown.stdout.count("<canvas") == len(read_page(report).charts)
+
+
+def test_the_band_of_the_reward_stays_within_its_rewards_and_repeated_panels_are_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"step": step, "reward/mean": step / 4, "reward/accuracy": step / 4, "reward/std": 0.5, "reward/min": 0.0,
+         "reward/max": 1.0, "eval/gcd/accuracy_greedy": step / 8}
+        for step in (1, 2, 3)
+    ]  # fmt: skip
+    reward, by_set = build_panels([RunData(name="run", folder=tmp_path, rows=rows, transcripts=[])]).shown
+    assert (reward.curves[0].low, reward.curves[0].high) == ([0.0, 0.0, 0.25], [0.75, 1.0, 1.0])
+    assert [curve.label for curve in by_set.curves] == ["gcd, greedy"]
