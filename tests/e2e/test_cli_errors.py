@@ -214,9 +214,9 @@ def test_a_run_trains_reports_and_resumes(folder: Path, train: Train, monkeypatc
     assert longer.stdout == ""
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
     assert "steps: 3" in (run / "config.yaml").read_text()
-    monkeypatch.setattr("interlace.run.recipe.check.check_recipe", None)  # which loads torch and the model's tokenizer
-    again = train("mine.yaml", "--resume")
-    monkeypatch.undo()
+    with monkeypatch.context() as without:
+        without.setattr("interlace.run.recipe.check.check_recipe", None)  # which loads torch and the model's tokenizer
+        again = train("mine.yaml", "--resume")
     assert again.exit_code == 0 and "has trained all 3 steps. To train more: --resume steps=NUMBER." in again.stdout
     evaluated = (run / "evaluations.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in evaluated] == [0, 2, 3]

@@ -106,14 +106,14 @@ def test_a_server_that_is_killed_is_started_again_and_loses_no_sample(
 
     def sending(self: ServerLink, requests: object) -> None:
         send(self, requests)  # type: ignore[arg-type]
-        if moment in ("decoding", "stopped") and self._version == 1:
+        if moment in ("decoding", "stopped") and self._versions.current == 1:
             strike(self)
 
     def loading(self: ServerLink, *arguments: object) -> None:
-        if moment == "update" and self._version == 1:
+        if moment == "update" and self._versions.current == 1:
             strike(self)
         load(self, *arguments)  # type: ignore[arg-type]
-        if moment == "idle" and self._version == 1:
+        if moment == "idle" and self._versions.current == 1:
             strike(self)
 
     monkeypatch.setattr(ServerLink, "send", sending)

@@ -67,7 +67,7 @@ def test_what_cannot_work_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> No
     assert "which only TRL's trainer passes" in refusal(reward=lambda completions, trainer_state: [1.0])
     assert "the reward function returned '1.0', which is not a number" in refusal(reward=lambda response: "1.0")
     assert "other processes cannot find" in refusal(cluster="ray")
-    assert "cannot be written as JSON" in refusal(data=[{"prompt": object()}])
+    assert "which JSON cannot hold" in refusal(data=[{"prompt": object()}])
     assert not [path for path in (tmp_path / "runs").iterdir() if path.name != "data"]
 
     assert "data[1] has no 'answer'" in refusal(data=[ROWS[0], {"prompt": "1", "solution": "2"}], reward="exact")
