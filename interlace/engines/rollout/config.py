@@ -106,8 +106,8 @@ class ServedConfig(ServiceConfig, SpanningConfig):
     start_s: float = Field(default=600.0, gt=0)
     """Seconds for a server to start before the start counts as failed."""
     lease_s: float = Field(default=60.0, ge=0)
-    """Seconds for which the servers outlive a command that was killed. In this time `interlace train --resume` adopts
-    them instead of starting others. With 0 they end with the command."""
+    """Seconds for which the servers outlive a command that was killed. In this time `interlace train RECIPE --resume`
+    adopts them instead of starting others. With 0 they end with the command."""
 
 
 class InterlaceConfig(ServedConfig):
