@@ -1,8 +1,8 @@
-"""Round trips and time of a run whose engine is behind a link of 50 ms, on the virtual clock.
+"""Round trips and time of a run whose engine is at the other end of a link of 50 ms, on the virtual clock.
 
     python benchmarks/far_engine.py [--steps 12] [--round-trip 0.05] [--json far_engine.json]
 
-The flow, the driver and the rule for the length of a call (`CallLength`) are those of a run; the engine and the trainer
+The flow, the driver and the rule for the length of a call (`CallLength`) are the real ones; the engine and the trainer
 are cost models of a small model on two devices (10 ms for a decode step). "Fixed calls" end 10 ms after their begin if
 a sequence has finished; "longer calls" follow the rule.
 """
@@ -80,7 +80,7 @@ class FarCosts(Costs):
 
 @dataclass
 class FarRank:
-    """Rank behind a link with a delay."""
+    """Rank at the other end of a link with a delay."""
 
     rank: Rank
     round_trip_s: float
