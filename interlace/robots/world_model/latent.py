@@ -6,10 +6,10 @@ the picture from both. A chunk of actions leads to the next h, from which the re
 end of the task are predicted. The loss is the error of pictures and of these predictions, and the Kullback-Leibler
 divergence of prior and posterior with free bits and separate weights for the two (KL balancing).
 
-Differences from DreamerV3: z is normally distributed, as in PlaNet, because categorical variables did not learn within
-hundreds of updates; the heads read h alone, because the last observation of an episode is not recorded; rewards are
-scaled by the data and have a squared error; pictures are differences from the mean picture; imagination takes the mean
-of the prior, so that a chunk has one result; and the policy sees decoded pictures.
+Differences from DreamerV3: z is normally distributed, as in PlaNet; the heads read h alone, because the last
+observation of an episode is not recorded; rewards are scaled by the data and have a squared error; pictures are
+differences from the mean picture; imagination takes the mean of the prior, so that a chunk has one result; and the
+policy sees decoded pictures.
 
 Shapes: as in model.py; B = sequences, L = chunks of a sequence, S = side of a picture, R = numbers of h, Z = numbers of
 z, D = R + Z.

@@ -8,6 +8,7 @@ import numpy as np
 from interlace.core.types import Metrics
 from interlace.models.config import WorldModelSettings
 from interlace.models.published import newest_model, publish_model
+from interlace.robots.world_model.ensemble import EnsembleModel
 from interlace.robots.world_model.load import create_world_model, load_world_model
 from interlace.robots.world_model.model import Transitions, WorldModel, error_by_horizon
 from interlace.runtime.worker import Worker, WorkerContext, operation
@@ -53,7 +54,9 @@ class WorldModelWorker(Worker):
         model.cpu()
         starts = model.infer_states(work.drawn, model.list_starts(work.drawn))
         publish_model(folder, work.step, lambda own: model.save(own, starts, errors))
-        return metrics | _measure_disagreement(model, work.fresh)
+        if isinstance(model, EnsembleModel):
+            metrics |= _measure_disagreement(model, work.fresh)
+        return metrics
 
     def _make_model(self, folder: Path, work: FitWork) -> WorldModel:
         if newest_model(folder):
@@ -61,12 +64,10 @@ class WorldModelWorker(Worker):
         return create_world_model(self._settings, work.drawn, work.low, work.high)
 
 
-def _measure_disagreement(model: WorldModel, data: Transitions) -> Metrics:
-    """Returns metrics of the disagreement of an ensemble's members on the current policy's chunks."""
-    states = model.infer_states(data, np.arange(len(data)))
-    disagreement = model.predict(states, data.chunks).disagreement
-    if disagreement is None:
-        return {}
+def _measure_disagreement(model: EnsembleModel, data: Transitions) -> Metrics:
+    """Returns metrics of the disagreement of the members on the current policy's chunks."""
+    disagreement = model.predict(model.infer_states(data, np.arange(len(data))), data.chunks).disagreement
+    assert disagreement is not None
     return {
         "world_model/disagreement_median": float(np.median(disagreement)),
         "world_model/disagreement_90": float(np.quantile(disagreement, 0.9)),

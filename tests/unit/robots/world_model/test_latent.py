@@ -10,10 +10,11 @@ from safetensors.numpy import load_file
 
 from interlace.core.errors import UserError
 from interlace.core.types import FinishReason, Prompt, Sample, SampleKey, Segment
+from interlace.models.config import LatentConfig, WorldModelSettings
 from interlace.robots.envs.load import create_envs
 from interlace.robots.world_model.imagination import ERRORS, measured_horizon
 from interlace.robots.world_model.latent import LatentModel, LatentModelConfig
-from interlace.robots.world_model.load import load_world_model
+from interlace.robots.world_model.load import create_world_model, load_world_model
 from interlace.robots.world_model.model import Transitions, error_by_horizon, transitions_of
 
 CONFIG = LatentModelConfig(
@@ -158,6 +159,15 @@ def test_imagined_episodes_end_as_the_model_predicts(fitted: LatentModel, tmp_pa
     np.testing.assert_array_equal(result.terminated[:, 0], expected.ends > 0.5)
     np.testing.assert_allclose(result.reward[:, 0], expected.rewards, rtol=1e-4)
     np.testing.assert_array_equal(result.observation["image"], fitted.decode(expected.next_states))
+
+
+def test_imagined_actions_have_the_bounds_of_the_policy(tmp_path: Path) -> None:
+    settings = WorldModelSettings(kind="latent", latent=LatentConfig(filters=2, recurrent_size=8, hidden_size=8))
+    data = make_episodes(1, count=2)
+    model = create_world_model(settings, data, (-2.0,), (2.0,))
+    model.save(tmp_path, model.infer_states(data, np.arange(1)))
+    action = create_envs("imagined", {"tasks": ["dream"], "model": str(tmp_path)}, 1).spec.action
+    assert (action.low.tolist(), action.high.tolist()) == ([-2], [2])
 
 
 def make_sample(finish: FinishReason, inputs: dict[str, np.ndarray]) -> Sample:
