@@ -22,7 +22,10 @@ from _page import write_table
 NAME = "benchmarks/recipe_seeds.py"
 INSTRUCTION_SETS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "machine": {}}
 MEASURES = {"sft": "eval/loss", "dpo": "eval/accuracy", "reward-model": "eval/accuracy"}
-RECIPES = ("quickstart", "second_guess", "calculator", "react", "program", "sft", "dpo", "reward-model", "distill")
+RECIPES = (
+    *("quickstart", "logic", "reasoning", "second_guess", "calculator", "react", "program"),
+    *("sft", "dpo", "reward-model", "distill"),
+)
 
 
 @dataclass(frozen=True)

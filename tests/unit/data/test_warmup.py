@@ -1,7 +1,10 @@
 """Warm-up examples are determined by their key, and correct if they contain a calculation."""
 
+import math
 import random
+import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -113,6 +116,58 @@ def test_sorting_habits_refuse_other_prompts(tokenizer: PreTrainedTokenizerBase)
         prompts = load_prompts(DataConfig.parse({"reasoning_gym": source}), tokenizer).train
         with pytest.raises(UserError, match="sorting_habits"):
             Demonstrations(HABITS, prompts, tokenizer, 0).batch(0, 5)
+
+
+@pytest.mark.parametrize("name", ["logic", "reasoning"])
+def test_written_working_is_right_and_leads_to_the_answer(name: str) -> None:
+    recipe = load_recipe(name, ["warmup.demonstrations.settings.work_share=1"])
+    assert recipe.warmup is not None
+    tokenizer = load_tokenizer(recipe.model)
+    source = Demonstrations(recipe.warmup.demonstrations, recipe_prompts(recipe).train, tokenizer, 0)
+    gates: dict[str, Callable[[list[int]], bool]] = {
+        "&": all,
+        "+": any,
+        "n": lambda bits: not all(bits),
+        "o": lambda bits: not any(bits),
+        "x": lambda bits: bits.count(1) % 2 == 1,
+    }
+    kinds = Counter[str]()
+    for example in source.batch(0, 200):
+        found = re.fullmatch(r"<think>(.*)</think><answer>(.*)</answer><eos>", tokenizer.decode(example.response_ids))
+        assert found and found[2] == example.prompt.answer
+        working, metadata = found[1], example.prompt.metadata
+        kinds[str(metadata["source_dataset"])] += 1
+        match metadata["source_dataset"]:
+            case "circuit_logic":
+                for gate, value in (line.split("=") for line in working.split(",")):
+                    assert gates[gate[1]]([int(bit) for bit in gate[::2]]) == (value == "1"), working
+                assert working[-1] == found[2]
+            case "chain_sum":
+                for sum_, value in (line.split("=") for line in working.split(",")):
+                    assert sum(map(int, re.findall(r"^-?\d+|[+-]\d+$", sum_))) == int(value), working
+                assert working.endswith(f"={found[2]}")
+            case "gcd":
+                *numbers, common = working.split(",")
+                for number, factors in (line.split("=") for line in numbers):
+                    assert math.prod(map(int, factors.split("."))) == int(number), working
+                assert math.prod(map(int, common.split("."))) == int(found[2])
+            case _:
+                assert working[1::2] == found[2][::-1]
+    assert len(kinds) == (1 if name == "logic" else 3)
+
+
+@pytest.mark.parametrize("name", ["logic", "reasoning"])
+def test_guesses_are_answers_alone_and_other_prompts_are_refused(name: str, prompts: tuple[Prompt, ...]) -> None:
+    recipe = load_recipe(name, ["warmup.demonstrations.settings.work_share=0"])
+    assert recipe.warmup is not None
+    tokenizer, habits = load_tokenizer(recipe.model), recipe.warmup.demonstrations
+    examples = Demonstrations(habits, recipe_prompts(recipe).train, tokenizer, 0).batch(0, 200)
+    texts = [tokenizer.decode(example.response_ids) for example in examples]
+    assert all(re.fullmatch(r"<answer>\w+</answer><eos>", text) for text in texts)
+    right = sum(f">{example.prompt.answer}<" in text for example, text in zip(examples, texts, strict=True))
+    assert 0 < right < 0.7 * len(texts)
+    with pytest.raises(UserError, match="is no prompt of reasoning_gym's circuit_logic, chain_sum"):
+        Demonstrations(habits, prompts, tokenizer, 0).batch(0, 1)
 
 
 @pytest.mark.parametrize(("name", "package"), [("calculator", "numpy"), ("react", "langgraph"), ("program", "openai")])
