@@ -48,8 +48,9 @@ MIN_CALL_S = 0.01
 """Minimum duration of a call, in seconds. Sequences that finish sooner are returned together: a call costs its caller
 as much as several decode steps of a small model."""
 CALL_GAPS, MAX_CALL_S = 10, 0.5
-"""A call lasts at least CALL_GAPS times the time between two calls, in which the engine waits, and at most MAX_CALL_S
-longer than needed. Between machines the time is a round trip."""
+"""If the time between two calls, in which the engine waits, is longer than MIN_CALL_S, as the round trip to a distant
+machine is, a call lasts at least CALL_GAPS times that time, up to MAX_CALL_S. A shorter time costs less than later
+responses would."""
 NUM_GAPS = 8
 """Number of last gaps of which the shortest counts; a longer one may contain work of other roles on the device."""
 
@@ -76,7 +77,7 @@ class CallLength:
         if self._left_s is not None:
             self._gaps_s.append(now_s - self._left_s)
         gap_s = min(self._gaps_s) if len(self._gaps_s) == NUM_GAPS else 0.0
-        return max(MIN_CALL_S, min(CALL_GAPS * gap_s, MAX_CALL_S))
+        return min(CALL_GAPS * gap_s, MAX_CALL_S) if gap_s > MIN_CALL_S else MIN_CALL_S
 
     def end(self, now_s: float, *, has_more: bool) -> None:
         """Records the end of a call. has_more: True if sequences are left in the engine."""
