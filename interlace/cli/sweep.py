@@ -80,9 +80,9 @@ def run_sweep(
         RunFolder.named(root, options.name)  # refuses an unusable name
     variants = load_sweep(recipe, settings)
     divide_devices(options.parallel, [variant.recipe for variant in variants])
+    order = choose_order(options.metric, variants)
     name = options.name or claim_name(root, f"{Path(recipe).stem}-sweep")
-    folder = RunFolder.named(root, name).path
-    found = Sweep(folder, variants, order=choose_order(options.metric, variants), resume=options.resume)
+    found = Sweep(RunFolder.named(root, name).path, variants, order=order, resume=options.resume)
     num_steps = max(variant.recipe.steps for variant in variants)
     with (
         open_progress(console, num_steps=num_steps, quiet=quiet) as progress,

@@ -37,7 +37,7 @@ _ALIGNMENT = 64
 _FREE_SHARE = 0.5
 """Share of the shared memory that payloads leave free for messages and libraries."""
 _owned: set[str] = set()
-"""Files that this process received a reference to from their producer."""
+"""Files that this process owns: it wrote them as the controller, or received their reference from their producer."""
 _by_value: ContextVar[bool] = ContextVar("by_value", default=False)
 _may_refer: ContextVar[bool] = ContextVar("may_refer", default=True)
 
@@ -256,6 +256,8 @@ class PayloadStore:
             return None
         stored: Stored[Any] = Stored(None, path, [part.nbytes for part in parts])
         stored._is_new, stored._owner = not self._is_owner, os.getpid()
+        if self._is_owner:
+            _owned.add(path)  # a rank on another machine, whose files are removed, may have this process's number
         return stored
 
     def _write(self, parts: Sequence[memoryview], path: str) -> bool:

@@ -15,6 +15,9 @@ def read_rows(data: Any) -> Iterable[object]:
     if isinstance(data, Mapping):
         if all(isinstance(value, str | int | float) for value in data.values()):
             raise UserError("data is one mapping: give a list of rows, each a mapping.")
+        if not all(_is_split(value) for value in data.values()):
+            names = ", ".join(map(repr, data))
+            raise UserError(f"data is a mapping of {names}: give a list of rows, each a mapping, or a DataFrame.")
         splits = ", ".join(f"data[{name!r}]" for name in data)
         raise UserError(f"data is a mapping of {', '.join(map(repr, data))}: give one split of it, such as {splits}.")
     if hasattr(data, "to_pylist"):  # pyarrow.Table
@@ -31,3 +34,10 @@ def read_rows(data: Any) -> Iterable[object]:
             "dataset of the library `datasets`."
         )
     return rows
+
+
+def _is_split(value: object) -> bool:
+    """Returns whether a value of a mapping is a list of rows, and not a column."""
+    return hasattr(value, "column_names") or (
+        isinstance(value, list) and all(isinstance(row, Mapping) for row in value)
+    )

@@ -40,8 +40,8 @@ REPORT_EVERY_S = 3.0
 AGAIN_S = 1.0
 """Seconds within which a second Ctrl-C belongs to the first."""
 ENDING_CPU_S = 0.3
-"""CPU seconds from the last look at the time until the plan is written: the interrupted simulation is taken apart, the
-plans are compared, table and page are written."""
+"""CPU seconds from the last check of the time until the plan is written: the interrupted simulation is freed, the plans
+are compared, table and page are written."""
 LEAST_SHARE = 0.25
 """Share of the time that a search gets even if the work before it took longer than the rest."""
 

@@ -214,7 +214,9 @@ def folder_name(text: str) -> str:
 
 def latest_name(root: Path, recipe: str) -> str:
     """Returns the newest run that default_name named, for --resume without a name. Raises UserError if none exists."""
-    runs = _list_numbered(root, folder_name(recipe))
+    found = _list_numbered(root, folder_name(recipe))
+    # A command claims its name as an empty folder before it writes the configuration.
+    runs = [(name, number) for name, number in found if (root / name / "config.yaml").exists()]
     if not runs:
         raise UserError(f"there is no run of {recipe!r} under {root} to resume. Start it without --resume.")
     return max(runs, key=lambda run: run[1])[0]

@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError
 from interlace.rollouts.envs.episode import Around, EnvEpisode
 from interlace.rollouts.envs.jobs import SlotAnswer, SlotJob, Start
-from interlace.rollouts.envs.spec import SimulatorError
 from interlace.rollouts.session import EpisodeSession
 
 
@@ -111,12 +110,12 @@ class EnvLeases:
                 while True:
                     number_of_job, job = await jobs.get()
                     self._answer(EnvAnswer(number=number_of_job, answer=await _run_job(env, job)))
-        except (UserError, SimulatorError) as error:  # the reset failed
+        except InterlaceError as error:  # the lease or the reset failed
             self._answer(EnvAnswer(number=number, answer=SlotAnswer(error=error)))
 
 
 async def _run_job(env: EnvEpisode, job: SlotJob) -> SlotAnswer:
     try:
         return SlotAnswer(value=await env.do(job.kind, job.actions, count=job.count))
-    except (UserError, SimulatorError) as error:
+    except InterlaceError as error:
         return SlotAnswer(error=error)

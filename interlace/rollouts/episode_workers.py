@@ -202,7 +202,7 @@ class _Processes(ProcessPool[_Job, tuple[_Job, ToEpisode | None]]):
     def _fail_all(self, error: BaseException | None) -> None:
         if not isinstance(error, RestartBudgetError):
             error = InterlaceError(f"the processes of episodes have ended: {error or 'the run ends'}")
-        begun = [job for job, message in self._submitted if message is None]
+        begun = [job for job, message in [*self._submitted] if message is None]
         for job in [*list_jobs(self._jobs), *self._waiting, *self._lonely, *begun]:
             self._pass_on(job, error)
 

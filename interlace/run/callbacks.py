@@ -1,7 +1,7 @@
 """Functions of a program that are called after each step of a run."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -42,6 +42,8 @@ class Callbacks:
         """Raises UserError if `functions` is not a list of functions of one argument."""
         if callable(functions):
             raise UserError(f"callbacks is a function: give a list, callbacks=[{_name_callback(functions)}].")
+        if not isinstance(functions, Iterable):
+            raise UserError(f"callbacks is {functions!r}: give a list of functions, or [] for none.")
         self._functions = tuple(functions)
         for function in self._functions:
             _check_callback(function)

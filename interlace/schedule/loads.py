@@ -1,4 +1,4 @@
-"""Loads of many engines, of which the least is found without a look at all."""
+"""Loads of many engines. The least is found without reading all of them."""
 
 import heapq
 from bisect import bisect_left

@@ -73,7 +73,7 @@ class CallLength:
         """End of the last call, if it left sequences in the engine."""
 
     def begin(self, now_s: float) -> float:
-        """Records the begin of a call. Returns its minimum duration, in seconds."""
+        """Records the start of a call. Returns its minimum duration, in seconds."""
         if self._left_s is not None:
             self._gaps_s.append(now_s - self._left_s)
         gap_s = min(self._gaps_s) if len(self._gaps_s) == NUM_GAPS else 0.0
@@ -188,8 +188,8 @@ class RolloutWorker(Worker):
         """Adds and removes requests, then decodes until a sequence finishes, interrupt() is called or none is left.
 
         A request that streams ends a call with each of its tokens, but a call lasts at least MIN_CALL_S, and longer if
-        the calls come from far away (see CallLength). The responses include the removed requests, with their tokens so
-        far. ended: samples that request no further turn.
+        the caller is on a distant machine (see CallLength). The responses include the removed requests, with their
+        tokens so far. ended: samples that request no further turn.
         """
         start_s = self._now()
         least_s = self._length.begin(start_s)

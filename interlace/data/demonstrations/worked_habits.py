@@ -25,7 +25,7 @@ GATES: Mapping[str, tuple[str, Callable[[Sequence[int]], int]]] = {
     "+": ("+", max),
     "↓": ("o", lambda inputs: 1 - max(inputs)),
 }
-"""Letter and function of each gate of circuit_logic, by its symbol. The letters are those of the recipe `logic`."""
+"""Letter and function of each gate of circuit_logic, by its symbol. The recipe `logic` uses the same letters."""
 
 
 class Demonstrator(base.Demonstrator):
@@ -93,7 +93,7 @@ def _add_terms(row: Row) -> str:
 
 
 def _factorize(row: Row) -> str:
-    """Returns the prime factors of each number, and the common ones: `12=2.2.3,20=2.2.5,2.2`."""
+    """Returns the prime factors of each number and of the greatest common divisor: `12=2.2.3,20=2.2.5,2.2`."""
     numbers = cast(Sequence[int], row["numbers"])
     return ",".join([*(f"{number}={_prime_factors(number)}" for number in numbers), _prime_factors(math.gcd(*numbers))])
 

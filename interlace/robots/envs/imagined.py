@@ -78,7 +78,7 @@ class Imagined(Simulator):
         found = self._model.predict(self._state[None], chunk[None])
         self._state, self._num_chunks = found.next_states[0], self._num_chunks + 1
         bound, spread = self.settings.max_disagreement, found.disagreement
-        disagrees = bound is not None and spread is not None and bool(spread[0] > bound)
+        disagrees = bound is not None and spread is not None and not spread[0] <= bound
         return Step(
             reward=float(found.rewards[0]),
             terminated=bool(found.ends[0] > 0.5),
@@ -94,7 +94,7 @@ class Imagined(Simulator):
         limit = measured_horizon(
             self._newest or Path(self.settings.model), self.settings.max_error, self.settings.horizon
         )
-        # A model without a measured error plays if it is the only one: a run does not request it.
+        # A run requests no model without a measured error. If one is opened by hand, it predicts one chunk.
         self._limit = max(1, limit)
         return model, starts
 

@@ -237,7 +237,7 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
 
     def _fail_all(self, error: BaseException | None) -> None:
         waiting = [job for home in self._homes for job in home.waiting]
-        submitted = [item for item in self._submitted if isinstance(item, _Job)]
+        submitted = [item for item in [*self._submitted] if isinstance(item, _Job)]
         for job in [*list_jobs(self._jobs), *waiting, *submitted]:
             _settle_job(job, error or CancelledError())
         if not self._spec.done():

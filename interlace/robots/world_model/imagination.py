@@ -78,7 +78,7 @@ def measured_horizon(folder: Path, max_error: float | None, chunks: int) -> int:
     saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     errors = {int(place): error for place, error in saved.items()}
     for place in sorted(errors):
-        if errors[place] > max_error:
+        if not errors[place] <= max_error:  # also if it is not a number
             break
         found = place
     return min(chunks, found)

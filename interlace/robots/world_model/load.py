@@ -37,10 +37,12 @@ def load_world_model(folder: Path) -> tuple[WorldModel, FloatArray]:
     folder = newest_model(folder) or folder
     missing = [name for name in (WEIGHTS, CONFIG, STARTS) if not (folder / name).is_file()]
     if missing:
-        raise UserError(f"{folder} holds no world model: {missing[0]} is missing. WorldModel.save() writes one.")
+        raise UserError(f"{folder} contains no world model: {missing[0]} is missing. WorldModel.save() writes one.")
     sizes = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     model: WorldModel
     if "image_size" in sizes:
+        if not (folder / MOMENTS).is_file():
+            raise UserError(f"{folder} has no {MOMENTS}, which WorldModel.save() writes.")
         model = latent = LatentModel(LatentModelConfig.parse(sizes, where=str(folder)))
         latent.moments = load_file(folder / MOMENTS)
     else:

@@ -60,7 +60,7 @@ def _check_world_model(recipe: Recipe) -> None:
 
 
 def _check_kind(kind: str, robot: RobotShape | None, imagined: ImaginationConfig | None) -> None:
-    """Raises UserError if a world model of a kind does not predict what the policy reads, or has no such bound."""
+    """Raises UserError if the kind of a world model does not fit the policy's observations or the imagined episodes."""
     if robot is not None and kind == "ensemble" and robot.image_size:
         raise UserError(
             f"world_model.kind=ensemble predicts state vectors, and the policy reads pictures (model.robot.image_size="

@@ -125,6 +125,13 @@ def test_files_of_a_dead_process_without_a_reference_are_removed(folder: Path) -
     (folder / f"payload-{os.getpid()}1-0").unlink()
 
 
+def test_contents_that_the_controller_wrote_stay_if_a_dead_rank_has_its_number(folder: Path) -> None:
+    """A rank on another machine or in a container may have the controller's process number."""
+    written = PayloadStore(folder, is_owner=True).put_sample(segments(False), TEXT)
+    assert written is not None
+    assert remove_orphans(folder, os.getpid()) == 0 and not is_lost(written)
+
+
 def test_a_receiver_on_another_machine_gets_the_content(folder: Path) -> None:
     owned = pickle.loads(pickle.dumps(store(folder, segments(True))))
     found = received(owned, None)

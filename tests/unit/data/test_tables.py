@@ -70,6 +70,7 @@ def test_objects_that_are_no_rows() -> None:
     for given, sentence in (
         (splits, r"data is a mapping of 'train': give one split of it, such as data\['train'\]"),
         ({"prompt": "a"}, "one mapping: give a list of rows"),
+        ({"prompt": ["a"], "answer": ["b"]}, "a mapping of 'prompt', 'answer': give a list of rows"),
         (3, "data is of type int: give a file"),
     ):
         with pytest.raises(UserError, match=sentence):

@@ -123,8 +123,9 @@ def test_default_names_count_up_and_the_latest_is_found(tmp_path: Path) -> None:
         assert default_name(tmp_path, "quick") == expected
         RunFolder.create(tmp_path, expected)
     RunFolder.create(tmp_path, "quick-start")
-    RunFolder.create(tmp_path, "quick-10")
+    RunFolder.create(tmp_path, "quick-10").config.touch()
     assert default_name(tmp_path, "quick") == "quick-11"
+    assert claim_name(tmp_path, "quick") == "quick-11"  # as a command that has not written its configuration yet
     assert latest_name(tmp_path, "quick") == "quick-10"
     with pytest.raises(UserError, match="no run of 'slow'"):
         latest_name(tmp_path, "slow")

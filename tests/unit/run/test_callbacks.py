@@ -33,6 +33,7 @@ def test_a_callback_that_raises_ends_the_run_by_its_name() -> None:
         (print, r"give a list, callbacks=\[print\]"),
         ([lambda: None], "cannot be called as callback\\(step\\): too many positional arguments"),
         (["watch"], "callback 'str' is not a function"),
+        (None, "callbacks is None: give a list"),
     ],
 )
 def test_a_callback_that_cannot_be_called_is_refused(functions: object, words: str) -> None:

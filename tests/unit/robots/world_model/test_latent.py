@@ -1,6 +1,7 @@
 """A latent model learns pictures, rewards and ends from sequences, and imagines episodes of pictures."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,8 +142,9 @@ def test_the_measured_error_bounds_imagined_episodes(fitted: LatentModel, tmp_pa
     assert envs.reset(seeds=[0] * 4, task_ids=[0] * 4, init_state_ids=range(4))["image"].shape == (4, 16, 16, 3)
     result = envs.chunk_step(np.zeros((4, 3, 1), np.float32))
     assert result.truncated[:, 1].all() and not result.valid[:, 2].any()
-    (tmp_path / ERRORS).write_text(json.dumps({}))
-    assert measured_horizon(tmp_path, 0.5, 6) == 0
+    for errors in ({}, {1: math.nan, 2: 0.1}):
+        (tmp_path / ERRORS).write_text(json.dumps(errors))
+        assert measured_horizon(tmp_path, 0.5, 6) == 0
 
 
 def test_imagined_episodes_end_as_the_model_predicts(fitted: LatentModel, tmp_path: Path) -> None:

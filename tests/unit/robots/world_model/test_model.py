@@ -134,5 +134,5 @@ def test_what_it_cannot_learn_from_is_said(tmp_path: Path) -> None:
         transitions_of([sample({"image": np.zeros(3)})], lambda tokens: tokens)
     with pytest.raises(UserError, match="no transitions to learn from"):
         EnsembleModel(CONFIG).fit(transitions_of([], lambda tokens: tokens), steps=1)
-    with pytest.raises(UserError, match="holds no world model"):
+    with pytest.raises(UserError, match="contains no world model"):
         create_envs("imagined", {"tasks": ["dream"], "model": str(tmp_path)}, 1)
