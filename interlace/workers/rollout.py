@@ -48,9 +48,9 @@ MIN_CALL_S = 0.01
 """Minimum duration of a call, in seconds. Sequences that finish sooner are returned together: a call costs its caller
 as much as several decode steps of a small model."""
 CALL_GAPS, MAX_CALL_S = 10, 0.5
-"""If the time between two calls, in which the engine waits, is longer than MIN_CALL_S, as the round trip to a distant
-machine is, a call lasts at least CALL_GAPS times that time, up to MAX_CALL_S. A shorter time costs less than later
-responses would."""
+"""Minimum duration of a call as a multiple of the time between two calls, in which the engine waits, and its limit in
+seconds. They apply if that time exceeds MIN_CALL_S, as the round trip to a distant machine does. A shorter time costs
+less than later responses would."""
 NUM_GAPS = 8
 """Number of last gaps of which the shortest counts; a longer one may contain work of other roles on the device."""
 
