@@ -23,7 +23,7 @@ NAME = "benchmarks/recipe_seeds.py"
 INSTRUCTION_SETS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "machine": {}}
 MEASURES = {"sft": "eval/loss", "dpo": "eval/accuracy", "reward-model": "eval/accuracy"}
 RECIPES = (
-    *("quickstart", "logic", "reasoning", "second_guess", "calculator", "react", "program"),
+    *("quickstart", "code", "logic", "reasoning", "second_guess", "calculator", "react", "program"),
     *("sft", "dpo", "reward-model", "distill"),
 )
 
