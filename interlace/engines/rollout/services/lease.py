@@ -1,4 +1,4 @@
-"""Lease of a server: it outlives a run that was killed for some seconds, in which a resumed run can adopt it.
+"""Lease of a server. A server outlives a killed run for some seconds, in which a resumed run can adopt it.
 
 A guard process runs the server as long as a run is connected to the guard. The operating system ends the connection
 with the run, even if the run is killed. The guard then listens at a socket file until a run connects or the lease has
@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-LOOK_EVERY_S = 0.25
+POLL_S = 0.25
 """Seconds between two checks of the record, and between two attempts to connect to a guard."""
 CONNECT_S = 2.0
 """Seconds in which a guard begins to listen after its run was killed."""
@@ -43,7 +43,7 @@ class ServerLease:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(self.socket_file))
             listener.listen()
-            listener.settimeout(LOOK_EVERY_S)
+            listener.settimeout(POLL_S)
             while time.monotonic() < deadline_s and self._is_current():
                 with contextlib.suppress(OSError):
                     owner, _ = listener.accept()
@@ -65,7 +65,7 @@ class ServerLease:
             connection.close()
             if time.monotonic() > deadline_s:
                 return None
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
         return None
 
     def _is_current(self) -> bool:
