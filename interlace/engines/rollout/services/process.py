@@ -22,8 +22,8 @@ GUARD = "interlace.engines.rollout.services.guard"
 DISK_TEXTS = ("No space left on device", "Disk quota exceeded")
 TAIL_BYTES = 3000
 """Bytes at the end of a log that an error quotes."""
-END_S = 10.0
-"""Seconds for a server to end by SIGTERM before it is killed."""
+END_S = 20.0
+"""Seconds for a server and its guard to end by SIGTERM before they are killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

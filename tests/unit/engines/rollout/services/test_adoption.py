@@ -71,9 +71,11 @@ def adopt_and_wait() -> None:
     time.sleep(600)
 
 
-def start_run(record: Path, folder: Path, seconds: float) -> tuple[subprocess.Popen[bytes], int]:
+def start_run(
+    record: Path, folder: Path, seconds: float, arguments: tuple[str, ...] = SLEEP
+) -> tuple[subprocess.Popen[bytes], int]:
     """Starts a run with a server. Returns the run, and the guard's process id."""
-    command = [sys.executable, "-c", START, str(record), str(folder), str(seconds), *SLEEP]
+    command = [sys.executable, "-c", START, str(record), str(folder), str(seconds), *arguments]
     run = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert run.stdout is not None
     guard = int(run.stdout.readline())
@@ -149,6 +151,7 @@ def test_a_server_of_another_run_is_left_alone(killed: Killed, tmp_path: Path) -
 
 def test_a_server_whose_guard_was_killed_is_not_adopted(killed: Killed) -> None:
     signal.pidfd_send_signal(killed.processes[0], signal.SIGKILL)
+    assert killed.has_ended(), "a server ends with its guard"
     with pytest.raises(NotAdoptedError, match="it has ended"):
         killed.adopt()
 
@@ -172,3 +175,31 @@ def test_a_command_that_ends_with_an_error_leaves_no_server(tmp_path: Path, fold
     run.wait()
     assert all_gone([handle], 30.0)
     os.close(handle)
+
+
+def test_a_server_ends_if_its_guard_cannot_listen(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 120)  # longer than a path of a socket file can be
+    deep.mkdir()
+    found = kill_run(tmp_path / "rollout-0.json", deep, 600.0)
+    assert found.has_ended() and not deep.exists()
+
+
+def test_the_processes_of_a_server_that_crashed_end_and_may_clean_up(tmp_path: Path, folder: Path) -> None:
+    """A process of the server that ends some time after SIGTERM is not killed before."""
+    cleaned = tmp_path / "cleaned"
+    helper = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.0), pathlib.Path(sys.argv[1]).touch(), sys.exit()))\n"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    server = (
+        "import os, subprocess, sys\n"
+        f"helper = subprocess.Popen([sys.executable, '-c', {helper!r}, {str(cleaned)!r}], stdout=subprocess.PIPE)\n"
+        "helper.stdout.readline(); os.abort()"
+    )
+    run, guard = start_run(tmp_path / "rollout-0.json", folder, 600.0, ("-c", server))
+    [handle] = handles([guard])
+    assert all_gone([handle], 30.0) and cleaned.exists()
+    os.close(handle)
+    run.kill()
+    run.wait()
