@@ -84,12 +84,14 @@ class AdoptedGuard:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         """pid: of the guard; it stays valid while the guard keeps the connection open."""
         self.pid, self._connection = pid, connection
+        self._poller = select.poll()  # select.select() fails for descriptors from 1024 on
+        self._poller.register(connection, select.POLLIN)
 
     def poll(self) -> int | None:
         """Returns 0 if the guard has ended, else None."""
-        return 0 if select.select([self._connection], [], [], 0)[0] else None
+        return 0 if self._poller.poll(0) else None
 
     def wait(self) -> None:
         """Waits for the end of the guard, and closes the connection."""
-        select.select([self._connection], [], [])
+        self._poller.poll()
         self._connection.close()

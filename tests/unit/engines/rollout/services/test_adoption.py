@@ -1,9 +1,12 @@
 """A server outlives a killed run for its lease, and a resumed run adopts it only if it is the run's own server."""
 
 import contextlib
+import fcntl
 import os
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from interlace.engines.rollout.services.adoption import NotAdoptedError, ServerRecord, adopt_server
+from interlace.engines.rollout.services.lease import AdoptedGuard
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 from tests.support.engine_servers import wait_until
 from tests.support.processes import all_gone, children, descendants, handles
@@ -203,3 +207,18 @@ def test_the_processes_of_a_server_that_crashed_end_and_may_clean_up(tmp_path: P
     os.close(handle)
     run.kill()
     run.wait()
+
+
+def test_a_run_with_many_open_files_sees_the_end_of_a_guard() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(2048, limits[1])), limits[1]))
+    ours, theirs = socket.socketpair()
+    try:
+        moved = fcntl.fcntl(ours.detach(), fcntl.F_DUPFD, 1024)
+        guard = AdoptedGuard(socket.socket(fileno=moved), 0)
+        assert guard.poll() is None
+        theirs.close()
+        assert guard.poll() == 0
+        guard.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
