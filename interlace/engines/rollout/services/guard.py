@@ -26,6 +26,8 @@ GROUP_END_S, POLL_S = 10.0, 0.02
 def main(seconds: str, record: str, folder: str, *arguments: str) -> int:
     """Runs the command and returns its exit status."""
     lease = ServerLease(seconds=float(seconds), record=Path(record), folder=Path(folder))
+    with contextlib.suppress(OSError):
+        lease.lock()
     child = subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,

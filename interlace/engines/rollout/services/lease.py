@@ -6,6 +6,7 @@ ended. Only the user can enter the folder of the socket file.
 """
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -33,6 +34,19 @@ class ServerLease:
     def socket_file(self) -> Path:
         """Returns the socket file at which the guard listens."""
         return self.folder / "lease"
+
+    def lock(self) -> int | None:
+        """Locks the folder, which the guard does until its end. Returns a descriptor; None if the folder is locked.
+
+        The lock ends with the descriptor. Raises OSError if the folder does not exist or cannot be locked.
+        """
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
 
     def wait_for_owner(self) -> socket.socket | None:
         """Waits, in the guard, for a run that adopts the server. Returns its connection; None if the lease ends."""

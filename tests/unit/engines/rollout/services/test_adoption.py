@@ -128,7 +128,7 @@ def test_a_server_has_one_run(killed: Killed) -> None:
     server = killed.adopt()
     with pytest.raises(NotAdoptedError, match="it has ended"):
         killed.adopt()
-    assert isinstance(server, ServerProcess) and server.fault() is None
+    assert isinstance(server, ServerProcess) and server.fault() is None and killed.folder.exists()
     server.stop()
 
 
@@ -158,6 +158,7 @@ def test_a_server_whose_guard_was_killed_is_not_adopted(killed: Killed) -> None:
     assert killed.has_ended(), "a server ends with its guard"
     with pytest.raises(NotAdoptedError, match="it has ended"):
         killed.adopt()
+    assert not killed.folder.exists()
 
 
 def test_a_server_ends_with_its_lease_and_leaves_nothing(tmp_path: Path, folder: Path) -> None:
