@@ -32,6 +32,8 @@ LACKS: Mapping[Feature, str] = {
     "kv_use": "it does not say how full its KV cache is",
 }
 """Abilities that servers lack."""
+LONGEST_PARENT = 64
+"""Longest path of the parent of a server's folder, in bytes: systems limit the path of a socket file to 104 or 108."""
 MODEL = "model"
 """Name of the model's folder in the private folder of a server."""
 
@@ -161,7 +163,7 @@ class ServedKind(EngineKind, ABC):
         from interlace.engines.rollout.services.lease import ServerLease
         from interlace.engines.rollout.services.process import ServerProcess, free_port
 
-        private = Path(tempfile.mkdtemp(prefix="interlace-server-"))  # mode 0700: other users cannot enter it
+        private = make_private_folder()
         try:
             loaded.model.save_pretrained(private / MODEL)
             loaded.tokenizer.save_pretrained(private / MODEL)
@@ -187,6 +189,12 @@ class _OpenServer:
     folder: Path
     """Private folder of the server."""
     notes: tuple[str, ...]
+
+
+def make_private_folder() -> Path:
+    """Makes a folder that only the user can enter, in /tmp if TMPDIR is too long for the path of a socket file."""
+    is_long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_PARENT
+    return Path(tempfile.mkdtemp(prefix="interlace-server-", dir="/tmp" if is_long else None))
 
 
 def describe_model(loaded: "LoadedModel") -> str:
