@@ -130,8 +130,9 @@ class ServedKind(EngineKind, ABC):
                 link = link_to(server)
                 try:
                     capacity = link.open()
-                except InterlaceError as error:
-                    raise NotAdoptedError(f"the server at {server.address.url} was ended: {error}") from error
+                except (InterlaceError, OSError) as error:  # TimeoutError is an OSError
+                    reason = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else error
+                    raise NotAdoptedError(f"the server at {server.address.url} was ended: {reason}") from error
                 adopted = f"the server at {server.address.url}, which runs already, is adopted"
                 return _OpenServer(link=link, capacity=capacity, folder=server.lease.folder, notes=(adopted,))
         except NotAdoptedError as error:

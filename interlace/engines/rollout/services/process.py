@@ -72,6 +72,11 @@ class ServerProcess:
         """Returns True if the server was started by an earlier process of the run."""
         return isinstance(self._process, AdoptedGuard)
 
+    @property
+    def sleep_file(self) -> Path:
+        """Returns the file that exists while the server sleeps."""
+        return self.lease.folder / "asleep"
+
     def start(self) -> None:
         """Starts the server process; it does not listen yet.
 
@@ -79,6 +84,7 @@ class ServerProcess:
         """
         if self.address.url.startswith(UNIX):
             Path(self.address.url.removeprefix(UNIX)).unlink(missing_ok=True)
+        self.sleep_file.unlink(missing_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started_at = _count_bytes(self.log)
         lease = (f"{self.lease.seconds:g}", str(self.lease.record), str(self.lease.folder))

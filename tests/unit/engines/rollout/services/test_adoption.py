@@ -17,9 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from interlace.engines.rollout.kinds.base import make_private_folder
 from interlace.engines.rollout.services.adoption import NotAdoptedError, ServerRecord, adopt_server
+from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.lease import AdoptedGuard
+from interlace.engines.rollout.services.link import LinkSettings, ServerLink
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
+from interlace.engines.rollout.services.protocol import ServiceCapacity
 from tests.support.engine_servers import wait_until
 from tests.support.processes import all_gone, children, descendants, handles
 
@@ -223,3 +227,42 @@ def test_a_run_with_many_open_files_sees_the_end_of_a_guard() -> None:
         guard.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_an_adopted_server_is_woken_only_if_it_sleeps(killed: Killed, sleeps: bool) -> None:
+    """SGLang's scheduler ends if it is woken while it is awake."""
+    from interlace.engines.rollout import (
+        NativeConfig,
+        NativeEngine,
+    )  # loads torch, which adopt_and_wait() does not need
+    from interlace.models.config import ModelConfig
+    from interlace.models.loading import load_model
+
+    woken: list[bool] = []
+
+    class Server(HostedEngine):
+        async def wake(self) -> None:
+            woken.append(True)
+            await super().wake()
+
+    server = killed.adopt()
+    assert isinstance(server, ServerProcess)
+    if sleeps:
+        server.sleep_file.touch()
+    engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=4096))
+    limits = LinkSettings(heartbeat_s=60.0, patience_s=60.0, progress_s=60.0, start_s=60.0, probe_gap=0.05)
+    link = ServerLink(lambda: Server(engine, ServiceCapacity()), limits, process=server)
+    link.open()
+    assert woken == [True] * sleeps and not server.sleep_file.exists()
+    link.close()
+
+
+def test_a_long_temporary_folder_leaves_room_for_socket_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = make_private_folder()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+    shutil.rmtree(folder)
