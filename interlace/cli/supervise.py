@@ -68,7 +68,7 @@ def supervise(
         saved = Checkpoints(folder.checkpoints, keep=1).steps()
         place = f"after step {saved[-1]}" if saved else "from the beginning, since there is no checkpoint"
         say(Console(), f"{killed} It continues {place}; {restarts} further starts are left.")
-        _wait_for_end(delay_s, others, stopped)
+        _wait_for_end(delay_s, others, folder.path, stopped)
         if stopped:
             break
         delay_s = min(2 * delay_s, MOST_DELAY_S)
@@ -101,16 +101,17 @@ def _run_process(arguments: Sequence[str], stopped: list[int]) -> int:
         return process.wait()
 
 
-def _wait_for_end(delay_s: float, others: Collection[int], stopped: list[int]) -> None:
+def _wait_for_end(delay_s: float, others: Collection[int], run: Path, stopped: list[int]) -> None:
     """Waits for a time, and until the processes of the killed command have ended, which may still hold its devices.
 
-    After ENDING_S the remaining ones are killed. others: children of this process that are not of the command.
-    stopped: as for _run_process(); a signal ends the wait.
+    After ENDING_S the remaining ones are killed. others: children of this process that are not of the command. run: the
+    run's folder. Its servers stay, because the next process of the run adopts them. stopped: as for _run_process(); a
+    signal ends the wait.
     """
     started_s = time.monotonic()
     with _received_signals(stopped.append):
         while not stopped:
-            left, passed_s = _list_orphans(others), time.monotonic() - started_s
+            left, passed_s = _list_orphans(others, run), time.monotonic() - started_s
             if not left and passed_s >= delay_s:
                 return
             if passed_s > ENDING_S:
@@ -124,14 +125,26 @@ def _kill(processes: Sequence[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def _list_orphans(others: Collection[int]) -> list[int]:
-    """Returns the PIDs of the adopted processes that run."""
+def _list_orphans(others: Collection[int], run: Path) -> list[int]:
+    """Returns the PIDs of the adopted processes that run, except the guards of a run's servers. See _wait_for_end()."""
     found = []
     for process in list_children():
         with contextlib.suppress(ChildProcessError):
-            if process not in others and os.waitpid(process, os.WNOHANG)[0] == 0:
+            if process in others or os.waitpid(process, os.WNOHANG)[0] != 0:
+                continue
+            if not _is_guard(process, run):
                 found.append(process)
     return found
+
+
+def _is_guard(process: int, run: Path) -> bool:
+    """Returns True for the guard of a server of the run: its command line contains the server's record."""
+    try:
+        arguments = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    records = {os.fsencode(record.absolute()) for record in run.glob("engines/rollout-*.json")}
+    return not records.isdisjoint(arguments)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Start of a run, as each command words it: the choice between a new and an existing run, and how to continue one."""
+"""Start of a run, for all commands: the choice between a new and an existing run, and how to continue one."""
 
 from typing import TYPE_CHECKING
 
@@ -19,5 +19,5 @@ def how_to_continue(folder: "RunFolder") -> str:
     from interlace.observe.checkpoints import Checkpoints  # loads numpy, and each command imports this module
 
     if not Checkpoints(folder.checkpoints, keep=1).steps():
-        return "There is no checkpoint to go on from: start it again with --overwrite."
-    return f"To go on from its newest checkpoint: interlace train {folder.config} --name {folder.name} --resume"
+        return "There is no checkpoint to continue from: start it again with --overwrite."
+    return f"To continue from its newest checkpoint: interlace train {folder.config} --name {folder.name} --resume"

@@ -44,7 +44,7 @@ def none_is_whole(lab: Lab) -> None:
     flip(lab.run / "checkpoints" / "step_2" / WEIGHTS)
     ended = lab.resume("steps=6")
     ended.refused("has no whole checkpoint to go on from", "step_4 has", "step_2 has")
-    assert "To go on from" not in ended.text, "it advises the command that has just failed"
+    assert "To continue from" not in ended.text, "it advises the command that has just failed"
     assert lab.steps() == [1, 2, 3, 4]
 
 

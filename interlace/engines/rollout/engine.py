@@ -101,6 +101,10 @@ class NativeParts:
         """Returns the limits of requests."""
         return self._limits
 
+    def clear_prefixes(self) -> None:
+        """Drops the keys and values of ended sequences."""
+        self._prefixes.clear()
+
     def memory(self) -> EngineMemory:
         return EngineMemory(weights=self._weights.num_bytes, kv_cache=self._pool.num_bytes)
 

@@ -123,12 +123,44 @@ def test_a_restart_waits_for_the_processes_of_the_killed_command(tmp_path: Path,
         f"import os; os.chdir({str(tmp_path)!r}); os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
         f"supervise.ENDING_S = {30 if ends else 0.2}\n"
         "stopped = []; status = supervise._run_process([], stopped)\n"
-        "print(status, len(supervise._list_orphans([])))\n"
-        "supervise._wait_for_end(0.0, [], stopped)\n"
-        "print(len(supervise._list_orphans([])), os.path.exists('rank-ended'))"
+        "from pathlib import Path; run = Path('run')\n"
+        "print(status, len(supervise._list_orphans([], run)))\n"
+        "supervise._wait_for_end(0.0, [], run, stopped)\n"
+        "print(len(supervise._list_orphans([], run)), os.path.exists('rank-ended'))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert found.stdout.splitlines() == ["-9 1", f"0 {ends}"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux alone")
+def test_a_restart_leaves_the_servers_of_its_run_for_adoption(tmp_path: Path) -> None:
+    program = tmp_path / "interlace"
+    program.mkdir()
+    (program / "__init__.py").touch()
+    for name in ("mine", "other"):
+        (tmp_path / "runs" / name / "engines").mkdir(parents=True)
+        (tmp_path / "runs" / name / "engines" / "rollout-0.json").touch()
+    (program / "__main__.py").write_text(
+        "import os, signal, subprocess, sys\n"
+        "for run in ('mine', 'other'):\n"
+        "    guard = ['import time; time.sleep(60)', '60', os.path.abspath(f'runs/{run}/engines/rollout-0.json')]\n"
+        "    subprocess.Popen([sys.executable, '-c', *guard], start_new_session=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from interlace.cli import supervise\n"
+        "from interlace.core.process_parent import list_children\n"
+        "from pathlib import Path\n"
+        f"import os; os.chdir({str(tmp_path)!r}); os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
+        "supervise.ENDING_S = 0.5\n"
+        "stopped = []; supervise._run_process([], stopped)\n"
+        "supervise._wait_for_end(0.0, [], Path('runs/mine'), stopped)\n"
+        "for process in list_children():\n"
+        "    print(Path(f'/proc/{process}/cmdline').read_text().split(chr(0))[4]); os.kill(process, 9)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.splitlines() == [str(tmp_path / "runs/mine/engines/rollout-0.json")]
 
 
 def test_a_signal_to_the_supervisor_reaches_its_process_once(tmp_path: Path) -> None:

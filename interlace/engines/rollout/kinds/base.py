@@ -32,6 +32,8 @@ LACKS: Mapping[Feature, str] = {
     "kv_use": "it does not say how full its KV cache is",
 }
 """Abilities that servers lack."""
+LONGEST_PARENT = 64
+"""Longest path of the parent of a server's folder, in bytes: systems limit the path of a socket file to 104 or 108."""
 MODEL = "model"
 """Name of the model's folder in the private folder of a server."""
 
@@ -128,8 +130,9 @@ class ServedKind(EngineKind, ABC):
                 link = link_to(server)
                 try:
                     capacity = link.open()
-                except InterlaceError as error:
-                    raise NotAdoptedError(f"the server at {server.address.url} was ended: {error}") from error
+                except (InterlaceError, OSError) as error:  # TimeoutError is an OSError
+                    reason = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else error
+                    raise NotAdoptedError(f"the server at {server.address.url} was ended: {reason}") from error
                 adopted = f"the server at {server.address.url}, which runs already, is adopted"
                 return _OpenServer(link=link, capacity=capacity, folder=server.lease.folder, notes=(adopted,))
         except NotAdoptedError as error:
@@ -161,7 +164,7 @@ class ServedKind(EngineKind, ABC):
         from interlace.engines.rollout.services.lease import ServerLease
         from interlace.engines.rollout.services.process import ServerProcess, free_port
 
-        private = Path(tempfile.mkdtemp(prefix="interlace-server-"))  # mode 0700: other users cannot enter it
+        private = make_private_folder()
         try:
             loaded.model.save_pretrained(private / MODEL)
             loaded.tokenizer.save_pretrained(private / MODEL)
@@ -187,6 +190,12 @@ class _OpenServer:
     folder: Path
     """Private folder of the server."""
     notes: tuple[str, ...]
+
+
+def make_private_folder() -> Path:
+    """Makes a folder that only the user can enter, in /tmp if TMPDIR is too long for the path of a socket file."""
+    is_long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_PARENT
+    return Path(tempfile.mkdtemp(prefix="interlace-server-", dir="/tmp" if is_long else None))
 
 
 def describe_model(loaded: "LoadedModel") -> str:

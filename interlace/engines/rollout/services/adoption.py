@@ -1,6 +1,8 @@
 """Adoption of a server that an earlier process of the run started: its record in the run's folder, and the checks."""
 
+import contextlib
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -76,6 +78,7 @@ def adopt_server(
     lease = ServerLease(seconds=seconds, record=file, folder=Path(record.folder))
     guard = lease.connect()
     if guard is None:
+        _remove_folder(lease)
         raise NotAdoptedError(f"{named}: it has ended")
     wanted = command(record)
     server = ServerProcess(wanted, record.address, log, lease, adopted=guard)
@@ -85,6 +88,14 @@ def adopt_server(
         server.remove_files()
         raise NotAdoptedError(f"{named}, and was ended: {changed} has changed")
     return server
+
+
+def _remove_folder(lease: ServerLease) -> None:
+    """Removes the folder of a server, which contains a whole model, if the guard was killed before it removed it."""
+    with contextlib.suppress(OSError):
+        if (lock := lease.lock()) is not None:
+            shutil.rmtree(lease.folder, ignore_errors=True)
+            os.close(lock)
 
 
 def _describe_change(record: ServerRecord, wanted: ServerCommand) -> str:

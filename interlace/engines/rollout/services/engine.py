@@ -219,7 +219,7 @@ class ServiceEngine(LinkedServer):
 
     def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:  # noqa: ARG002 - a server wakes as a whole
         if self._is_away:
-            self._link.call(lambda client: client.wake())
+            self._link.change_sleep(sleeps=False)
             self._is_away = False
 
     def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:  # noqa: ARG002
@@ -227,7 +227,7 @@ class ServiceEngine(LinkedServer):
         if self._is_away:
             return
         self._resubmit_partials(self.abort())
-        self._link.call(lambda client: client.sleep())
+        self._link.change_sleep(sleeps=True)
         self._is_away = True
 
     def metrics(self) -> Metrics:

@@ -1,8 +1,8 @@
-"""Runs this Python with the given arguments, and kills the process group after the end of the run.
+"""Runs this Python with the given arguments, and ends the process group after the end of the run.
 
 Arguments: the lease in seconds, its record, the server's folder (see ServerLease), and the arguments of the server. The
 standard input is a pipe from the run. It ends when the run ends, even by SIGKILL, so no server outlives the run and
-the lease.
+the lease. The server ends with this process.
 """
 
 import contextlib
@@ -12,38 +12,76 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+from interlace.core.process_parent import end_with_parent
 from interlace.engines.rollout.services.lease import ServerLease
+from interlace.engines.rollout.services.version_folders import remove_stale_folders
+
+GROUP_END_S, POLL_S = 10.0, 0.02
+"""Seconds for the processes of a server to end by SIGTERM before they are killed, and between two checks."""
 
 
 def main(seconds: str, record: str, folder: str, *arguments: str) -> int:
     """Runs the command and returns its exit status."""
     lease = ServerLease(seconds=float(seconds), record=Path(record), folder=Path(folder))
-    child = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.DEVNULL)
-    threading.Thread(target=_end_with_the_run, args=(lease,), daemon=True).start()
+    with contextlib.suppress(OSError):
+        lease.lock()
+    child = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: end_with_parent(signal.SIGKILL),  # noqa: PLW1509 - no threads
+    )
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    return child.wait()
+    threading.Thread(target=_end_with_the_run, args=(lease,), daemon=True).start()
+    status = child.wait()
+    _end_group()  # a server that crashed leaves processes, which may hold a device
+    return status
 
 
 def _end_with_the_run(lease: ServerLease) -> None:
     """Waits for the end of the run, and of each run that adopts the server; then removes the server and its files."""
-    _wait_for_end(0)
-    while (owner := lease.wait_for_owner()) is not None:
-        with owner:
-            _wait_for_end(owner.fileno())
-    from interlace.engines.rollout.services.version_folders import remove_stale_folders
-
-    remove_stale_folders()
-    shutil.rmtree(lease.folder, ignore_errors=True)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(os.getpgrp(), signal.SIGKILL)
+    try:
+        _wait_for_end(0)
+        while (owner := lease.wait_for_owner()) is not None:
+            with owner:
+                _wait_for_end(owner.fileno())
+        remove_stale_folders()
+    finally:
+        shutil.rmtree(lease.folder, ignore_errors=True)
+        _end_group()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _wait_for_end(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         while os.read(descriptor, 1024):
             pass
+
+
+def _end_group() -> None:
+    """Ends the other processes of the group. vLLM's remove their shared memory after SIGTERM, and not after SIGKILL."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(os.getpgrp(), signal.SIGTERM)
+    deadline_s = time.monotonic() + GROUP_END_S
+    while (others := _list_others()) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    for process in others:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _list_others() -> list[int]:
+    """Returns the other processes of the group that run. Empty if the system has no /proc."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = file.read_text().rpartition(")")[2].split()[:3]
+            if int(group) == os.getpgrp() and state != "Z" and int(file.parent.name) != os.getpid():
+                found.append(int(file.parent.name))
+    return found
 
 
 if __name__ == "__main__":

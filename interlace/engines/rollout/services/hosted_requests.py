@@ -25,6 +25,10 @@ class ServedEngine(RolloutEngine, Protocol):
         """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
         ...
 
+    def clear_prefixes(self) -> None:
+        """Drops the keys and values of ended sequences."""
+        ...
+
     @property
     def model(self) -> "PreTrainedModel":
         """Returns the served model. Only the caller of this engine may run it."""
@@ -85,10 +89,11 @@ class HostedRequests:
             self._finish_request(response)
 
     def pause(self, *, aborts: bool) -> None:
-        """Stops the requests until resume(). aborts: the running ones end."""
+        """Stops the requests until resume(). aborts: the running ones end, and no later one reuses their tokens."""
         self.is_paused = True
         if aborts:
             self.end([*self._tickets])
+            self._engine.clear_prefixes()
 
     def resume(self) -> None:
         """Continues the requests, and begins those that waited."""

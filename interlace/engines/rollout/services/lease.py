@@ -1,4 +1,4 @@
-"""Lease of a server: it outlives a run that was killed for some seconds, in which a resumed run can adopt it.
+"""Lease of a server. A server outlives a killed run for some seconds, in which a resumed run can adopt it.
 
 A guard process runs the server as long as a run is connected to the guard. The operating system ends the connection
 with the run, even if the run is killed. The guard then listens at a socket file until a run connects or the lease has
@@ -6,6 +6,7 @@ ended. Only the user can enter the folder of the socket file.
 """
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -13,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-LOOK_EVERY_S = 0.25
+POLL_S = 0.25
 """Seconds between two checks of the record, and between two attempts to connect to a guard."""
 CONNECT_S = 2.0
 """Seconds in which a guard begins to listen after its run was killed."""
@@ -34,6 +35,19 @@ class ServerLease:
         """Returns the socket file at which the guard listens."""
         return self.folder / "lease"
 
+    def lock(self) -> int | None:
+        """Locks the folder, which the guard does until its end. Returns a descriptor; None if the folder is locked.
+
+        The lock ends with the descriptor. Raises OSError if the folder does not exist or cannot be locked.
+        """
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
     def wait_for_owner(self) -> socket.socket | None:
         """Waits, in the guard, for a run that adopts the server. Returns its connection; None if the lease ends."""
         if not self.seconds:
@@ -43,7 +57,7 @@ class ServerLease:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(self.socket_file))
             listener.listen()
-            listener.settimeout(LOOK_EVERY_S)
+            listener.settimeout(POLL_S)
             while time.monotonic() < deadline_s and self._is_current():
                 with contextlib.suppress(OSError):
                     owner, _ = listener.accept()
@@ -65,7 +79,7 @@ class ServerLease:
             connection.close()
             if time.monotonic() > deadline_s:
                 return None
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
         return None
 
     def _is_current(self) -> bool:
@@ -84,12 +98,14 @@ class AdoptedGuard:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         """pid: of the guard; it stays valid while the guard keeps the connection open."""
         self.pid, self._connection = pid, connection
+        self._poller = select.poll()  # select.select() fails for descriptors from 1024 on
+        self._poller.register(connection, select.POLLIN)
 
     def poll(self) -> int | None:
         """Returns 0 if the guard has ended, else None."""
-        return 0 if select.select([self._connection], [], [], 0)[0] else None
+        return 0 if self._poller.poll(0) else None
 
     def wait(self) -> None:
         """Waits for the end of the guard, and closes the connection."""
-        select.select([self._connection], [], [])
+        self._poller.poll()
         self._connection.close()

@@ -115,24 +115,28 @@ class ServerLink:
 
     async def _connect_client(self, ends_requests: bool) -> ServiceCapacity:
         settings = self._settings
-        start_s = settings.patience_s if self._process and ends_requests else settings.start_s
+        answer_s = settings.patience_s if self._process and ends_requests else settings.start_s
+        ready_s = max(settings.patience_s, settings.start_s)
         for task in self._tasks:
             task.cancel()
         if self._client is not None:
             await self._client.close()
         client = self._client = self._connect()
         fault = self._process.fault if self._process else lambda: None
-        await wait_until_healthy(client, fault, start_s=start_s, patience_s=settings.patience_s)
-        async with asyncio.timeout(max(settings.patience_s, start_s)):
-            if ends_requests:
-                await client.pause("abort")
-                if self._process:
-                    await client.wake()  # a schedule with shared devices may have sent it to sleep
-                await client.resume()
-            capacity = await client.capacity()
-            if (version := (await client.health()).version) is not None:
-                self._versions.add(version)  # Version of requests that began before the first load.
-            await warm_up(client, next(self._numbers))
+        await wait_until_healthy(client, fault, start_s=answer_s, patience_s=settings.patience_s)
+        try:
+            async with asyncio.timeout(ready_s):
+                if ends_requests:
+                    if self._process:  # a schedule with shared devices may have sent it to sleep
+                        await _change_sleep(client, self._process, sleeps=False)
+                    await client.pause("abort")
+                    await client.resume()
+                capacity = await client.capacity()
+                if (version := (await client.health()).version) is not None:
+                    self._versions.add(version)  # Version of requests that began before the first load.
+                await warm_up(client, next(self._numbers))
+        except TimeoutError:
+            raise ServiceError(f"{client.name} answers, and was not ready to serve within {ready_s:g} s") from None
         return capacity
 
     def send(self, requests: Sequence[Request]) -> None:
@@ -156,6 +160,10 @@ class ServerLink:
             return await verb(self._client)
 
         return self._wait_for_result(run())
+
+    def change_sleep(self, *, sleeps: bool) -> None:
+        """Sends the server to sleep, or wakes it."""
+        self.call(lambda client: _change_sleep(client, self._process, sleeps=sleeps))
 
     def load(self, folder: Path, version: int, mode: LoadMode, probe: WeightProbe | None) -> None:
         """Loads a version and checks that the server serves it.
@@ -284,6 +292,21 @@ class ServerLink:
             if num_running and not health.is_paused and quiet_s > settings.progress_s:
                 self._cancel_work(f"{client.name} sent no token of {num_running} requests for {quiet_s:.0f} s")
                 return
+
+
+async def _change_sleep(client: EngineClient, process: ServerProcess | None, *, sleeps: bool) -> None:
+    """Sends a server to sleep, which a file records for a run that adopts the server; or wakes it if it sleeps.
+
+    An awake server of SGLang fails if it is woken.
+    """
+    if process is None:
+        await (client.sleep() if sleeps else client.wake())
+    elif sleeps:
+        process.sleep_file.touch()
+        await client.sleep()
+    elif process.sleep_file.exists():
+        await client.wake()
+        process.sleep_file.unlink(missing_ok=True)
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -22,8 +22,8 @@ GUARD = "interlace.engines.rollout.services.guard"
 DISK_TEXTS = ("No space left on device", "Disk quota exceeded")
 TAIL_BYTES = 3000
 """Bytes at the end of a log that an error quotes."""
-END_S = 10.0
-"""Seconds for a server to end by SIGTERM before it is killed."""
+END_S = 20.0
+"""Seconds for a server and its guard to end by SIGTERM before they are killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +72,11 @@ class ServerProcess:
         """Returns True if the server was started by an earlier process of the run."""
         return isinstance(self._process, AdoptedGuard)
 
+    @property
+    def sleep_file(self) -> Path:
+        """Returns the file that exists while the server sleeps."""
+        return self.lease.folder / "asleep"
+
     def start(self) -> None:
         """Starts the server process; it does not listen yet.
 
@@ -79,6 +84,7 @@ class ServerProcess:
         """
         if self.address.url.startswith(UNIX):
             Path(self.address.url.removeprefix(UNIX)).unlink(missing_ok=True)
+        self.sleep_file.unlink(missing_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started_at = _count_bytes(self.log)
         lease = (f"{self.lease.seconds:g}", str(self.lease.record), str(self.lease.folder))

@@ -9,7 +9,8 @@ from interlace.core.errors import InterlaceError
 from interlace.core.types import FinishReason, Request
 
 PauseMode: TypeAlias = Literal["keep", "abort"]
-"""keep: running requests pause and continue after resume(). abort: they end with the tokens so far."""
+"""keep: running requests pause and continue after resume(). abort: they end with the tokens so far, and the server
+drops all cached keys and values, which may be of another run's weights."""
 LoadMode: TypeAlias = Literal["keep", "recompute"]
 """Treatment of the KV cache of running requests when weights change."""
 VersionRun: TypeAlias = tuple[int, int]

@@ -74,6 +74,8 @@ class SGLangClient(StreamingClient):
         self._is_paused = True
         named = "abort" if mode == "abort" else "in_place"
         await self._connection.post("/pause_generation", {"mode": named}, timeout_s=LONG_S)
+        if mode == "abort":  # the server waits some seconds for the ends of the requests
+            await self._connection.post(f"/flush_cache?timeout={SHORT_S:g}", timeout_s=LONG_S)
 
     async def resume(self) -> None:
         await self._connection.post("/continue_generation", {}, timeout_s=SHORT_S)

@@ -78,7 +78,8 @@ class VLLMClient(StreamingClient):
 
     async def pause(self, mode: PauseMode) -> None:
         self._is_paused = True
-        await self._connection.post(f"/pause?mode={mode}&clear_cache=false", timeout_s=LONG_S)
+        clears = "true" if mode == "abort" else "false"
+        await self._connection.post(f"/pause?mode={mode}&clear_cache={clears}", timeout_s=LONG_S)
 
     async def resume(self) -> None:
         await self._connection.post("/resume", timeout_s=SHORT_S)

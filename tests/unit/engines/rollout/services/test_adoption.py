@@ -1,9 +1,12 @@
 """A server outlives a killed run for its lease, and a resumed run adopts it only if it is the run's own server."""
 
 import contextlib
+import fcntl
 import os
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,8 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from interlace.engines.rollout.kinds.base import make_private_folder
 from interlace.engines.rollout.services.adoption import NotAdoptedError, ServerRecord, adopt_server
+from interlace.engines.rollout.services.hosted import HostedEngine
+from interlace.engines.rollout.services.lease import AdoptedGuard
+from interlace.engines.rollout.services.link import LinkSettings, ServerLink
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
+from interlace.engines.rollout.services.protocol import ServiceCapacity
 from tests.support.engine_servers import wait_until
 from tests.support.processes import all_gone, children, descendants, handles
 
@@ -71,9 +79,11 @@ def adopt_and_wait() -> None:
     time.sleep(600)
 
 
-def start_run(record: Path, folder: Path, seconds: float) -> tuple[subprocess.Popen[bytes], int]:
+def start_run(
+    record: Path, folder: Path, seconds: float, arguments: tuple[str, ...] = SLEEP
+) -> tuple[subprocess.Popen[bytes], int]:
     """Starts a run with a server. Returns the run, and the guard's process id."""
-    command = [sys.executable, "-c", START, str(record), str(folder), str(seconds), *SLEEP]
+    command = [sys.executable, "-c", START, str(record), str(folder), str(seconds), *arguments]
     run = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert run.stdout is not None
     guard = int(run.stdout.readline())
@@ -122,7 +132,7 @@ def test_a_server_has_one_run(killed: Killed) -> None:
     server = killed.adopt()
     with pytest.raises(NotAdoptedError, match="it has ended"):
         killed.adopt()
-    assert isinstance(server, ServerProcess) and server.fault() is None
+    assert isinstance(server, ServerProcess) and server.fault() is None and killed.folder.exists()
     server.stop()
 
 
@@ -149,8 +159,10 @@ def test_a_server_of_another_run_is_left_alone(killed: Killed, tmp_path: Path) -
 
 def test_a_server_whose_guard_was_killed_is_not_adopted(killed: Killed) -> None:
     signal.pidfd_send_signal(killed.processes[0], signal.SIGKILL)
+    assert killed.has_ended(), "a server ends with its guard"
     with pytest.raises(NotAdoptedError, match="it has ended"):
         killed.adopt()
+    assert not killed.folder.exists()
 
 
 def test_a_server_ends_with_its_lease_and_leaves_nothing(tmp_path: Path, folder: Path) -> None:
@@ -172,3 +184,85 @@ def test_a_command_that_ends_with_an_error_leaves_no_server(tmp_path: Path, fold
     run.wait()
     assert all_gone([handle], 30.0)
     os.close(handle)
+
+
+def test_a_server_ends_if_its_guard_cannot_listen(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 120)  # longer than a path of a socket file can be
+    deep.mkdir()
+    found = kill_run(tmp_path / "rollout-0.json", deep, 600.0)
+    assert found.has_ended() and not deep.exists()
+
+
+def test_the_processes_of_a_server_that_crashed_end_and_may_clean_up(tmp_path: Path, folder: Path) -> None:
+    """A process of the server that ends some time after SIGTERM is not killed before."""
+    cleaned = tmp_path / "cleaned"
+    helper = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.0), pathlib.Path(sys.argv[1]).touch(), sys.exit()))\n"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    server = (
+        "import os, subprocess, sys\n"
+        f"helper = subprocess.Popen([sys.executable, '-c', {helper!r}, {str(cleaned)!r}], stdout=subprocess.PIPE)\n"
+        "helper.stdout.readline(); os.abort()"
+    )
+    run, guard = start_run(tmp_path / "rollout-0.json", folder, 600.0, ("-c", server))
+    [handle] = handles([guard])
+    assert all_gone([handle], 30.0) and cleaned.exists()
+    os.close(handle)
+    run.kill()
+    run.wait()
+
+
+def test_a_run_with_many_open_files_sees_the_end_of_a_guard() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(2048, limits[1])), limits[1]))
+    ours, theirs = socket.socketpair()
+    try:
+        moved = fcntl.fcntl(ours.detach(), fcntl.F_DUPFD, 1024)
+        guard = AdoptedGuard(socket.socket(fileno=moved), 0)
+        assert guard.poll() is None
+        theirs.close()
+        assert guard.poll() == 0
+        guard.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_an_adopted_server_is_woken_only_if_it_sleeps(killed: Killed, sleeps: bool) -> None:
+    """SGLang's scheduler ends if it is woken while it is awake."""
+    from interlace.engines.rollout import (
+        NativeConfig,
+        NativeEngine,
+    )  # loads torch, which adopt_and_wait() does not need
+    from interlace.models.config import ModelConfig
+    from interlace.models.loading import load_model
+
+    woken: list[bool] = []
+
+    class Server(HostedEngine):
+        async def wake(self) -> None:
+            woken.append(True)
+            await super().wake()
+
+    server = killed.adopt()
+    assert isinstance(server, ServerProcess)
+    if sleeps:
+        server.sleep_file.touch()
+    engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=4096))
+    limits = LinkSettings(heartbeat_s=60.0, patience_s=60.0, progress_s=60.0, start_s=60.0, probe_gap=0.05)
+    link = ServerLink(lambda: Server(engine, ServiceCapacity()), limits, process=server)
+    link.open()
+    assert woken == [True] * sleeps and not server.sleep_file.exists()
+    link.close()
+
+
+def test_a_long_temporary_folder_leaves_room_for_socket_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = make_private_folder()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+    shutil.rmtree(folder)

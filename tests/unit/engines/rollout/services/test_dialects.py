@@ -122,6 +122,24 @@ def test_vllm_loads_while_it_stands_still_and_salts_its_prefix_cache_by_version(
     assert calls[1][1] == {"method": "load_folder", "args": ["/weights"]} and calls[4][1]["cache_salt"] == "version 5"
 
 
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [
+        ("vllm", ["/pause?mode=abort&clear_cache=true"]),
+        ("sglang", ["/pause_generation", "/flush_cache?timeout=10"]),
+    ],
+)
+def test_a_server_that_a_run_takes_over_drops_its_cache(dialect: str, expected: list[str]) -> None:
+    paths: list[str] = []
+
+    async def handle(path: str, body: Body) -> Any:
+        paths.append(path)
+        return {}
+
+    talk(dialect, handle, lambda client: client.pause("abort"))
+    assert paths == expected
+
+
 def test_vllm_refuses_one_request_and_serves_the_others() -> None:
     async def handle(path: str, body: Body) -> Any:
         if body["token_ids"][0] == 9:

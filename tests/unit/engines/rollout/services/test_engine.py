@@ -1,6 +1,8 @@
 """The rollout protocol works over a server in this process."""
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +12,7 @@ from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine, ServiceTraits
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.link import LinkSettings, ServerLink
-from interlace.engines.rollout.services.protocol import ServiceCapacity
+from interlace.engines.rollout.services.protocol import PauseMode, ServiceCapacity, ServiceError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 
@@ -47,3 +49,15 @@ def test_a_refusal_that_arrives_during_an_abort_is_reported_by_the_next_step(lin
     assert ended.request == good and ended.finish_reason in (FinishReason.ABORTED, FinishReason.LENGTH)
     [refused] = engine.step().finished
     assert refused.request == wrong and "not in the model's vocabulary" in refused.failure
+
+
+def test_a_server_that_answers_only_about_its_health_is_refused_with_the_limit() -> None:
+    class Hanging(HostedEngine):
+        async def pause(self, mode: PauseMode) -> None:
+            del mode
+            await asyncio.sleep(600)
+
+    engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=4096))
+    limits = replace(SETTINGS, patience_s=0.1, start_s=0.3)
+    with pytest.raises(ServiceError, match=r"was not ready to serve within 0.3 s"):
+        ServerLink(lambda: Hanging(engine, ServiceCapacity()), limits).open()

@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.services.hosted import HostedEngine
-from interlace.engines.rollout.services.protocol import Delta, ServiceCapacity
+from interlace.engines.rollout.services.protocol import Delta, PauseMode, ServiceCapacity
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 
@@ -109,6 +109,24 @@ def test_a_paused_engine_holds_requests_until_it_resumes(hosted: HostedEngine) -
 
     asyncio.run(run())
     assert len(received.tokens(request().id)) == 24
+
+
+@pytest.mark.parametrize(("mode", "reused"), [("keep", True), ("abort", False)])
+def test_an_engine_that_a_run_takes_over_reuses_no_older_tokens(
+    hosted: HostedEngine, mode: PauseMode, reused: bool
+) -> None:
+    first = replace(request(), may_continue=True)
+
+    async def run() -> int:
+        received = Received()
+        await hosted.generate([first], received)
+        await hosted.pause(mode)
+        await hosted.resume()
+        turn = replace(first, uid="turn", prompt_ids=[5, 6, 7, *received.tokens(first.id), 8])
+        await hosted.generate([turn], received)
+        return received.deltas[turn.id][-1].num_cached_tokens
+
+    assert (asyncio.run(run()) > 0) is reused
 
 
 def test_a_refused_request_ends_alone(hosted: HostedEngine) -> None:
