@@ -127,10 +127,7 @@ class ServerLink:
         try:
             async with asyncio.timeout(ready_s):
                 if ends_requests:
-                    if self._process:  # a schedule with shared devices may have sent it to sleep
-                        await _change_sleep(client, self._process, sleeps=False)
-                    await client.pause("abort")
-                    await client.resume()
+                    await _take_over(client, self._process)
                 capacity = await client.capacity()
                 if (version := (await client.health()).version) is not None:
                     self._versions.add(version)  # Version of requests that began before the first load.
@@ -292,6 +289,14 @@ class ServerLink:
             if num_running and not health.is_paused and quiet_s > settings.progress_s:
                 self._cancel_work(f"{client.name} sent no token of {num_running} requests for {quiet_s:.0f} s")
                 return
+
+
+async def _take_over(client: EngineClient, process: ServerProcess | None) -> None:
+    """Ends the requests of the process that used the server before, and drops its cached keys and values."""
+    if process:  # a schedule with shared devices may have sent it to sleep
+        await _change_sleep(client, process, sleeps=False)
+    await client.pause("abort")
+    await client.resume()
 
 
 async def _change_sleep(client: EngineClient, process: ServerProcess | None, *, sleeps: bool) -> None:
