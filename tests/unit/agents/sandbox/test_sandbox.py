@@ -256,7 +256,7 @@ def test_caller_that_is_cancelled_ends_the_code(box: Box) -> None:
     box.runner.run(asyncio.wait_for(cancel(), 5))
 
 
-def test_closed_sandbox_leaves_no_process_and_no_folder() -> None:
+def test_closed_sandbox_leaves_no_process_and_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use() -> int:
         sandbox = await Sandbox.start(CONFIG)
         sandbox.close()
@@ -264,9 +264,11 @@ def test_closed_sandbox_leaves_no_process_and_no_folder() -> None:
             await sandbox.run("1")
         return sandbox._server.pid
 
-    before = {*Path(tempfile.gettempdir()).glob("interlace-*")}
-    pid = asyncio.run(use())
-    assert not {*Path(tempfile.gettempdir()).glob("interlace-*")} - before and not Path(f"/proc/{pid}").exists()
+    with tempfile.TemporaryDirectory() as folder:  # a short path: the sandbox's probe listens at a socket file
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        pid = asyncio.run(use())
+        assert not [*Path(folder).iterdir()] and not Path(f"/proc/{pid}").exists()
 
 
 def test_guard_that_was_not_set_up_is_missing_whatever_stood_in_for_it() -> None:

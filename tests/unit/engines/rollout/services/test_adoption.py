@@ -29,7 +29,7 @@ from tests.support.processes import all_gone, children, descendants, handles
 
 SLEEP = ("-c", "import time; time.sleep(600)")
 START = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from interlace.engines.rollout.services.adoption import write_record
 from interlace.engines.rollout.services.http import Address
@@ -42,6 +42,7 @@ lease = ServerLease(seconds=seconds, record=record, folder=folder)
 address = Address(url="http://127.0.0.1:9", key="key")
 write_record(lease, address, command, "model")
 server = ServerProcess(command, address, record.with_suffix(".log"), lease)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
 server.start()
 print(server.pid, flush=True)
 time.sleep(600)
