@@ -1,4 +1,4 @@
-"""Ranks of `scale.py` that compute nothing, each behind a socket, and the cluster that calls them.
+"""Ranks of `scale.py` that compute nothing, and the cluster that calls each of them over a socket.
 
 One process has all ranks. Each rank has a connection over TCP on loopback, and speaks the protocol of ranks in separate
 processes. The controller's side of the connection is the real one.
@@ -175,7 +175,7 @@ class LoopbackRank(ProcessRank):
 
 
 class LoopbackCluster(Cluster):
-    """Cluster whose ranks are behind sockets of this machine."""
+    """Cluster that calls its ranks over sockets of this machine."""
 
     def __init__(self, devices: Sequence[Device], schedule: Schedule, *, port: int) -> None:
         super().__init__(devices, schedule, hang_after_s=600.0)

@@ -3,7 +3,7 @@
     python benchmarks/far_engine.py [--steps 12] [--round-trip 0.05] [--json far_engine.json]
 
 The flow, the driver and the rule for the length of a call (`CallLength`) are the real ones; the engine and the trainer
-are cost models of a small model on two devices (10 ms for a decode step). "Fixed calls" end 10 ms after their begin if
+are cost models of a small model on two devices (10 ms for a decode step). "Fixed calls" end 10 ms after their start if
 a sequence has finished; "longer calls" follow the rule.
 """
 
@@ -46,7 +46,7 @@ class Row:
 
 
 class FarEngine(CheckedEngine):
-    """Simulated engine whose calls last as long as those of a rollout worker."""
+    """Simulated engine whose calls last as long as the calls of a rollout worker."""
 
     def __init__(self, context: WorkerContext, is_longer: bool, **given: Any) -> None:
         super().__init__(context, **given)

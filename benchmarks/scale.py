@@ -5,7 +5,7 @@
 
 Flow, stages, gate, batcher, dispatch and channels are the real ones. In the first table, workers only take virtual
 time; a size is a number of devices and a number of samples in flight. In the second table the event loop, the calls and
-their connections are real too: each rank is behind a TCP connection on loopback and computes nothing; three quarters
+their connections are real too: each rank is called over TCP on loopback and computes nothing; three quarters
 are engines, the others are the ranks of one trainer. 25 samples are in flight for each rank. Each size runs in a
 separate process, and the ranks in another, whose time does not count. An event is a callback of the event loop. Cost
 that grows faster than the size shows in the column of a sample. --profile prints the functions that take the most time.

@@ -28,13 +28,13 @@ from _page import write_table
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
+from interlace.robots.world_model.worker import HORIZONS
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
 
 BEGIN, END = "<!-- benchmarks/world_model.py -->", "<!-- end of world model -->"
 WINDOW = 10
 """Steps in a mean of the score."""
-HORIZONS = (1, 2, 4, 8, 16)
 SHARED = ("task.starts.heldout_size=0", "logging.loggers=[]", "logging.timeline=false", "eval_every=0")
 NO_MODEL = ("task.starts.imagined_per_start=0", "episode.imagined=null", "world_model=null", "replay=null")
 Line = Mapping[str, float]

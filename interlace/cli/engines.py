@@ -44,7 +44,7 @@ def engines_folder(run: str) -> Path:
     found = find_run(run)
     if found is None:
         raise UserError(f"there is no run {run!r} here.")
-    return found.path / "engines"
+    return found.engines
 
 
 def send_command(folder: Path, verb: str, engine: str) -> str:

@@ -1,5 +1,6 @@
 """Preparations and output of a command: checks its output file, silences libraries, prints lines."""
 
+import contextlib
 import os
 import sys
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
+from interlace.core.processes import read_stat
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,11 +21,10 @@ _started_s: list[float] = []
 
 def note_start() -> None:
     """Records that this process is a command, whose start counts in limits of its time."""
-    stat = Path("/proc/self/stat")
     age_s = time.process_time()
-    if stat.exists():  # Linux
-        ticks = int(stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19])
-        age_s = max(age_s, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    with contextlib.suppress(OSError):  # other systems than Linux have no such file
+        started_s = int(read_stat("self")[19]) / os.sysconf("SC_CLK_TCK")
+        age_s = max(age_s, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
     _started_s[:] = [time.monotonic() - age_s]
 
 

@@ -14,21 +14,24 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.preflight import ROOT, say
-from interlace.core.process_parent import adopt_orphans, end_with_parent, list_children
+from interlace.core.processes import adopt_orphans, end_with_parent, kill_processes, list_children, read_command
+
+if TYPE_CHECKING:
+    from interlace.observe.run_folder import RunFolder
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for the end of a command."""
 FIRST_DELAY_S, MOST_DELAY_S = 1.0, 60.0
 """Seconds before the first restart, doubled for each further one, and their maximum."""
 ENDING_S, POLL_S = 30.0, 0.1
-"""Seconds for the remaining processes of a killed run to end, after which they are killed, and between two looks."""
+"""Seconds for the remaining processes of a killed run to end, after which they are killed, and between two checks."""
 
 
 def supervise(
@@ -68,7 +71,7 @@ def supervise(
         saved = Checkpoints(folder.checkpoints, keep=1).steps()
         place = f"after step {saved[-1]}" if saved else "from the beginning, since there is no checkpoint"
         say(Console(), f"{killed} It continues {place}; {restarts} further starts are left.")
-        _wait_for_end(delay_s, others, folder.path, stopped)
+        _wait_for_end(delay_s, others, folder, stopped)
         if stopped:
             break
         delay_s = min(2 * delay_s, MOST_DELAY_S)
@@ -101,12 +104,12 @@ def _run_process(arguments: Sequence[str], stopped: list[int]) -> int:
         return process.wait()
 
 
-def _wait_for_end(delay_s: float, others: Collection[int], run: Path, stopped: list[int]) -> None:
+def _wait_for_end(delay_s: float, others: Collection[int], run: "RunFolder", stopped: list[int]) -> None:
     """Waits for a time, and until the processes of the killed command have ended, which may still hold its devices.
 
-    After ENDING_S the remaining ones are killed. others: children of this process that are not of the command. run: the
-    run's folder. Its servers stay, because the next process of the run adopts them. stopped: as for _run_process(); a
-    signal ends the wait.
+    After ENDING_S the remaining ones are killed. others: children of this process that are not of the command. run: its
+    servers stay, because the next process of the run adopts them. stopped: as for _run_process(); a signal ends the
+    wait.
     """
     started_s = time.monotonic()
     with _received_signals(stopped.append):
@@ -115,17 +118,11 @@ def _wait_for_end(delay_s: float, others: Collection[int], run: Path, stopped: l
             if not left and passed_s >= delay_s:
                 return
             if passed_s > ENDING_S:
-                _kill(left)
+                kill_processes(left)
             time.sleep(POLL_S)
 
 
-def _kill(processes: Sequence[int]) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
-def _list_orphans(others: Collection[int], run: Path) -> list[int]:
+def _list_orphans(others: Collection[int], run: "RunFolder") -> list[int]:
     """Returns the PIDs of the adopted processes that run, except the guards of a run's servers. See _wait_for_end()."""
     found = []
     for process in list_children():
@@ -137,14 +134,12 @@ def _list_orphans(others: Collection[int], run: Path) -> list[int]:
     return found
 
 
-def _is_guard(process: int, run: Path) -> bool:
+def _is_guard(process: int, run: "RunFolder") -> bool:
     """Returns True for the guard of a server of the run: its command line contains the server's record."""
-    try:
-        arguments = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    records = {os.fsencode(record.absolute()) for record in run.glob("engines/rollout-*.json")}
-    return not records.isdisjoint(arguments)
+    from interlace.engines.rollout.services.lease import RECORDS
+
+    records = {str(record.absolute()) for record in run.engines.glob(RECORDS)}
+    return not records.isdisjoint(read_command(process).split("\0"))
 
 
 @contextmanager

@@ -137,6 +137,11 @@ class Request:
         """Tokens that were generated before."""
         return len(self.generated_ids)
 
+    def list_prompt(self) -> list[int]:
+        """Returns the tokens of the context as Python integers. The items of an array are slower to convert."""
+        found: list[int] = np.asarray(self.prompt_ids).tolist()
+        return found
+
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the context."""

@@ -15,11 +15,11 @@ def read_rows(data: Any) -> Iterable[object]:
     if isinstance(data, Mapping):
         if all(isinstance(value, str | int | float) for value in data.values()):
             raise UserError("data is one mapping: give a list of rows, each a mapping.")
+        names = ", ".join(map(repr, data))
         if not all(_is_split(value) for value in data.values()):
-            names = ", ".join(map(repr, data))
             raise UserError(f"data is a mapping of {names}: give a list of rows, each a mapping, or a DataFrame.")
         splits = ", ".join(f"data[{name!r}]" for name in data)
-        raise UserError(f"data is a mapping of {', '.join(map(repr, data))}: give one split of it, such as {splits}.")
+        raise UserError(f"data is a mapping of {names}: give one split of it, such as {splits}.")
     if hasattr(data, "to_pylist"):  # pyarrow.Table
         rows: Iterable[object] = data.to_pylist(maps_as_pydicts="strict")
     elif hasattr(data, "iter_rows"):  # polars.DataFrame

@@ -27,7 +27,7 @@ from interlace.forecast.profile.types import Profile
 from interlace.forecast.virtual import Simulated, SimulatedRole, run_virtually
 from interlace.observe.jsonl import to_line
 from interlace.observe.run_data import RunData
-from interlace.observe.run_folder import RunFolder, claim_name
+from interlace.observe.run_folder import create_next_run
 from interlace.observe.transcripts import step_file
 from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.base import Episode
@@ -320,9 +320,7 @@ def simulate_into(
     recipes = under_each(spec, overrides, schedules)
     check_simulated(recipes, simulation.profile, simulation.devices)
     for name, recipe in recipes.items():
-        folder = RunFolder.create(
-            root, claim_name(root, f"{Path(spec).stem}-{Path(name).stem}-simulated"), overwrite=True
-        )
+        folder = create_next_run(root, f"{Path(spec).stem}-{Path(name).stem}-simulated")
         folder.write_config(recipe)
         run = simulate(recipe, simulation, name=folder.name, timeline=folder.timeline).run
         folder.metrics.write_text("".join(to_line(row) for row in run.rows), encoding="utf-8")

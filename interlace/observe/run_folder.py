@@ -125,6 +125,11 @@ class RunFolder:
         return self.path / "advice.json"
 
     @property
+    def engines(self) -> Path:
+        """Logs and records of engine servers, and commands for the run's engines."""
+        return self.path / "engines"
+
+    @property
     def process(self) -> Path:
         return self.path / "process.json"
 
@@ -206,6 +211,11 @@ def claim_name(root: Path, recipe: str) -> str:
         ) from error
 
 
+def create_next_run(root: Path, recipe: str) -> RunFolder:
+    """Creates the folder of a new run with the name that default_name gives. Raises the errors of claim_name."""
+    return RunFolder.create(root, claim_name(root, recipe), overwrite=True)
+
+
 def folder_name(text: str) -> str:
     """Converts any text to a folder's name: accents are dropped, other characters become `-`."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
@@ -216,7 +226,7 @@ def latest_name(root: Path, recipe: str) -> str:
     """Returns the newest run that default_name named, for --resume without a name. Raises UserError if none exists."""
     found = _list_numbered(root, folder_name(recipe))
     # A command claims its name as an empty folder before it writes the configuration.
-    runs = [(name, number) for name, number in found if (root / name / "config.yaml").exists()]
+    runs = [(name, number) for name, number in found if RunFolder(path=root / name).config.exists()]
     if not runs:
         raise UserError(f"there is no run of {recipe!r} under {root} to resume. Start it without --resume.")
     return max(runs, key=lambda run: run[1])[0]

@@ -41,7 +41,7 @@ class GenerationMeter:
                 self._histories[request_id] = num_history
 
     def begin_turn(self, turn: TurnStart) -> None:
-        """Records a turn of the next call. Turns outside the flow, such as those of an evaluation, are left out."""
+        """Records a turn of the next call. Turns outside the flow, such as turns of an evaluation, are left out."""
         if _is_of_flow(turn):
             self._begun.append(turn)
 

@@ -8,7 +8,7 @@ from traceback import format_exception_only
 from interlace.observe.progress import ProgressView
 from interlace.observe.report.page import write_report
 from interlace.observe.run_data import RunData
-from interlace.observe.run_folder import RunFolder, claim_name
+from interlace.observe.run_folder import RunFolder, create_next_run
 from interlace.observe.run_lock import RunLock
 from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
@@ -50,7 +50,7 @@ def run_variants(
     outcomes: list[ScheduleOutcome] = []
     failed: dict[str, str] = {}
     for name, recipe in variants.items():
-        folder = RunFolder.create(root, claim_name(root, f"{stem}-{Path(name).stem}"), overwrite=True)
+        folder = create_next_run(root, f"{stem}-{Path(name).stem}")
         folder.write_config(recipe)
         progress.say(f"schedule {name}: {folder.path}")
         try:

@@ -18,8 +18,8 @@ from interlace.rollouts.role_groups import RolloutGroup
 Verb: TypeAlias = Literal["add", "drain", "remove", "scale"]
 LOOK_EVERY_S = 0.5
 """Seconds between two checks of the folder of commands and of the file of addresses."""
-FOLDER, STATE = "engines", "state.json"
-"""Folder of a run for its engines, and the file in it that lists the engines."""
+STATE = "state.json"
+"""File that lists the engines."""
 Launch: TypeAlias = Callable[[int, str | None], Awaitable[RolloutGroup]]
 """Starts the engine of a number. The second argument is the address of its server, for an engine at an address."""
 
@@ -39,12 +39,12 @@ class EngineControl:
     def __init__(
         self, pool: EnginePool, folder: Path, kind: object, launch: Launch, *, most_engines: int | None = None
     ) -> None:
-        """folder: the run's folder. kind: the kind of its engines. launch: starts an added engine.
+        """folder: of the run's engines. kind: the kind of its engines. launch: starts an added engine.
 
         most_engines: number of engines that the devices of the placement can have. If None, as many as now.
         """
         self._most_engines = len(pool.drivers) if most_engines is None else most_engines
-        self._pool, self._folder, self._launch = pool, folder / FOLDER, launch
+        self._pool, self._folder, self._launch = pool, folder, launch
         self._kind = kind if isinstance(kind, AddressKind) else None
         urls = self._kind.urls if self._kind else ()
         names = [driver.group.name for driver in pool.drivers]

@@ -32,7 +32,6 @@ from interlace.observe.quiet import LOOK_EVERY_S, QuietWatch
 from interlace.observe.run_identity import RunIdentity
 from interlace.observe.stop import PATIENCE_S
 from interlace.run.clusters.base import back_end
-from interlace.run.engine_control import FOLDER
 from interlace.run.evaluation import Evaluation
 from interlace.run.launch import ModelSources, launch_roles
 from interlace.run.recipe.config import Recipe
@@ -250,10 +249,10 @@ class RunProcess(ABC):
             recipe=recipe, policy=policy, initial=initial, longest_prompt=longest,
             critic=newest / CRITIC_FOLDER if newest else None,
             adapter=newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None,
-            logs=self._folder.path / FOLDER,
+            logs=self._folder.engines,
         )  # fmt: skip
         num_served = len(cluster.place("rollout")) if isinstance(create_kind(recipe.rollout), ServedKind) else 0
-        for sentence in end_unused_servers(self._folder.path / FOLDER, num_served):
+        for sentence in end_unused_servers(self._folder.engines, num_served):
             self._progress.say(sentence)
         groups = await launch_roles(cluster, sources)
         if newest:

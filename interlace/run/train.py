@@ -183,7 +183,7 @@ class _PolicySession(RunProcess):
         if pool.membership.rules.may_change:
             kind, launch = engine_kind_of(recipe.rollout), partial(launch_joiner, cluster, sources)
             most = len(cluster.place("rollout"))
-            control = EngineControl(pool, self._folder.path, kind, launch, most_engines=most)
+            control = EngineControl(pool, self._folder.engines, kind, launch, most_engines=most)
             cluster.spawn(control.run(), name="engine control")
         return hosted
 

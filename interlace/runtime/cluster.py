@@ -290,7 +290,7 @@ class OutsideWork:
         self._services = services
 
     async def run(self, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
-        """Runs the work as a recorded span. who, what: group and operation of the span."""
+        """Runs the work as a recorded span. who: group of the span. what: its operation."""
         timeline, clock = self._services.timeline, self._services.clock
         start_s, end_s = clock.now(), math.inf
         span = Span(

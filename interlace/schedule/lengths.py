@@ -5,8 +5,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from interlace.core.types import Metrics, Request
 
 FORGETTING = 0.998
@@ -143,7 +141,7 @@ class LengthRanker:
         if guess := self._guesses.pop(request.id, None):
             self._model.fit(guess.features, length - self._mean)
             self._scored.append((guess.expected, guess.of_history, float(num_tokens)))
-        for token in _distinct_tokens(request):
+        for token in set(request.list_prompt()):
             count, total = self._tokens.get(token, (0, 0.0))
             self._tokens[token] = (count + 1, total + length - self._mean)
         count, total = self._siblings.pop(request.owner.gid, (0, 0.0))
@@ -168,7 +166,7 @@ class LengthRanker:
     def _compute_features(self, request: Request) -> tuple[float, ...]:
         known = self._history.of_prompt(request.uid)
         count, total = self._siblings.get(request.owner.gid, (0, 0.0))
-        of_tokens = [self._tokens[token] for token in _distinct_tokens(request) if token in self._tokens]
+        of_tokens = [self._tokens[token] for token in set(request.list_prompt()) if token in self._tokens]
         said = sum(total / (count + PRIOR) for count, total in of_tokens) / max(1, len(of_tokens))
         return (
             1.0,
@@ -177,10 +175,6 @@ class LengthRanker:
             count / (count + 1) * (total / count - self._mean) if count else 0.0,
             10 * said,
         )
-
-
-def _distinct_tokens(request: Request) -> set[int]:
-    return set(np.asarray(request.prompt_ids).tolist())
 
 
 _NOTHING = (0.0,) * 5

@@ -19,7 +19,8 @@ G = TypeVar("G", bound=TypedGroup)
 R = TypeVar("R")
 NOTICED_S = 15.0
 """Seconds in which the death of a process that owned a content is noticed here after a reader has noticed it."""
-LOOK_EVERY_S = 0.05
+POLL_S = 0.05
+"""Seconds between two checks for it."""
 Compute = Callable[[G, Sequence[Sample]], Handle[list[R]]]
 """Operation of a worker group, given as a function such as `RewardGroup.score`."""
 
@@ -185,5 +186,5 @@ async def _is_loss(error: RemoteError | PayloadLostError, samples: Sequence[Samp
     while not any(is_lost(sample.segments) for sample in samples):
         if asyncio.get_running_loop().time() >= deadline_s:
             return False
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_S)
     return True

@@ -1,10 +1,6 @@
 """After SIGKILL of the command, `--resume` adopts the engine servers that the killed command had started."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,11 +8,10 @@ import pytest
 from interlace.engines.rollout.services.adoption import ServerRecord
 from interlace.observe.progress import QuietProgress
 from tests.support.processes import all_gone, handles, running
-from tests.support.training import SMALL, equal_weights, final_weights, run, samples
+from tests.support.training import equal_weights, final_weights, killed_command, run, samples
 
 SETTINGS = ("warmup=null", "evaluation.num_prompts=1", "cluster.threads_per_worker=1", "checkpoint_every=2")
 ENGINE = "rollout={engine: interlace, lease_s: 300}"
-REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 400.0
 
 
@@ -32,21 +27,8 @@ class Lines(QuietProgress):
 
 def kill_run(root: Path) -> list[int]:
     """Trains `x` in a process until its second step is saved, and kills it. Returns handles of its servers."""
-    given = [*SMALL, f"model.cache_dir={root / 'cache'}", *SETTINGS, ENGINE, "steps=400"]
-    command = [sys.executable, "-c", "from interlace.cli.main import app; app()"]
-    with (root / "run.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "train", "quickstart", "--name", "x", *given],
-            cwd=root, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        )  # fmt: skip
-    deadline_s = time.monotonic() + LIMIT_S
-    while not (root / "runs/x/checkpoints/step_2").exists():
-        assert process.poll() is None and time.monotonic() < deadline_s, (root / "run.log").read_text()
-        time.sleep(0.01)
-    servers = handles(running(process.pid, "interlace-server-"))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return servers
+    with killed_command(root, [*SETTINGS, ENGINE], limit_s=LIMIT_S) as process:
+        return handles(running(process, "interlace-server-"))
 
 
 @pytest.mark.slow

@@ -1,21 +1,15 @@
 """After SIGKILL of the command, `--resume` continues with the engine servers at an address, which kept running."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.support.engine_servers import KEY, KEY_ENV, serve
-from tests.support.training import SMALL, equal_weights, final_weights, run, samples
+from tests.support.training import equal_weights, final_weights, killed_command, run, samples
 
 SETTINGS = ("warmup=null", "evaluation.num_prompts=1", "cluster.threads_per_worker=1", "checkpoint_every=2")
-REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 240.0
 
 
@@ -36,19 +30,8 @@ def test_a_resumed_run_reattaches_to_the_servers_of_the_killed_one(
     run(tmp_path, "whole", [*SETTINGS, "steps=6"])
     with serve("tiny:micro", tmp_path / "server.log") as url:
         engine = f"rollout={{engine: address, urls: [{url}], key_env: {KEY_ENV}}}"
-        given = [*SMALL, f"model.cache_dir={tmp_path / 'cache'}", *SETTINGS, engine, "steps=400"]
-        command = [sys.executable, "-c", "from interlace.cli.main import app; app()"]
-        with (tmp_path / "run.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*command, "train", "quickstart", "--name", "x", *given],
-                cwd=tmp_path, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            )  # fmt: skip
-        deadline_s = time.monotonic() + LIMIT_S
-        while not (tmp_path / "runs/x/checkpoints/step_2").exists():
-            assert process.poll() is None and time.monotonic() < deadline_s, (tmp_path / "run.log").read_text()
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        with killed_command(tmp_path, [*SETTINGS, engine], limit_s=LIMIT_S):
+            pass
         (tmp_path / "runs/x").rename(tmp_path / "x")
         killed_at = version_of(url)
         assert killed_at >= 1

@@ -1,7 +1,13 @@
 """Real training runs at toy size, through the same entry point as the command line."""
 
 import json
-from collections.abc import Sequence
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,6 +20,7 @@ from interlace.run.recipe.load import load_recipe
 from interlace.run.session import TrainReport
 from interlace.run.train import train
 
+REPOSITORY = Path(__file__).parents[2]
 SMALL = (
     "steps=4",
     "prompts_per_step=4",
@@ -84,6 +91,28 @@ def run_recipe(
     folder.write_config(recipe)
     stop = StopAfter(folder.metrics, stop_after)
     return train(recipe, folder, resume=resume, progress=progress or QuietProgress(), stop=stop)
+
+
+@contextmanager
+def killed_command(root: Path, overrides: Sequence[str], *, limit_s: float) -> Iterator[int]:
+    """Trains `x` in runs/ by the command until its second step is saved, and kills the command after the block.
+
+    Yields its process. limit_s: time limit of the training, in seconds.
+    """
+    given = [*SMALL, f"model.cache_dir={root / 'cache'}", *overrides, "steps=400"]
+    command = [sys.executable, "-c", "from interlace.cli.main import app; app()"]
+    with (root / "run.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "train", "quickstart", "--name", "x", *given],
+            cwd=root, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
+    deadline_s = time.monotonic() + limit_s
+    while not (root / "runs/x/checkpoints/step_2").exists():
+        assert process.poll() is None and time.monotonic() < deadline_s, (root / "run.log").read_text()
+        time.sleep(0.01)
+    yield process.pid
+    process.send_signal(signal.SIGKILL)
+    process.wait()
 
 
 def metrics(root: Path, name: str) -> list[dict[str, float]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from interlace.agents.sandbox import kernel
 from interlace.agents.sandbox.limits import CodeLimits
 from interlace.agents.sandbox.root import enter_empty_root, python_paths
+from interlace.core.processes import prctl, read_stat
 
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 NAMESPACES = {"network": kernel.NEW_NET, "pid": kernel.NEW_PID, "mounts": kernel.NEW_MOUNTS, "ipc": kernel.NEW_IPC}
@@ -56,7 +57,7 @@ def hide_files() -> dict[str, str]:
         os.setgroups([])
         os.setresgid(*[kernel.NO_USER] * 3)
         os.setresuid(*[kernel.NO_USER] * 3)
-        kernel.prctl(_PR_SET_DUMPABLE, 1)  # without it, the files in /proc/self belong to root
+        prctl(_PR_SET_DUMPABLE, 1)  # without it, the files in /proc/self belong to root
     return lost
 
 
@@ -135,7 +136,7 @@ def allow_writes_in(folders: Sequence[Path]) -> None:
 
 def renounce_privileges() -> None:
     """Gives up all capabilities. No program that this process starts can gain any."""
-    kernel.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     kernel.check(kernel.libc.syscall(_SYS_CAPSET[os.uname().machine], header, (ctypes.c_uint32 * 6)()), "capset")
 
@@ -179,8 +180,8 @@ def kill_descendants(first: int, *, shares_ids: bool) -> None:
 def _children() -> list[int]:
     """Returns the children of this process. Some kernels have no `children` file in /proc, so it reads each `stat`."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if int(entry.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(entry.parent.name))
+            if int(read_stat(entry.name)[1]) == os.getpid():
+                found.append(int(entry.name))
     return found

@@ -21,7 +21,7 @@ from interlace.agents.sandbox import confine, root
 from interlace.agents.sandbox.code import run_code
 from interlace.agents.sandbox.limits import HEAD, MAX_REQUEST_BYTES, CodeLimits
 from interlace.agents.sandbox.seccomp import install_filter
-from interlace.core.process_parent import adopt_orphans, end_with_parent
+from interlace.core.processes import adopt_orphans, end_with_parent
 from interlace.core.sockets import receive_exactly
 
 _READ = 1 << 16

@@ -22,8 +22,3 @@ def check(result: int, call: str) -> int:
 def mount(source: bytes, target: bytes, kind: bytes | None, flags: int, options: bytes | None = None) -> None:
     """Calls mount(2). Raises OSError."""
     check(libc.mount(source, target, kind, flags, options), "mount")
-
-
-def prctl(option: int, value: int = 0) -> None:
-    """Calls prctl(2). Raises OSError."""
-    check(libc.prctl(option, value, 0, 0, 0), "prctl")

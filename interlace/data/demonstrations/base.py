@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic import Field
+
 from interlace.core.config import Config
+from interlace.core.errors import UserError
 from interlace.core.messages import Message
 from interlace.core.types import Prompt
 
@@ -47,3 +50,46 @@ class Demonstrator(ABC):
     def write_checked(self, prompt: Prompt, rng: random.Random) -> CheckedExample:
         """Writes the habit that `warmup.until` measures. By default the whole demonstration is measured."""
         return CheckedExample(response=self.write(prompt, rng))
+
+
+class WorkHabits(DemonstratorSettings):
+    """How often each habit is shown."""
+
+    work_share: float = Field(default=0.3, ge=0, le=1)
+    """Share of the examples that work it out."""
+
+
+class WorkDemonstrator(Demonstrator):
+    """Shows two habits, mixed by `work_share`: a guess, and written working."""
+
+    Settings = WorkHabits
+
+    def __init__(self, settings: WorkHabits) -> None:
+        super().__init__(settings)
+        self._work_share = settings.work_share
+
+    def write(self, prompt: Prompt, rng: random.Random) -> str:
+        """Writes one of the habits."""
+        return self.guess(prompt, rng) if rng.random() >= self._work_share else self.work_out(prompt)
+
+    def write_checked(self, prompt: Prompt, rng: random.Random) -> CheckedExample:
+        """Works the answer out. The tag chooses between the habits."""
+        del rng
+        return CheckedExample(response=self.work_out(prompt), free_letters="<think>")
+
+    @abstractmethod
+    def guess(self, prompt: Prompt, rng: random.Random) -> str:
+        """Writes an answer without working. Raises UserError for a prompt of another dataset."""
+
+    @abstractmethod
+    def work_out(self, prompt: Prompt) -> str:
+        """Writes the working in the tag `think`, and the answer. Raises UserError for a prompt of another dataset."""
+
+
+def refuse_prompt(prompt: Prompt, style: str, datasets: str) -> UserError:
+    """Returns the error for a prompt of another dataset. datasets: names of the style's datasets of reasoning-gym."""
+    return UserError(
+        f"{prompt.uid} is no prompt of reasoning_gym's {datasets}, for which the style {style} writes examples. To "
+        "train on another task, leave the warm-up of the recipe out (warmup=null), or name a writer of its examples: "
+        "warmup.demonstrations.style=module:Name."
+    )

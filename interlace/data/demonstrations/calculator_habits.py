@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import Prompt
 from interlace.data.demonstrations import base
@@ -35,11 +34,7 @@ class Demonstrator(base.Demonstrator):
     def write(self, prompt: Prompt, rng: random.Random) -> Sequence[Message]:
         expression = prompt.metadata.get("expression")
         if not isinstance(expression, str):
-            raise UserError(
-                f"{prompt.uid} is no prompt of reasoning_gym's chain_sum, for which the style calculator_habits writes "
-                "examples. To train on another task, leave the warm-up of the recipe out (warmup=null), or name a "
-                "writer of its examples: warmup.demonstrations.style=module:Name."
-            )
+            raise base.refuse_prompt(prompt, "calculator_habits", "chain_sum")
         if rng.random() >= self._tool_share:
             return [Message(role="assistant", content=wrong_number(prompt.answer, rng))]
         return _call_tool(prompt.answer, expression)

@@ -11,10 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from interlace.core.errors import UserError
 from interlace.core.types import JSON, Prompt
 from interlace.data.demonstrations import base
-from interlace.data.demonstrations.sorting_habits import SortingHabits
 
 Row = Mapping[str, JSON]
 """Metadata of a question."""
@@ -28,41 +26,23 @@ GATES: Mapping[str, tuple[str, Callable[[Sequence[int]], int]]] = {
 """Letter and function of each gate of circuit_logic, by its symbol. The recipe `logic` uses the same letters."""
 
 
-class Demonstrator(base.Demonstrator):
-    """Shows both habits, mixed by `work_share`."""
+class Demonstrator(base.WorkDemonstrator):
+    """Shows a guess, and the working of the dataset of the prompt."""
 
-    Settings = SortingHabits
+    def guess(self, prompt: Prompt, rng: random.Random) -> str:
+        _, guess = _habits_for(prompt)
+        return f"<answer>{guess(prompt.metadata, rng)}</answer>"
 
-    def __init__(self, settings: SortingHabits) -> None:
-        super().__init__(settings)
-        self._work_share = settings.work_share
-
-    def write(self, prompt: Prompt, rng: random.Random) -> str:
-        write_work, guess = _habits_for(prompt)
-        if rng.random() >= self._work_share:
-            return f"<answer>{guess(prompt.metadata, rng)}</answer>"
-        return _work_out(prompt, write_work)
-
-    def write_checked(self, prompt: Prompt, rng: random.Random) -> base.CheckedExample:
-        """Works the answer out. The tag chooses between the habits."""
-        del rng
+    def work_out(self, prompt: Prompt) -> str:
         write_work, _ = _habits_for(prompt)
-        return base.CheckedExample(response=_work_out(prompt, write_work), free_letters="<think>")
-
-
-def _work_out(prompt: Prompt, write_work: Callable[[Row], str]) -> str:
-    return f"<think>{write_work(prompt.metadata)}</think><answer>{prompt.answer}</answer>"
+        return f"<think>{write_work(prompt.metadata)}</think><answer>{prompt.answer}</answer>"
 
 
 def _habits_for(prompt: Prompt) -> tuple[Callable[[Row], str], Callable[[Row, random.Random], object]]:
     """Returns the writer of the working and the guess for a prompt. Raises UserError for a row of another dataset."""
     name = prompt.metadata.get("source_dataset")
     if name not in HABITS:
-        raise UserError(
-            f"{prompt.uid} is no prompt of reasoning_gym's {', '.join(HABITS)}, for which the style worked_habits "
-            "writes examples. To train on another task, leave the warm-up of the recipe out (warmup=null), or name a "
-            "writer of its examples: warmup.demonstrations.style=module:Name."
-        )
+        raise base.refuse_prompt(prompt, "worked_habits", ", ".join(HABITS))
     return HABITS[str(name)]
 
 

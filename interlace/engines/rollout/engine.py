@@ -235,7 +235,7 @@ class NativeEngine(NativeParts):
             raise ValueError(f"request {request.id} is already live")
         self._limits.check(request)
         # The first query takes the place of a prompt's last token: its logits give the first sampled token.
-        prompt = [*map(int, request.prompt_ids), *request.query_ids[:1]]
+        prompt = [*request.list_prompt(), *request.query_ids[:1]]
         most = len(request.query_ids) or request.params.max_new_tokens
         limit = min(len(prompt) + most, self._limits.context + bool(request.query_ids))
         sequence = SequenceState(

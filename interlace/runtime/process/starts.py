@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
+from interlace.core.processes import read_stat
 from interlace.runtime.process.launch import fork_servers
 from interlace.runtime.process.links import Child
 
@@ -131,7 +131,6 @@ class StoppedWatch:
 def is_stopped(pid: int) -> bool:
     """Returns whether a signal has stopped a process (SIGSTOP). Always False on systems without /proc."""
     try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return read_stat(pid)[0] == "T"
     except OSError:
         return False
-    return status.rpartition(")")[2].split()[0] == "T"

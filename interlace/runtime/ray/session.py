@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,7 +21,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from interlace.core.errors import InterlaceError, UserError, WorkerDiedError
-from interlace.core.process_parent import list_children
+from interlace.core.processes import list_children, read_command, read_name
 from interlace.runtime.machine import DeviceSlot, Machine
 from interlace.runtime.ray import reaper
 
@@ -132,12 +131,12 @@ class OwnParts:
 
     def __init__(self) -> None:
         """Finds the processes among the children of this process. Ray must just have been started."""
-        children = list_children()
-        raylets = [_read_command(process) for process, name in children.items() if name == "raylet"]
+        children = {process: read_name(process) for process in list_children()}
+        raylets = [read_command(process) for process, name in children.items() if name == "raylet"]
         found = re.search(r"=(/[^=]*/session_[\w-]+)/sockets/raylet", raylets[-1]) if raylets else None
         session = found[1] if found else ""  # some systems do not list processes: there is nothing to watch
         self._pids = {
-            process: name for process, name in children.items() if session and session in _read_command(process)
+            process: name for process, name in children.items() if session and session in read_command(process)
         }
         self._reaper: subprocess.Popen[bytes] | None = None
         if session:
@@ -149,7 +148,7 @@ class OwnParts:
     def lost(self) -> str:
         """Returns the name of the first missing required process. Empty if all of them live."""
         for process, name in self._pids.items():
-            if name in self.NEEDED and not _read_command(process):
+            if name in self.NEEDED and not read_command(process):
                 return f"Ray's {name} (process {process})"
         return ""
 
@@ -166,13 +165,6 @@ def _list_living_nodes() -> list[str]:
     """Returns the ids of the nodes that Ray lists as alive, in the order of their addresses."""
     nodes = sorted((node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"])
     return [node_id for _, node_id in nodes]
-
-
-def _read_command(process: int) -> str:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _token_hint(error: Exception) -> str:

@@ -144,24 +144,24 @@ class ServedKind(EngineKind, ABC):
     def _adopt_server(self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize") -> "ServerProcess | None":
         """Returns the server that an earlier process of the run left; None if it left none. Raises NotAdoptedError."""
         from interlace.engines.rollout.services.adoption import ServerRecord, adopt_server
+        from interlace.engines.rollout.services.lease import record_file
 
         if site.logs is None:
             return None
-        logs = site.logs.absolute()
 
         def command(record: ServerRecord) -> "ServerCommand":
             return self.command(
                 ServerSite(folder=Path(record.folder) / MODEL, site=site, address=record.address, size=size)
             )
 
-        record, log = logs / f"rollout-{site.instance}.json", logs / f"rollout-{site.instance}.log"
-        return adopt_server(record, self.config.lease_s, log, describe_model(loaded), command)
+        record = record_file(site.logs.absolute(), site.instance)
+        return adopt_server(record, self.config.lease_s, describe_model(loaded), command)
 
     def _make_server(self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize") -> "ServerProcess":
         """Saves the model for a server, which is not started."""
         from interlace.engines.rollout.services.adoption import write_record
         from interlace.engines.rollout.services.http import UNIX, Address
-        from interlace.engines.rollout.services.lease import ServerLease
+        from interlace.engines.rollout.services.lease import ServerLease, record_file
         from interlace.engines.rollout.services.process import ServerProcess, free_port
 
         private = make_private_folder()
@@ -171,14 +171,13 @@ class ServedKind(EngineKind, ABC):
             url = f"{UNIX}{private}/socket" if self.has_socket_file else f"http://127.0.0.1:{free_port()}"
             address = Address(url=url, key=secrets.token_urlsafe(24))
             command = self.command(ServerSite(folder=private / MODEL, site=site, address=address, size=size))
-            place, name = (site.logs or private).absolute(), f"rollout-{site.instance}"
-            seconds = self.config.lease_s if site.logs else 0.0
-            lease = ServerLease(seconds=seconds, record=place / f"{name}.json", folder=private)
+            record = record_file((site.logs or private).absolute(), site.instance)
+            lease = ServerLease(seconds=self.config.lease_s if site.logs else 0.0, record=record, folder=private)
             write_record(lease, address, command, describe_model(loaded))
         except BaseException:
             shutil.rmtree(private, ignore_errors=True)
             raise
-        return ServerProcess(command, address, place / f"{name}.log", lease)
+        return ServerProcess(command, address, lease)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from interlace.core.config import Config
 from interlace.core.errors import InterlaceError
 from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.lease import ServerLease
+from interlace.engines.rollout.services.lease import RECORDS, ServerLease
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 
 
@@ -58,11 +58,11 @@ def write_record(lease: ServerLease, address: Address, command: ServerCommand, m
 
 
 def adopt_server(
-    file: Path, seconds: float, log: Path, model: str, command: Callable[[ServerRecord], ServerCommand]
+    file: Path, seconds: float, model: str, command: Callable[[ServerRecord], ServerCommand]
 ) -> ServerProcess | None:
     """Adopts the server of a record. Returns None if no record exists.
 
-    file: the record. seconds: lease after the adoption. log: the server's log. model: see ServerRecord.model. command:
+    file: the record. seconds: lease after the adoption. model: see ServerRecord.model. command:
     returns the command line that the run would start a server of a record's address with. Raises NotAdoptedError if
     the server has ended or belongs to another run. If it runs with other settings, it is ended first.
     """
@@ -81,7 +81,7 @@ def adopt_server(
         _remove_folder(lease)
         raise NotAdoptedError(f"{named}: it has ended")
     wanted = command(record)
-    server = ServerProcess(wanted, record.address, log, lease, adopted=guard)
+    server = ServerProcess(wanted, record.address, lease, adopted=guard)
     changed = "the model" if record.model != model else _describe_change(record, wanted)
     if changed:
         server.stop()
@@ -112,7 +112,7 @@ def end_unused_servers(folder: Path, num_engines: int) -> list[str]:
     folder: with the records. num_engines: engines of the run that have servers. Returns a sentence for each server.
     """
     ended = []
-    for record in sorted(folder.glob("rollout-*.json")):
+    for record in sorted(folder.glob(RECORDS)):
         if int(record.stem.rpartition("-")[2]) >= num_engines:
             record.unlink(missing_ok=True)  # which ends the lease
             ended.append(f"{record.stem}: a server of the killed process is not adopted, and ends: it has no engine")

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from interlace.core.process_parent import end_with_parent
+from interlace.core.processes import end_with_parent, kill_processes, read_stat
 from interlace.engines.rollout.services.lease import ServerLease
 from interlace.engines.rollout.services.version_folders import remove_stale_folders
 
@@ -68,19 +68,17 @@ def _end_group() -> None:
     deadline_s = time.monotonic() + GROUP_END_S
     while (others := _list_others()) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
-    for process in others:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+    kill_processes(others)
 
 
 def _list_others() -> list[int]:
     """Returns the other processes of the group that run. Empty if the system has no /proc."""
     found = []
-    for file in Path("/proc").glob("[0-9]*/stat"):
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            state, _, group = file.read_text().rpartition(")")[2].split()[:3]
-            if int(group) == os.getpgrp() and state != "Z" and int(file.parent.name) != os.getpid():
-                found.append(int(file.parent.name))
+            state, _, group = read_stat(entry.name)[:3]
+            if int(group) == os.getpgrp() and state != "Z" and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
     return found
 
 

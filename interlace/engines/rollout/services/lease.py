@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+RECORDS = "rollout-*.json"
+"""Pattern of the records of servers in the folder of a run's engines, by the number of the engine."""
 POLL_S = 0.25
 """Seconds between two checks of the record, and between two attempts to connect to a guard."""
 CONNECT_S = 2.0
@@ -87,6 +89,11 @@ class ServerLease:
             return str(self.folder) in self.record.read_text(encoding="utf-8")
         except OSError:
             return False
+
+
+def record_file(folder: Path, number: int) -> Path:
+    """Returns the record of the server of an engine. folder: of the run's engines."""
+    return folder / RECORDS.replace("*", str(number))
 
 
 class AdoptedGuard:

@@ -43,19 +43,18 @@ class ServerProcess:
         self,
         command: ServerCommand,
         address: Address,
-        log: Path,
         lease: ServerLease,
         *,
         adopted: AdoptedGuard | None = None,
     ) -> None:
-        """address: at which the server will listen. log: file to which its output is appended.
+        """address: at which the server will listen. adopted: guard of the server, if it runs already.
 
-        adopted: guard of the server, if it runs already.
+        The output of the server is appended to a log with the name of the lease's record.
         """
-        self.address, self.log, self.lease = address, log, lease
+        self.address, self.lease, self.log = address, lease, lease.record.with_suffix(".log")
         self._command = command
         self._process: subprocess.Popen[bytes] | AdoptedGuard | None = adopted
-        self._started_at = _count_bytes(log) if adopted else 0
+        self._started_at = _count_bytes(self.log) if adopted else 0
         """Size of the log when the process was started or adopted."""
         if adopted:
             atexit.register(self.stop, hurries=True)

@@ -18,7 +18,7 @@ def write_request(request: Request) -> dict[str, JSON]:
         "attempt": request.attempt,
         "session": request.session,
         "turn": request.turn,
-        "prompt_ids": _read_integers(request.prompt_ids),
+        "prompt_ids": [*request.list_prompt()],
         "params": request.params.model_dump(mode="json", exclude_defaults=True),
         "may_continue": request.may_continue,
         "generated_ids": _read_integers(request.generated_ids),

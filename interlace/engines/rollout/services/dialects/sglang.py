@@ -40,7 +40,7 @@ class SGLangClient(StreamingClient):
     async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
         body: dict[str, JSON] = {
             "rid": sent_as,
-            "input_ids": [int(token) for token in (*request.prompt_ids, *request.generated_ids)],
+            "input_ids": [*request.list_prompt(), *map(int, request.generated_ids)],
             "sampling_params": write_sampling(request, self._seed, self._own_stops),
             "return_logprob": True,
             "stream": True,

@@ -44,7 +44,7 @@ class VLLMClient(StreamingClient):
     async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
         body: dict[str, JSON] = {
             "request_id": sent_as,
-            "token_ids": [int(token) for token in (*request.prompt_ids, *request.generated_ids)],
+            "token_ids": [*request.list_prompt(), *map(int, request.generated_ids)],
             "sampling_params": self._write_sampling(request),
             # Blocks of the prefix cache from another version have another key.
             "cache_salt": f"version {self._version}",

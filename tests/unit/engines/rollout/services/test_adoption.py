@@ -41,7 +41,7 @@ command = ServerCommand(arguments=sys.argv[4:])
 lease = ServerLease(seconds=seconds, record=record, folder=folder)
 address = Address(url="http://127.0.0.1:9", key="key")
 write_record(lease, address, command, "model")
-server = ServerProcess(command, address, record.with_suffix(".log"), lease)
+server = ServerProcess(command, address, lease)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
 server.start()
 print(server.pid, flush=True)
@@ -65,7 +65,7 @@ class Killed:
             return ServerCommand(arguments=arguments)
 
         file = record or self.record
-        return adopt_server(file, 600.0, file.with_suffix(".log"), model, command)
+        return adopt_server(file, 600.0, model, command)
 
     def has_ended(self, within_s: float = 30.0) -> bool:
         """Returns whether all processes of the server end."""
@@ -75,7 +75,7 @@ class Killed:
 def adopt_and_wait() -> None:
     """Adopts the server of the record on the command line, as another process."""
     file = Path(sys.argv[1])
-    adopt_server(file, 600.0, file.with_suffix(".log"), "model", lambda _: ServerCommand(arguments=SLEEP))
+    adopt_server(file, 600.0, "model", lambda _: ServerCommand(arguments=SLEEP))
     print("adopted", flush=True)
     time.sleep(600)
 

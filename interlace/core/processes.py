@@ -1,0 +1,72 @@
+"""Processes of this machine: parents, children and descriptions. On other systems than Linux, most are unknown.
+
+Standard library only: the fork server of the sandbox and the guards of engine servers import it.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def end_with_parent(number: int) -> None:
+    """Makes the kernel send a signal to this process when its parent ends. Does nothing on other systems than Linux."""
+    if sys.platform == "linux":
+        prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose parent ended. Does nothing on other systems than Linux."""
+    if sys.platform == "linux":
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def prctl(option: int, value: int = 0) -> None:
+    """Calls prctl(2). Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl: {os.strerror(code)}")
+
+
+def list_children(process: int | None = None) -> list[int]:
+    """Returns the children of a process (None: this one). Empty if it has ended or the system does not list them."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # the process has ended
+        for listed in Path(f"/proc/{process or 'self'}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # a thread has ended
+                found += map(int, listed.read_text(encoding="ascii").split())
+    return found
+
+
+def read_name(process: int) -> str:
+    """Returns the command name of a process. Empty if it has ended."""
+    return _read(process, "comm").strip()
+
+
+def read_command(process: int) -> str:
+    """Returns the command line of a process, whose arguments end with a null character. Empty if it has ended."""
+    return _read(process, "cmdline")
+
+
+def read_stat(process: int | str) -> list[str]:
+    """Returns the fields of /proc/PROCESS/stat after the name: state, parent, group, ... Raises OSError."""
+    return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def kill_processes(processes: Iterable[int]) -> None:
+    """Sends SIGKILL to the processes that have not ended."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _read(process: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{process}/{name}").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""
