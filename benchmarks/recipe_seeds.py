@@ -19,8 +19,13 @@ import agent_recipes
 import torch
 from _page import write_table
 
+from interlace.observe.run_folder import RunFolder
+from interlace.run.best import choose_checkpoint
+
 NAME = "benchmarks/recipe_seeds.py"
 INSTRUCTION_SETS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "machine": {}}
+TEACHERS = {"distill": "sft"}
+"""Recipe -> the recipe whose last checkpoint it takes as `reference.model`, from the run of the same seed."""
 MEASURES = {"sft": "eval/loss", "dpo": "eval/accuracy", "reward-model": "eval/accuracy"}
 RECIPES = (
     *("quickstart", "code", "logic", "reasoning", "second_guess", "calculator", "react", "program"),
@@ -42,6 +47,10 @@ def train(recipe: str, seed: int, instruction_set: str, runs: Path) -> None:
     if read_outcome(recipe, seed, instruction_set, runs):
         return
     settings = ["--quiet", f"model.cache_dir={runs / 'cache' / instruction_set}"]
+    if recipe in TEACHERS:
+        train(TEACHERS[recipe], seed, instruction_set, runs)
+        teacher = RunFolder(path=runs / "runs" / run_name(TEACHERS[recipe], seed, instruction_set))
+        settings.append(f"reference.model={choose_checkpoint(teacher, None, 'newest').resolve()}")
     variables = {"OMP_NUM_THREADS": "1"} | INSTRUCTION_SETS[instruction_set]
     try:
         agent_recipes.run(recipe, seed, runs, settings, name=name, variables=variables)

@@ -97,6 +97,7 @@ def bind(module: nn.Module, hub: AttentionHub, layer: int) -> None:
     setattr(module, _BINDING, LayerBinding(hub, layer))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it writes to the KV pool, through objects of each layer
 def rollout_attention(  # house: transformers defines the signature
     module: nn.Module,
     query: Tensor,
@@ -282,7 +283,7 @@ def _attend_masked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, t
     Returns [B, H, S, D].
     """
     groups = query.shape[1] // key.shape[1]
-    if query.is_cuda and query.shape[2] == 1 and groups > 1 and not traits.softcap and traits.sinks is None:
+    if query.shape[2] == 1 and groups > 1 and not traits.softcap and traits.sinks is None:
         return _attend_grouped(query, key, value, visible, traits.scale)
     if not traits.softcap and traits.sinks is None:
         return F.scaled_dot_product_attention(
@@ -303,9 +304,10 @@ def _attend_masked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, t
 def _attend_grouped(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float) -> Tensor:
     """Computes attention of one query per row without copying keys and values for each query head of a group.
 
-    torch's fused kernels do not support a mask together with grouped heads. Shapes: see _attend_masked; S is 1.
+    torch's fused kernels do not support a mask together with grouped heads, so the heads of a group take the place of
+    the queries of one head. Shapes: see _attend_masked; S is 1.
     """
     grouped = query.view(query.shape[0], key.shape[1], -1, query.shape[3])
-    scores = (grouped @ key.transpose(2, 3)).float() * scale
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-    return (weights.to(value.dtype) @ value).view(*query.shape[:3], value.shape[3])
+    mask = visible.expand(-1, grouped.shape[1], grouped.shape[2], -1)
+    out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale)
+    return out.reshape(*query.shape[:3], value.shape[3])

@@ -66,6 +66,9 @@ class NativeConfig(SpanningConfig):
     """Runs the whole forward pass of models of the Llama shape in C++; other models run in transformers."""
     cuda_graphs: bool = True
     """Replays captured graphs in decode steps on a GPU; a model that cannot be captured runs without them."""
+    compile_model: bool = True
+    """Compiles the model of captured graphs by torch.compile, which takes a minute at the first start on a machine. The
+    compiled model rounds in other places than the trained one, within the gap that the engine accepts."""
     compile_kernels: bool = True
     """Replaces torch operations by C++ kernels if a compiler exists."""
 

@@ -2,7 +2,8 @@
 
 The host takes longer to launch the kernels of a transformers model than the GPU takes to run them, so Python limits a
 decode step. A CUDA graph launches all kernels at once. Its shapes are fixed: batches are padded to a power of two,
-contexts to a power of two times 64 keys.
+contexts to a power of two times 64 keys. Most kernels are small, so the model is compiled as well: torch.compile
+joins the operations between two matrix products.
 """
 
 from collections.abc import Callable
@@ -46,11 +47,20 @@ class GraphRunner:
     """Runner that replays captured passes if each row runs one token, and calls `inner` otherwise."""
 
     def __init__(
-        self, inner: ModelRunner, backend: TorchAttention, store: KVStore, *, spare_row: int, capture: Capture
+        self,
+        inner: ModelRunner,
+        backend: TorchAttention,
+        store: KVStore,
+        *,
+        spare_row: int,
+        capture: Capture,
+        compiles: bool = False,
     ) -> None:
+        """compiles: whether captured passes run the compiled model; one that does not compile runs as it is."""
         self._inner, self._backend, self._store = inner, backend, store
         self._spare_row, self._capture = spare_row, capture
-        self.dtype, self.name = inner.dtype, f"{inner.name}, CUDA graphs"
+        self._compiled = torch.compile(inner.model.forward, dynamic=True) if compiles else None
+        self.dtype, self.name = inner.dtype, f"{inner.name}, {'compiled, ' if compiles else ''}CUDA graphs"
         self.binding: object = {}
         """Captured passes by (rows, keys). They read the weights at the addresses of their capture."""
         self._failed = False
@@ -96,14 +106,25 @@ class GraphRunner:
         assert isinstance(self.binding, dict)
         shape = (round_up(len(rows), MIN_ROWS), round_up(int(positions.max()) + 1, MIN_KEYS))
         if shape not in self.binding:
-            try:
-                self.binding[shape] = self._capture_pass(*shape)
-            except RuntimeError:  # An operation of the model, such as the routing of experts, waits for the GPU.
+            captured = self._try_capture(shape)
+            if captured is None:
                 self._failed = True
                 self.name = self._inner.name
                 return None
+            self.binding[shape] = captured
         found: Captured = self.binding[shape]
         return found
+
+    def _try_capture(self, shape: tuple[int, int]) -> Captured | None:
+        """Captures a pass. Returns None if the model cannot be captured, with and without compilation."""
+        try:
+            return self._capture_pass(*shape)
+        except RuntimeError:  # no C compiler, or an operation, such as the routing of experts, waits for the GPU
+            if self._compiled is None:
+                return None
+            self._compiled = None
+            self.name = f"{self._inner.name}, CUDA graphs"
+            return self._try_capture(shape)
 
     def _capture_pass(self, num_rows: int, num_keys: int) -> Captured:
         device = self._inner.model.device
@@ -128,7 +149,7 @@ class GraphRunner:
         tokens_B1 = torch.arange(len(inputs.positions), device=positions.device)[:, None]
         distance_B1K = (positions - every_key)[:, None]
         self._backend.begin_on_device(write_B, tokens_B1, cells_BK, distance_B1K)
-        return self._inner.forward(inputs.token_ids, inputs.positions)
+        return self._inner.forward(inputs.token_ids, inputs.positions, self._compiled)
 
 
 def round_up(number: int, least: int) -> int:

@@ -122,8 +122,10 @@ def _serve_routed(
     plain = ModelRunner(model, routed.hub, attention, spare_row)
     runners: list[Runner] = [plain]
     if config.engine.cuda_graphs and model.device.type == "cuda" and isinstance(attention, TorchAttention):
-        graphs = GraphRunner(plain, attention, store, spare_row=spare_row, capture=CudaCapture())
-        runners.insert(0, graphs)
+        capture = CudaCapture()
+        for compiles in (True, False) if config.engine.compile_model and not config.mesh else (False,):
+            graphs = GraphRunner(plain, attention, store, spare_row=spare_row, capture=capture, compiles=compiles)
+            runners.insert(len(runners) - 1, graphs)
     if (
         config.engine.compile_decoder
         and not config.mesh

@@ -1,7 +1,7 @@
 """Forward passes over the tokens of a step, from any rows."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -117,10 +117,14 @@ class ModelRunner:
         )
         return lambda: out.logits[0]
 
-    def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Runs [T] tokens at [T] positions, after begin() or begin_on_device(). Returns [T, vocabulary]."""
+    def forward(self, token_ids: Tensor, positions: Tensor, model: Callable[..., Any] | None = None) -> Tensor:
+        """Runs [T] tokens at [T] positions, after begin() or begin_on_device(). Returns [T, vocabulary].
+
+        model: the compiled model, if that is to run.
+        """
         self._hub.backend = self._backend
-        logits: Tensor = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False).logits
+        run = model or self.model
+        logits: Tensor = run(input_ids=token_ids[None], position_ids=positions[None], use_cache=False).logits
         return logits[0]
 
     def rebind(self) -> None:

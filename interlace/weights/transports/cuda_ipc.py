@@ -1,4 +1,4 @@
-"""Transport for processes that share a GPU: engines map the trainer's copy in GPU memory. Not run here: needs a GPU.
+"""Transport for processes that share a GPU: engines map the trainer's copy in GPU memory. It needs a GPU.
 
 The trainer's copy of a version stays until two newer ones exist: by then no engine loads it any more.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlace.weights.codecs.base import Parcel, Piece
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import content_hash, cut_out, own_tensors
+from interlace.weights.content import cut_out, hash_on_device, own_tensors
 from interlace.weights.ref import WeightPart
 from interlace.weights.transports.base import Held, Lease, Sent
 
@@ -43,7 +43,7 @@ class IpcSender:
         from torch.multiprocessing.reductions import reduce_tensor
 
         held = dict(own_tensors(parcel, copy=True))
-        checksum = content_hash(held.values())  # read back to the host, which also waits for the copies
+        checksum = hash_on_device(held.values())
         torch.cuda.synchronize()
         self._kept.append(held)
         return Sent(source=IpcSource(handles={n: reduce_tensor(t) for n, t in held.items()}), checksum=checksum)

@@ -4,6 +4,7 @@ A GPU captures CUDA graphs; here the capture is eager.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -33,18 +34,24 @@ def capture_eagerly(function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
     return lambda: filled.copy_(function()), filled
 
 
-def graph_runner(prepared: PreparedModel) -> GraphRunner:
+def graph_runner(prepared: PreparedModel, *, compiles: bool = False) -> GraphRunner:
     runner, attention = prepared.runner, prepared.attention
     assert isinstance(runner, ModelRunner)
     assert isinstance(attention, TorchAttention)
-    return GraphRunner(runner, attention, prepared.store, spare_row=MAX_ROWS, capture=capture_eagerly)
+    return GraphRunner(
+        runner, attention, prepared.store, spare_row=MAX_ROWS, capture=capture_eagerly, compiles=compiles
+    )
 
 
-@pytest.mark.parametrize("kv", ["slots", "pages"])
+@pytest.mark.parametrize(("kv", "compiles"), [("slots", False), ("pages", False), ("slots", True)])
 @torch.inference_mode()
-def test_a_captured_pass_gives_the_logits_of_the_plain_runner(kv: KVKind) -> None:
+def test_a_captured_pass_gives_the_logits_of_the_plain_runner(
+    kv: KVKind, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Tracing is tested; the generation of C++ code takes 20 s and is torch's.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     prepared = prepare(kv)
-    captured, plain = graph_runner(prepared), prepared.runner
+    captured, plain = graph_runner(prepared, compiles=compiles), prepared.runner
     draw = np.random.default_rng(0)
     lengths = [MIN_KEYS - 2, 5, 40]
     for row, length in enumerate(lengths):
@@ -60,6 +67,7 @@ def test_a_captured_pass_gives_the_logits_of_the_plain_runner(kv: KVKind) -> Non
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     assert isinstance(captured.binding, dict)
     assert list(captured.binding) == [(4, MIN_KEYS), (4, 2 * MIN_KEYS)]
+    assert captured.name.endswith("compiled, CUDA graphs") == compiles
 
 
 @torch.inference_mode()
@@ -74,6 +82,21 @@ def test_prompts_and_moved_weights_are_not_replayed() -> None:
     assert runner.binding
     runner.rebind()
     assert runner.binding == {}
+
+
+@torch.inference_mode()
+def test_a_model_that_cannot_be_compiled_is_captured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**inputs: object) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: refuse)
+    prepared = prepare("slots")
+    runner = graph_runner(prepared, compiles=True)
+    prepared.store.reserve(0, 16)
+    one = np.zeros(1, np.int64)
+    found = runner.start(one + 5, one, one, one)()[:1]
+    torch.testing.assert_close(found, prepared.runner.start(one + 5, one, one, one)()[:1], atol=1e-5, rtol=1e-4)
+    assert runner.binding and runner.name == f"{prepared.runner.name}, CUDA graphs"
 
 
 def test_a_model_that_cannot_be_captured_runs_without_graphs() -> None:
