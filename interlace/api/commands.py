@@ -84,12 +84,17 @@ def simulate(
     prompts: int = 8192,
     timeline: str | Path | None = None,
 ) -> ScheduleTable:
-    """Runs a recipe on a virtual clock, with workers that only take time. The command has the same options."""
-    from interlace.cli.virtual import simulate_schedules, virtual_cluster
+    """Runs a recipe on a virtual clock, with workers that only take time. The command has the same options.
+
+    devices: "8xH100-80GB", whose costs follow from the recipe's model and the data sheet, or numbers of devices of
+    `profile`. Raises UserError.
+    """
+    from interlace.cli.virtual import simulate_schedules
 
     path = writable(Path(timeline), "--timeline") if timeline else None
-    simulation = virtual_cluster(str(devices), profile, num_prompts=prompts)
-    found = simulate_schedules(recipe, overrides, schedule, simulation, path)
+    found = simulate_schedules(
+        recipe, overrides, schedule, devices=str(devices), profile=profile, num_prompts=prompts, timeline=path
+    )
     return ScheduleTable(rows=found.rows(), failed={})
 
 

@@ -76,7 +76,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     dictionary. Without a recipe, a step has by default 8 prompts of 8 samples, or 8 rows.
     name: of the run, which is written to folder/name; None numbers them. resume: continues the run from its newest
     checkpoint. overwrite: replaces the run of that name. callbacks: functions that are called after each step with a
-    StepInfo: they read its metrics, log values, and may stop the run.
+    StepInfo: they read its metrics, log values, and may stop the run or change the weights of a mixture.
     Raises UserError for a mistake, before any work starts.
     """
     refuse_in_child("interlace.train()")

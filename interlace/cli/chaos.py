@@ -29,7 +29,10 @@ def chaos(
         str, typer.Option(help="KIND:ROLE@RATE with commas between: kill:rollout@0.1/step,stop:reward@30s.")
     ] = "",
     devices: Annotated[
-        str | None, typer.Option(help="Run on the virtual clock, on this number of devices. Default: run for real.")
+        str | None,
+        typer.Option(
+            help="Run on the virtual clock, on such devices: 8xH100-80GB, or a number. Default: run for real."
+        ),
     ] = None,
     profile: Annotated[str | None, typer.Option(help="Costs of the workers on the virtual clock.")] = None,
     restart_s: Annotated[
@@ -62,13 +65,13 @@ def _simulate_faults(
     profile: str | None,
     restart_s: float,
 ) -> "Certificate":
-    from interlace.cli.virtual import change_profiles, virtual_cluster
+    from interlace.cli.virtual import recipe_cluster
     from interlace.forecast.chaos import simulate_faults
     from interlace.forecast.simulate import check_simulated
     from interlace.run.recipe.check_objective import refuse_offline
     from interlace.run.recipe.load import load_recipe
 
-    simulation, rest = change_profiles(virtual_cluster(devices, profile), overrides)
+    simulation, rest = recipe_cluster(recipe, overrides, devices, profile)
     loaded = load_recipe(recipe, rest)
     refuse_offline(loaded, "chaos")
     check_simulated({recipe: loaded}, simulation.profile, simulation.devices)

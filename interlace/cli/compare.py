@@ -32,7 +32,9 @@ def compare(
         settings_argument("Settings to change, for all: `eval_every=0 seed=1`."),
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="local, ray or sim. Default: the recipe's.")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="With sim: number of devices. Default: 8.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="With sim: 8xH100-80GB, or a number of devices of --profile. Default: 8.")
+    ] = None,
     profile: Annotated[str | None, typer.Option(help="With sim: costs of the workers.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each run. Default: the recipe's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -47,7 +49,7 @@ def compare(
     hush_libraries()
     console, changes = Console(), [*(overrides or []), *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
-        found = Comparison(outcomes=_simulate_schedules(recipe, changes, schedules, devices or 8, profile))
+        found = Comparison(outcomes=_simulate_schedules(recipe, changes, schedules, devices or "8", profile))
     elif devices is not None or profile is not None:
         raise UserError(
             "--devices and --profile are of a virtual cluster: add --cluster sim. A real one has cluster.devices=cpu:4."
@@ -76,12 +78,13 @@ def compare(
 
 
 def _simulate_schedules(
-    recipe: str, overrides: Sequence[str], schedules: str, devices: int, profile: str | None
+    recipe: str, overrides: Sequence[str], schedules: str, devices: str, profile: str | None
 ) -> "list[ScheduleOutcome]":
-    from interlace.cli.virtual import virtual_cluster
+    from interlace.cli.virtual import recipe_cluster
     from interlace.forecast.simulate import simulate_into
 
-    return simulate_into(recipe, overrides, schedules, ROOT, virtual_cluster(str(devices), profile))
+    simulation, changes = recipe_cluster(recipe, overrides, devices, profile)
+    return simulate_into(recipe, changes, schedules, ROOT, simulation)
 
 
 def show_comparison(

@@ -11,7 +11,7 @@ from rich.console import Console
 from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.plan_table import differences, show_memory, show_plans, show_training, unique
 from interlace.cli.preflight import hush_libraries, say, started_s, writable
-from interlace.cli.virtual import change_profiles, sheet_cluster, virtual_cluster
+from interlace.cli.virtual import recipe_cluster
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -120,20 +120,12 @@ def _plan_virtual(
     recipe: str, changes: Sequence[str], profile: str | None, settings: "PlanSettings", devices: str
 ) -> "tuple[RecipePlan, str]":
     """Plans for a virtual cluster. Returns the plan and a note about the recipe's sizes."""
-    from interlace.forecast.costs.sheets import parse_cluster
     from interlace.forecast.plan import PlanRequest, make_plan, recipe_for
     from interlace.forecast.profile.roofline import shape_of
     from interlace.forecast.training import has_layouts
 
-    cluster = parse_cluster(devices)
-    if cluster is None:
-        simulation, changes = change_profiles(virtual_cluster(devices, profile), changes)
-        loaded, note = recipe_for(recipe, changes, simulation.profile)
-    else:
-        if profile is not None:
-            raise UserError(f"--devices {devices} names devices by their data sheet: leave --profile out.")
-        loaded, simulation = sheet_cluster(recipe, changes, *cluster)
-        note = ""
+    simulation, changes = recipe_cluster(recipe, changes, devices, profile)
+    loaded, note = recipe_for(recipe, changes, simulation.profile)
     request = PlanRequest(recipe=loaded, simulation=simulation, settings=settings)
     if has_layouts(request):
         shape_of(loaded)  # imports the libraries of models now, within the time of the search

@@ -22,7 +22,12 @@ def simulate(
         str | None,
         typer.Option(help="Comma-separated names or paths of YAML files. Default: the recipe's."),
     ] = None,
-    devices: Annotated[str, typer.Option(help="Of the virtual cluster; of a mixed one a number a kind: 64,32.")] = "8",
+    devices: Annotated[
+        str,
+        typer.Option(
+            help="Of the virtual cluster: 8xH100-80GB, with costs of its data sheet; or numbers with --profile: 64,32."
+        ),
+    ] = "8",
     profile: Annotated[
         str | None,
         typer.Option(help="Costs of the workers: of `interlace profile`, or shipped; one per kind of device."),
@@ -33,13 +38,14 @@ def simulate(
 ) -> None:
     """Run a recipe on a virtual clock: the same flow and schedule, with simulated workers that only take time."""
     from interlace.cli.compare import show_comparison
-    from interlace.cli.virtual import simulate_schedules, virtual_cluster
+    from interlace.cli.virtual import simulate_schedules
     from interlace.observe.jsonl import to_line
 
     if timeline:
         writable(timeline, "--timeline")
-    cluster = virtual_cluster(devices, profile, num_prompts=prompts)
-    found = simulate_schedules(recipe, overrides or [], schedule, cluster, timeline)
+    found = simulate_schedules(
+        recipe, overrides or [], schedule, devices=devices, profile=profile, num_prompts=prompts, timeline=timeline
+    )
     simulation, results = found.simulation, found.results
     outcomes = [result.outcome for result in results]
     if as_json:

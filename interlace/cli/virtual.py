@@ -1,4 +1,4 @@
-"""Virtual cluster named on the command line: `--devices 64,32 --profile qwen2.5-7b-h20,qwen2.5-7b-h800`."""
+"""Virtual cluster named on the command line: `--devices 8xH100-80GB`, or `--devices 64,32 --profile NAME,NAME`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from interlace.core.types import JSON
     from interlace.forecast.profile.types import Profile
     from interlace.forecast.simulate import SimulatedVariant, Simulation
-    from interlace.run.recipe.config import Recipe
 
 PROFILE, ENGINES = "profile.", "engines="
 
@@ -48,16 +47,29 @@ def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 819
     return Simulation(profile=mixed, num_devices=sum(counts), pools=pools, num_prompts=num_prompts)
 
 
-def change_profiles(simulation: "Simulation", overrides: Sequence[str]) -> "tuple[Simulation, list[str]]":
-    """Applies `profile.KEY=VALUE` to the profile of a cluster. Returns the simulation and the other overrides.
+def recipe_cluster(
+    spec: str, overrides: Sequence[str], devices: str, profile: str | None, *, num_prompts: int = 8192
+) -> "tuple[Simulation, list[str]]":
+    """Returns the virtual cluster of a recipe, and the overrides of the recipe. Raises UserError.
 
-    Raises UserError.
+    overrides: may include `profile.KEY=VALUE`, which changes the profile. devices: numbers of devices of the profiles,
+    as `64,32`; or a number and a kind, as `8xH100-80GB`, whose costs follow from the recipe's model and the data sheet.
     """
     from interlace.forecast.costs.profiles import change_profile
+    from interlace.forecast.costs.sheets import parse_cluster
 
     mine = [each.removeprefix(PROFILE) for each in overrides if each.startswith(PROFILE)]
     rest = [each for each in overrides if not each.startswith(PROFILE)]
-    return (replace(simulation, profile=change_profile(simulation.profile, mine)) if mine else simulation), rest
+    sheet = parse_cluster(devices)
+    if sheet is None:
+        simulation = virtual_cluster(devices, profile, num_prompts=num_prompts)
+    elif profile is not None:
+        raise UserError(f"--devices {devices} names devices by their data sheet: leave out --profile.")
+    else:
+        simulation = _make_sheet_cluster(spec, rest, *sheet, num_prompts)
+    if mine:
+        simulation = replace(simulation, profile=change_profile(simulation.profile, mine))
+    return simulation, rest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,39 +86,29 @@ class SimulatedSchedules:
 
 
 def simulate_schedules(
-    recipe: str, overrides: Sequence[str], schedule: str | None, simulation: "Simulation", timeline: Path | None
+    recipe: str,
+    overrides: Sequence[str],
+    schedule: str | None,
+    *,
+    devices: str,
+    profile: str | None,
+    num_prompts: int,
+    timeline: Path | None,
 ) -> SimulatedSchedules:
     """Simulates a recipe under each schedule. Raises UserError.
 
-    overrides: may include `profile.KEY=VALUE`, which changes the profile, and `engines=CHANGES`.
+    overrides: may include `engines=CHANGES`, and see recipe_cluster(), also for `devices` and `profile`.
     """
     from interlace.forecast.elastic import parse_changes
     from interlace.forecast.simulate import simulate_variants
 
-    simulation, given = change_profiles(simulation, overrides)
-    engines = [each.removeprefix(ENGINES) for each in given if each.startswith(ENGINES)]
+    engines = [each.removeprefix(ENGINES) for each in overrides if each.startswith(ENGINES)]
+    given = [each for each in overrides if not each.startswith(ENGINES)]
+    simulation, given = recipe_cluster(recipe, given, devices, profile, num_prompts=num_prompts)
     if engines:
         simulation = replace(simulation, engine_changes=parse_changes(",".join(engines)))
-        given = [each for each in given if not each.startswith(ENGINES)]
     results = simulate_variants(recipe, given, schedule, simulation, timeline=timeline)
     return SimulatedSchedules(simulation=simulation, results=results)
-
-
-def sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: str) -> "tuple[Recipe, Simulation]":
-    """Returns a recipe and a cluster whose costs follow from the model and a device's data sheet. No GPU is used.
-
-    Raises UserError for recipes whose costs a data sheet does not contain.
-    """
-    from interlace.forecast.profile.roofline import roofline_of
-    from interlace.forecast.simulate import Simulation, check_profile_roles
-    from interlace.run.recipe.check_objective import refuse_offline
-    from interlace.run.recipe.load import load_recipe
-
-    recipe = load_recipe(spec, overrides)
-    refuse_offline(recipe, "plan")
-    profile = roofline_of(recipe, kind)
-    check_profile_roles(recipe, profile)
-    return recipe, Simulation(profile=profile, num_devices=count)
 
 
 def load_given_profile(spec: str | None) -> "Profile":
@@ -122,7 +124,20 @@ def load_given_profile(spec: str | None) -> "Profile":
     return profile_of_run(run)[1]
 
 
+def _make_sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: str, num_prompts: int) -> "Simulation":
+    """Returns a cluster whose costs follow from the recipe's model and a device's data sheet. No GPU is used."""
+    from interlace.forecast.profile.roofline import roofline_of
+    from interlace.forecast.simulate import Simulation
+    from interlace.run.recipe.load import load_recipe
+
+    profile = roofline_of(load_recipe(spec, overrides), kind)
+    return Simulation(profile=profile, num_devices=count, num_prompts=num_prompts)
+
+
 def _count_devices(devices: str, part: str) -> int:
     if not part.strip().isdecimal() or int(part) < 1:
-        raise UserError(f"--devices {devices}: give a number of devices, or one a kind: 64 or 64,32.")
+        raise UserError(
+            f"--devices {devices}: write a number of devices (64), one for each profile (64,32), or a number and "
+            "a kind (8xH100-80GB)."
+        )
     return int(part)

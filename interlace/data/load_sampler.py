@@ -21,7 +21,7 @@ def create_sampler(task: DataConfig, prompts: Sequence[Prompt], seed: int) -> Pr
         positions = [place for place, prompt in enumerate(prompts) if prompt.source == source.label]
         own = [prompts[place] for place in positions]
         sampler = _create_sampler(source.sampler, own, stable_hash(seed, "source", source.label))
-        parts.append(SampledSource(weight=source.weight, positions=positions, sampler=sampler))
+        parts.append(SampledSource(name=source.label, weight=source.weight, positions=positions, sampler=sampler))
     return MixtureSampler(prompts, seed, parts)
 
 

@@ -1,26 +1,36 @@
-"""Draws from several sources by weight, in an order that depends on the seed and the draw's number alone."""
+"""Draws from several sources by weight, in an order that depends on the seed, the weights and the draw's number."""
 
 import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from operator import attrgetter
+from typing import cast
 
 from pydantic import JsonValue
 
+from interlace.core.config import Config
+from interlace.core.errors import UserError
 from interlace.core.random import keyed_random
 from interlace.core.types import Prompt
 from interlace.data.sampling import NoSettings, PromptDraw, PromptSampler, Snapshot
 
 _BLOCK = 64
 """Draws of a block at least; each block has the share of each source to within one draw."""
+_LEAST_SHARE = 1e-5
+"""Least share of a source: a block has one draw of it, so the size of a block is bounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledSource:
     """A source of a mixture."""
 
+    name: str
     weight: float
+    """Weight at the start of the run."""
     positions: Sequence[int]
     """Places of its prompts in the mixture."""
     sampler: PromptSampler
@@ -32,25 +42,48 @@ class SampledSource:
         return {position: place for place, position in enumerate(self.positions)}
 
 
+class _Change(Config):
+    """Weights that are in force from a draw on."""
+
+    start: int
+    weights: dict[str, float]
+
+
+class _State(Config):
+    """State in a checkpoint."""
+
+    changes: tuple[_Change, ...]
+    """Weights since the start of the run."""
+    samplers: tuple[JsonValue, ...]
+    """State of each source's sampler."""
+
+
 class MixtureSampler(PromptSampler):
     """Mixes samplers. In each block of draws a source has its share, in a shuffled order of the sources.
 
-    The number of a source's draws before a block follows from the block's number, so the state is the state of the
-    sources' samplers.
+    The number of a source's draws before a block follows from the block's number and the changes of the weights, so the
+    state is these changes and the state of the sources' samplers.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, parts: Sequence[SampledSource]) -> None:
+        """Raises UserError for weights that cannot be drawn by."""
         super().__init__(NoSettings(), prompts, seed)
         self._parts = parts
-        total = sum(part.weight for part in parts)
-        self._ends = [end / total for end in accumulate(part.weight for part in parts)]
-        self._ends[-1] = 1.0
-        self._block = max(_BLOCK, math.ceil(total / min(part.weight for part in parts)))
         self._part_of = {position: number for number, part in enumerate(parts) for position in part.positions}
-        self._blocks: dict[int, list[int]] = {}
+        self._phases: list[_Phase] = []
+        self._start_phase(0, {part.name: part.weight for part in parts})
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        return dict(self._phases[-1].weights)
+
+    def set_weights(self, weights: Mapping[str, float], number: int) -> None:
+        if unknown := [name for name in weights if name not in self.weights]:
+            raise UserError(f"the mixture has no source {unknown[0]!r}. Its sources are: {', '.join(self.weights)}.")
+        self._start_phase(number, {**self.weights, **{name: float(weight) for name, weight in weights.items()}})
 
     def draw(self, number: int) -> PromptDraw:
-        source, place = self._locate_draw(number)
+        source, place = self._find_phase(number).locate_draw(number)
         found = self._parts[source].sampler.draw(place)
         return PromptDraw(self._parts[source].positions[found.position], found.attempt)
 
@@ -60,12 +93,8 @@ class MixtureSampler(PromptSampler):
         place = part.sampler.number_of(PromptDraw(part.place_of[draw.position], draw.attempt))
         if place is None:
             return None
-        low, high = 0, place + 1  # each block has at least one draw of each source
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._num_before(source, middle) <= place else (low, middle)
-        offsets = [offset for offset, found in enumerate(self._order_sources(low)) if found == source]
-        return low * self._block + offsets[place - self._num_before(source, low)]
+        after = bisect_right(self._phases, place, key=lambda phase: phase.num_before[source])
+        return self._phases[after - 1].number_of(source, place)
 
     def observe(self, rates: Mapping[int, float]) -> None:
         for part in self._parts:
@@ -77,27 +106,80 @@ class MixtureSampler(PromptSampler):
         def state(numbers: Sequence[int]) -> JsonValue:
             places: list[list[int]] = [[] for _ in self._parts]
             for number in numbers:
-                source, place = self._locate_draw(number)
+                source, place = self._find_phase(number).locate_draw(number)
                 places[source].append(place)
-            return [state(own) for state, own in zip(taken, places, strict=True)]
+            # Includes a change that a callback makes after the snapshot, at the end of the same step.
+            changes = tuple(_Change(start=phase.start, weights=dict(phase.weights)) for phase in self._phases)
+            states = tuple(state(own) for state, own in zip(taken, places, strict=True))
+            return _State(changes=changes, samplers=states).model_dump(mode="json")
 
         return state
 
     def restore(self, state: JsonValue) -> None:
-        states = state if isinstance(state, list) else [None] * len(self._parts)
-        for part, own in zip(self._parts, states, strict=True):
+        found = _State.parse(
+            cast(Mapping[str, object], state if isinstance(state, Mapping) else {}), where="the state of the mixture"
+        )
+        for change in found.changes:
+            self._start_phase(change.start, change.weights)
+        for part, own in zip(self._parts, found.samplers, strict=True):
             if own is not None:
                 part.sampler.restore(own)
 
-    def _locate_draw(self, number: int) -> tuple[int, int]:
+    def _start_phase(self, start: int, weights: Mapping[str, float]) -> None:
+        """Draws by these weights from a draw on. A phase that began later, in steps that are repeated, is dropped."""
+        before = [phase for phase in self._phases if phase.start < start]
+        num_before = before[-1].count_draws(start) if before else [0] * len(self._parts)
+        self._phases = [*before, _Phase(start, weights, num_before, self.seed)]
+
+    def _find_phase(self, number: int) -> "_Phase":
+        return self._phases[bisect_right(self._phases, number, key=attrgetter("start")) - 1]
+
+
+class _Phase:
+    """Draws between two changes of the weights."""
+
+    def __init__(self, start: int, weights: Mapping[str, float], num_before: Sequence[int], seed: int) -> None:
+        """start: number of the first draw. num_before: earlier draws of each source. Raises UserError for weights."""
+        self.start, self.weights, self.num_before = start, weights, num_before
+        self._seed = seed
+        *_, total = sums = list(accumulate(weights.values()))
+        _check_weights(weights, total)
+        self._ends = [end / total for end in sums]
+        self._block = max(_BLOCK, math.ceil(total / min(weight for weight in weights.values() if weight)))
+        self._blocks: dict[int, list[int]] = {}
+
+    def locate_draw(self, number: int) -> tuple[int, int]:
         """Returns the source of a draw, and the number of earlier draws of this source."""
-        block, offset = divmod(number, self._block)
+        block, offset = divmod(number - self.start, self._block)
         sources = self._order_sources(block)
         source = sources[offset]
-        return source, self._num_before(source, block) + sources[:offset].count(source)
+        return source, self.num_before[source] + self._num_before(source, block) + sources[:offset].count(source)
+
+    def number_of(self, source: int, place: int) -> int | None:
+        """Returns the number of a source's draw. place: number of earlier draws of the source, none before the phase.
+
+        Returns None if the phase does not draw from the source.
+        """
+        if not self._num_before(source, 1):
+            return None
+        place -= self.num_before[source]
+        low, high = 0, place + 1  # each block has at least one draw of each source that is drawn
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._num_before(source, middle) <= place else (low, middle)
+        offsets = [offset for offset, found in enumerate(self._order_sources(low)) if found == source]
+        return self.start + low * self._block + offsets[place - self._num_before(source, low)]
+
+    def count_draws(self, end: int) -> list[int]:
+        """Counts the draws of each source before a draw of this phase, over all phases."""
+        block, offset = divmod(end - self.start, self._block)
+        in_block = Counter(self._order_sources(block)[:offset])
+        return [
+            before + self._num_before(source, block) + in_block[source] for source, before in enumerate(self.num_before)
+        ]
 
     def _num_before(self, source: int, block: int) -> int:
-        """Counts a source's draws in all blocks before one."""
+        """Counts a source's draws of the phase in all blocks before one."""
         start = self._ends[source - 1] if source else 0.0
         size = block * self._block
         return math.floor(size * self._ends[source] + 0.5) - math.floor(size * start + 0.5)
@@ -108,11 +190,27 @@ class MixtureSampler(PromptSampler):
         if sources is None:
             sources = [
                 source
-                for source in range(len(self._parts))
+                for source in range(len(self._ends))
                 for _ in range(self._num_before(source, block + 1) - self._num_before(source, block))
             ]
-            keyed_random("mixture of sources", self.seed, block).shuffle(sources)
+            phase = (self.start,) if self.start else ()
+            keyed_random("mixture of sources", self._seed, *phase, block).shuffle(sources)
             self._blocks = {kept: one for kept, one in self._blocks.items() if abs(kept - block) < 32} | {
                 block: sources
             }
         return sources
+
+
+def _check_weights(weights: Mapping[str, float], total: float) -> None:
+    """Raises UserError for weights of sources that cannot be drawn by."""
+    given = f"The weights are: {', '.join(f'{name}: {weight}' for name, weight in weights.items())}."
+    for name, weight in weights.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise UserError(f"weight {weight} of source {name!r}: it must be a finite number, 0 or more. {given}")
+        if 0 < weight < total * _LEAST_SHARE:
+            raise UserError(
+                f"weight {weight} of source {name!r} is less than {_LEAST_SHARE:g} of the sum. Give it a larger "
+                f"weight, or 0 to draw none of its prompts. {given}"
+            )
+    if not total:
+        raise UserError(f"all sources have the weight 0: one must have a larger weight. {given}")

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 from pydantic import JsonValue
 
 from interlace.core.config import Config
+from interlace.core.errors import UserError
 from interlace.core.types import Prompt
 
 Snapshot: TypeAlias = Callable[[Sequence[int]], JsonValue]
@@ -48,6 +49,19 @@ class PromptSampler(ABC):
 
     def observe(self, rates: Mapping[int, float]) -> None:  # noqa: B027 - most do not learn
         """Receives measured solve rates, 0 to 1, of trained groups, by the position of their prompt."""
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Returns the weight of each source by its name; {} without a mixture."""
+        return {}
+
+    def set_weights(self, weights: Mapping[str, float], number: int) -> None:
+        """Changes the weights of a mixture's sources from a draw on.
+
+        number: of that draw, after all draws so far. Raises UserError for weights that cannot be drawn by.
+        """
+        del number
+        raise UserError(f"weights {dict(weights)} are for a mixture, and the prompts of this run are of one source.")
 
     def snapshot(self) -> Snapshot:
         """Returns a function that gives the present state; None for a sampler whose draws follow from their number."""

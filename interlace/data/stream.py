@@ -1,7 +1,7 @@
 """The stream of prompts of a run, exactly resumable."""
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -88,6 +88,18 @@ class PromptStream:
     def observe(self, solved: Iterable[tuple[str, float]]) -> None:
         """Gives the sampler the results of trained samples: uid of the prompt, and 1 if solved, else 0."""
         self._sampler.observe(mean_rates((self._position[uid], rate) for uid, rate in solved if uid in self._position))
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Returns the weight of each source of a mixture, by its name; {} if the prompts are of one source."""
+        return self._sampler.weights
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Changes the weights of a mixture's sources, from the next new draw on. Prompts handed back stay as drawn.
+
+        The change is part of each state that is made later. Raises UserError for weights that cannot be drawn by.
+        """
+        self._sampler.set_weights(weights, self._drawn)
 
     def state(self, unfinished: Iterable[Prompt] = ()) -> StreamState:
         """Returns the state for `restore`. unfinished: prompts served and not trained on; they are served first.

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import Metrics
+from interlace.data.stream import PromptStream
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +18,7 @@ class StepInfo:
     num_steps: int
     metrics: Mapping[str, float]
     """Metrics of the step, by the names of metrics.jsonl."""
+    _stream: PromptStream = field(repr=False)
     logged: Metrics = field(default_factory=dict)
     """Values that callbacks logged."""
     is_last: bool = False
@@ -25,6 +27,22 @@ class StepInfo:
     def log(self, name: str, value: float) -> None:
         """Adds a value to the metrics of the step, for metrics.jsonl and every logger."""
         self.logged[name] = float(value)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Weight of each source of a mixture, by its name; {} if the prompts are of one source."""
+        return self._stream.weights
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Changes weights of a mixture's sources for all prompts that are drawn from now on.
+
+        weights: relative weights by the name of the source; 0 draws none of its prompts. Other sources keep theirs.
+        The next step of an on-policy schedule is drawn by the new weights. An asynchronous schedule has already drawn
+        the prompts of up to ceil(max_staleness) further steps, and these stay. Prompts that are drawn again stay, too.
+        A checkpoint contains the change, so a resumed run draws the same prompts. Raises UserError, with the sources,
+        for an unknown source, a negative or infinite weight, NaN or only zeros; and if the run has no mixture.
+        """
+        self._stream.set_weights(weights)
 
     def stop(self) -> None:
         """Ends the run after this step, with a final checkpoint and evaluation."""
@@ -50,11 +68,14 @@ class Callbacks:
         self.want_stop = False
         """True after a callback requested the end of the run."""
 
-    def on_step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> Metrics:
-        """Calls each function and returns the values that they logged. Raises InterlaceError if one raises."""
+    def on_step(self, step: int, num_steps: int, metrics: Mapping[str, float], stream: PromptStream) -> Metrics:
+        """Calls each function and returns the values that they logged. Raises InterlaceError if one raises.
+
+        stream: prompts of the run, of which the functions may change the weights.
+        """
         if not self._functions:
             return {}
-        info = StepInfo(step, num_steps, dict(metrics))
+        info = StepInfo(step, num_steps, dict(metrics), stream)
         for function in self._functions:
             try:
                 function(info)

@@ -109,7 +109,7 @@ class OfflineBoundary:
         found = metrics
         if recipe.eval_every and step % recipe.eval_every == 0:
             found = found | await self._evaluate(f"evaluation after step {step}")
-        found = found | job.callbacks.on_step(step, recipe.steps, found)
+        found = found | job.callbacks.on_step(step, recipe.steps, found, self._stream)
         self._state, self._num_updates = self._state_later(), self._run.num_updates
         is_best = self._best.observe(step, found)
         place = self._saver.find_due(step, is_best=is_best)

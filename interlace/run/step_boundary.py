@@ -134,7 +134,7 @@ class StepBoundary:
             trained = [entry.sample for entry in result.ended if entry.event == TerminalEvent.TRAINED]
             num_trained = sum(sample.num_total_tokens for sample in trained)
             metrics |= self.utilization.measure(metrics["perf/num_tokens"], num_trained, metrics["timing_s/step"])
-        metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
+        metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics, self._stream)
         is_best = self._best.observe(result.step, metrics)
         place = self._saver.find_due(result.step, is_best=is_best)
         if place:

@@ -63,8 +63,9 @@ class ChildLinks:
         self._selector.register(self._wakes, selectors.EVENT_READ)
 
     def wake(self) -> None:
-        """Makes the running wait() return, or else the next one."""
-        self._waker.send(b"\0")
+        """Makes the running wait() return, or else the next one. Does nothing after close()."""
+        with contextlib.suppress(OSError):  # another thread has closed the connection in the meantime
+            self._waker.send(b"\0")
 
     def wait(self, timeout_s: float | None) -> Mapping[Child, bool]:
         """Waits for an event. timeout_s: None for no limit.

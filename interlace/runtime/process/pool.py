@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from interlace.core.causes import Cause
-from interlace.core.errors import RestartBudgetError
+from interlace.core.errors import InterlaceError, RestartBudgetError
 from interlace.core.recovery import RestartBudget
 from interlace.runtime.process.launch import GUARD
 from interlace.runtime.process.links import Child, ChildLinks
@@ -83,7 +83,7 @@ class ProcessPool(ABC, Generic[J, T]):
         place: function that starts a process elsewhere; if None, processes start on this machine. budget: limit of
         restarts; None for no limit.
         """
-        self._budget = budget
+        self._name, self._budget = name, budget
         self._children: list[Child] = []
         self._jobs: dict[Child, dict[int, J]] = {}
         """Jobs of each process that have not ended, by number, in the order in which they were sent."""
@@ -95,7 +95,7 @@ class ProcessPool(ABC, Generic[J, T]):
         """Process whose end is currently handled."""
         self._num_bad_starts = 0
         self._error: BaseException | None = None
-        """Error by which the thread ended."""
+        """Error for jobs that come after the end of the thread; None while it runs."""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
@@ -135,7 +135,7 @@ class ProcessPool(ABC, Generic[J, T]):
         """Fails every job, at the end. error: a fault of this class; None if it was closed."""
 
     def _submit(self, submitted: T) -> None:
-        """Hands a job or a message to the thread. Raises the error by which the thread ended, if one did."""
+        """Hands a job or a message to the thread. Raises InterlaceError, or the thread's error, if the thread ended."""
         self._submitted.append(submitted)
         if self._error is not None:
             raise self._error
@@ -153,7 +153,8 @@ class ProcessPool(ABC, Generic[J, T]):
                 self._hand_out()
         except Exception as bug:  # noqa: BLE001 - it is raised to the callers that await results
             error, self._closed = bug, True
-        self._error = error  # first: a job that comes later is refused by _submit()
+        # First: a job that comes later is refused by _submit().
+        self._error = error or InterlaceError(f"the processes of {self._name} were closed, and take no further job.")
         self._fail_all(error)
         for child in [*self._children]:
             self._end(child)

@@ -3,6 +3,7 @@
 import pytest
 
 import interlace
+from interlace.api.commands import ScheduleTable
 from interlace.core.errors import UserError
 
 
@@ -15,3 +16,20 @@ def test_a_simulation_changes_its_profile_and_its_engines() -> None:
     assert step_s("profile.lengths.median=9") != step_s()
     with pytest.raises(UserError, match="engines='soon': 'soon' is no change"):
         step_s("engines=soon")
+
+
+def test_a_simulation_takes_devices_by_their_data_sheet() -> None:
+    def simulate(devices: str, *changes: str, profile: str | None = None) -> ScheduleTable:
+        overrides = ["warmup=null", "steps=2", *changes]
+        return interlace.simulate("quickstart", overrides, devices=devices, profile=profile, prompts=64)
+
+    [row] = simulate("4xH100-80GB").rows
+    assert row["step_s"] == simulate("4xh100").rows[0]["step_s"] != simulate("4xL40S").rows[0]["step_s"]
+    changed = simulate("4xH100-80GB", "profile.lengths.median=9", "engines=0.5:-1,1:+1", "prompts_per_step=4")
+    assert changed.rows[0]["samples"] != row["samples"]
+    with pytest.raises(UserError, match=r"8xH100-40GB: .* such as 8xH100-80GB"):
+        simulate("8xH100-40GB")
+    with pytest.raises(UserError, match="by their data sheet: leave out profile="):
+        simulate("4xH100", profile="qwen2.5-7b-h20")
+    with pytest.raises(UserError, match=r"a number and a kind \(8xH100-80GB\)"):
+        simulate("8xH100,2")

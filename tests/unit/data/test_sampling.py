@@ -124,6 +124,59 @@ def test_a_mixture_holds_its_shares_in_each_block_and_follows_each_source() -> N
     assert levels == sorted(levels)
 
 
+CHANGES = ({"a": 0}, {"b": 5, "c": 0}, {"a": 1e-3}, {"a": 3, "b": 0, "c": 1})
+
+
+@given(ends=st.lists(st.integers(0, 90), min_size=4, max_size=4), kept=st.integers(0, 20))
+@settings(deadline=None, max_examples=50)
+def test_a_restored_mixture_has_the_changes_of_its_weights(ends: Sequence[int], kept: int) -> None:
+    """The state contains a change that follows the snapshot, and draws before a change stay as they were."""
+    first, served = stream("mixture"), []
+    for end, weights in zip(ends, CHANGES, strict=True):
+        served += take(first, end)
+        first.set_weights(weights)
+    unfinished = served[len(served) - min(kept, len(served)) :]
+    snapshot = first.state_later(unfinished)
+    served += take(first, 3)
+    first.set_weights({"a": 0, "b": 0})
+    second = stream("mixture")
+    second.restore(StreamState.parse(json.loads(snapshot().model_dump_json())))
+    assert names(take(second, len(unfinished) + 3)) == names([*unfinished, *served[-3:]])
+    later = take(first, 40)
+    assert names(take(second, 40)) == names(later) and {prompt.source for prompt in later} == {"c"}
+    assert len(set(names([*served, *later]))) == len(served) + 40
+
+
+def test_new_weights_are_the_shares_of_the_next_draws() -> None:
+    changed = stream("mixture")
+    assert changed.weights == {"a": 3, "b": 1, "c": 0.1}
+    take(changed, 30)
+    changed.set_weights({"a": 1, "c": 0})
+    changed.set_weights({"a": 1, "b": 3})
+    assert changed.weights == {"a": 1, "b": 3, "c": 0}
+    count = Counter(prompt.source for prompt in take(changed, 64))
+    assert count == {"a": 16, "b": 48}
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "words"),
+    [
+        ("mixture", {"d": 1.0}, r"no source 'd'\. Its sources are: a, b, c"),
+        ("mixture", {"a": -1.0}, r"weight -1\.0 of source 'a': it must be a finite number, 0 or more.*a: -1\.0, b: 1"),
+        ("mixture", {"a": float("nan")}, "weight nan of source 'a'"),
+        ("mixture", {"a": float("inf")}, "weight inf of source 'a'"),
+        ("mixture", {"a": 0, "b": 0, "c": 0}, "all sources have the weight 0"),
+        ("mixture", {"a": 1e-7}, "weight 1e-07 of source 'a' is less than 1e-05 of the sum"),
+        ("shuffle", {"a": 1.0}, "the prompts of this run are of one source"),
+    ],
+)
+def test_weights_that_cannot_be_drawn_by_are_refused(kind: str, weights: Mapping[str, float], words: str) -> None:
+    refusing, other = stream(kind), stream(kind)
+    with pytest.raises(UserError, match=words):
+        refusing.set_weights(weights)
+    assert names(take(refusing, 20)) == names(take(other, 20)), "the weights stay"
+
+
 class Backwards(PromptSampler):
     """A user's sampler."""
 

@@ -72,8 +72,8 @@ def test_a_plan_generates_on_one_kind_and_trains_on_the_other() -> None:
         ("8,8", H20, "as many of each"),
         ("8", f"{H20},{H800}", "as many of each"),
         ("8,8", f"{H20},{H20}", "a kind of its own"),
-        ("8,none", f"{H20},{H800}", "give a number of devices"),
-        ("0", H20, "give a number of devices"),
+        ("8,none", f"{H20},{H800}", "write a number of devices"),
+        ("0", H20, "write a number of devices"),
     ],
 )
 def test_what_makes_no_cluster_is_refused(devices: str, profile: str, reason: str) -> None:

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from interlace.core.errors import RestartBudgetError
+from interlace.core.errors import InterlaceError, RestartBudgetError
 from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
 from interlace.rewards.base import RewardConfig
+from interlace.rewards.pool import ScoringPool
 from interlace.rewards.scorer import Scorer
 from interlace.run.chaos.processes import role_processes
 
@@ -38,6 +39,34 @@ def test_a_process_that_a_signal_ends_or_stops_costs_no_score(sent: signal.Signa
         os.kill(process, sent)
         assert score(made).failure is None
         assert process not in role_processes("reward")
+
+
+def test_a_job_that_comes_after_the_end_is_refused_instead_of_waiting() -> None:
+    with one_process() as made:
+        score(made)
+        pool = made._pool
+    assert pool is not None
+    with pytest.raises(InterlaceError, match="the processes of reward were closed, and take no further job"):
+        pool.submit([])
+
+
+class _SubmitsLate(ScoringPool):
+    """Pool to which another thread submits a job when the others have failed, and before its thread has ended."""
+
+    error: InterlaceError | None = None
+
+    def _fail_all(self, error: BaseException | None) -> None:
+        super()._fail_all(error)
+        try:
+            self.submit([])
+        except InterlaceError as refusal:
+            self.error = refusal
+
+
+def test_a_job_that_comes_during_the_end_is_refused() -> None:
+    pool = _SubmitsLate(RewardConfig(name="exact", workers=1), is_async=False)
+    pool.close()
+    assert "take no further job" in str(pool.error)
 
 
 def test_an_exhausted_budget_refuses_further_jobs_instead_of_letting_them_wait() -> None:

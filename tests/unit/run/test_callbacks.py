@@ -3,7 +3,11 @@
 import pytest
 
 from interlace.core.errors import InterlaceError, UserError
+from interlace.data.stream import PromptStream
 from interlace.run.callbacks import Callbacks, StepInfo
+from tests.unit.data.test_stream import prompts
+
+STREAM = PromptStream(prompts(2), seed=0)
 
 
 def test_what_a_callback_logs_is_a_metric_and_a_stop_is_kept() -> None:
@@ -13,9 +17,9 @@ def test_what_a_callback_logs_is_a_metric_and_a_stop_is_kept() -> None:
             step.stop()
 
     callbacks = Callbacks([watch])
-    assert callbacks.on_step(1, 5, {"reward/mean": 1.0}) == {"mine": 2.0}
+    assert callbacks.on_step(1, 5, {"reward/mean": 1.0}, STREAM) == {"mine": 2.0}
     assert not callbacks.want_stop
-    callbacks.on_step(2, 5, {"reward/mean": 1.0})
+    callbacks.on_step(2, 5, {"reward/mean": 1.0}, STREAM)
     assert callbacks.want_stop
 
 
@@ -24,7 +28,7 @@ def test_a_callback_that_raises_ends_the_run_by_its_name() -> None:
         raise KeyError("no such metric")
 
     with pytest.raises(InterlaceError, match="callback 'broken' raised KeyError after step 3"):
-        Callbacks([broken]).on_step(3, 5, {})
+        Callbacks([broken]).on_step(3, 5, {}, STREAM)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ T = TypeVar("T")
 class HostedEngine:
     """The client protocol over an engine in this process; close() ends the thread."""
 
+    wakes_awake = True
+
     def __init__(
         self, engine: ServedEngine, capacity: ServiceCapacity, *, now: Callable[[], float] = time.monotonic
     ) -> None:

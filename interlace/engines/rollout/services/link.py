@@ -33,6 +33,9 @@ from interlace.engines.rollout.services.readiness import (
 )
 from interlace.weights.ref import WeightProbe
 
+ADOPT_S = 60.0
+"""Seconds in which an adopted server must serve a request. It has loaded its model, so it needs less than a start."""
+
 T = TypeVar("T")
 
 
@@ -115,8 +118,9 @@ class ServerLink:
 
     async def _connect_client(self, ends_requests: bool) -> ServiceCapacity:
         settings = self._settings
-        answer_s = settings.patience_s if self._process and ends_requests else settings.start_s
-        ready_s = max(settings.patience_s, settings.start_s)
+        is_adopted = self._process is not None and ends_requests
+        answer_s = settings.patience_s if is_adopted else settings.start_s
+        ready_s = max(settings.patience_s, min(ADOPT_S, settings.start_s) if is_adopted else settings.start_s)
         for task in self._tasks:
             task.cancel()
         if self._client is not None:
@@ -292,26 +296,32 @@ class ServerLink:
 
 
 async def _take_over(client: EngineClient, process: ServerProcess | None) -> None:
-    """Ends the requests of the process that used the server before, and drops its cached keys and values."""
+    """Ends the requests of the process that used the server before, and drops its cached keys and values.
+
+    Raises ServiceError if the server may sleep or be awake, and fails if it is woken while it is awake.
+    """
     if process:  # a schedule with shared devices may have sent it to sleep
+        if not client.wakes_awake and process.sleep_file.exists() and process.change_file.exists():
+            raise ServiceError(f"{client.name} was sent to sleep or woken when its run was killed, and may be awake")
         await _change_sleep(client, process, sleeps=False)
     await client.pause("abort")
     await client.resume()
 
 
 async def _change_sleep(client: EngineClient, process: ServerProcess | None, *, sleeps: bool) -> None:
-    """Sends a server to sleep, which a file records for a run that adopts the server; or wakes it if it sleeps.
-
-    An awake server of SGLang fails if it is woken.
-    """
+    """Sends a server to sleep, or wakes it if it sleeps. Files record the state for a run that adopts the server."""
     if process is None:
         await (client.sleep() if sleeps else client.wake())
     elif sleeps:
+        process.change_file.touch()
         process.sleep_file.touch()
         await client.sleep()
+        process.change_file.unlink(missing_ok=True)
     elif process.sleep_file.exists():
+        process.change_file.touch()
         await client.wake()
         process.sleep_file.unlink(missing_ok=True)
+        process.change_file.unlink(missing_ok=True)
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

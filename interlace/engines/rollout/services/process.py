@@ -24,6 +24,8 @@ TAIL_BYTES = 3000
 """Bytes at the end of a log that an error quotes."""
 END_S = 20.0
 """Seconds for a server and its guard to end by SIGTERM before they are killed."""
+EXIT_S = 10.0
+"""The same at the exit of this process, for all servers together. vLLM leaves shared memory if it is killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +59,7 @@ class ServerProcess:
         self._started_at = _count_bytes(self.log) if adopted else 0
         """Size of the log when the process was started or adopted."""
         if adopted:
-            atexit.register(self.stop, hurries=True)
+            _RUNNING.add(self)
 
     @property
     def pid(self) -> int:
@@ -73,8 +75,13 @@ class ServerProcess:
 
     @property
     def sleep_file(self) -> Path:
-        """Returns the file that exists while the server sleeps."""
+        """Returns the file that exists while the server sleeps, is sent to sleep, or is woken."""
         return self.lease.folder / "asleep"
+
+    @property
+    def change_file(self) -> Path:
+        """Returns the file that exists while the server is sent to sleep or woken."""
+        return self.lease.folder / "changes"
 
     def start(self) -> None:
         """Starts the server process; it does not listen yet.
@@ -84,6 +91,7 @@ class ServerProcess:
         if self.address.url.startswith(UNIX):
             Path(self.address.url.removeprefix(UNIX)).unlink(missing_ok=True)
         self.sleep_file.unlink(missing_ok=True)
+        self.change_file.unlink(missing_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started_at = _count_bytes(self.log)
         lease = (f"{self.lease.seconds:g}", str(self.lease.record), str(self.lease.folder))
@@ -96,8 +104,7 @@ class ServerProcess:
                 env={**os.environ, **self._command.environment},
                 start_new_session=True,
             )
-        # A command that ends by itself, with an error or not, leaves no server.
-        atexit.register(self.stop, hurries=True)
+        _RUNNING.add(self)
 
     def fault(self) -> ServiceError | DiskFullError | None:
         """Returns the reason why the server ended, with the end of its log; None if it runs."""
@@ -122,24 +129,47 @@ class ServerProcess:
 
     def stop(self, *, hurries: bool = False) -> None:
         """Ends the server and its processes. hurries: kills them at once."""
+        _end_servers([self], within_s=0.0 if hurries else END_S)
+
+    def take_process(self) -> "subprocess.Popen[bytes] | AdoptedGuard | None":
+        """Returns the process that has to be ended, once; None if there is none."""
         process, self._process = self._process, None
-        atexit.unregister(self.stop)
-        if process is None or (isinstance(process, AdoptedGuard) and process.poll() is not None):
-            return  # the id of an ended process that is not a child may belong to another one
-        if not hurries:
-            _signal_group(process.pid, signal.SIGTERM)
-            deadline = time.monotonic() + END_S
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.02)
-        _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
-        if isinstance(process, subprocess.Popen) and process.stdin:
-            process.stdin.close()
+        _RUNNING.discard(self)
+        if isinstance(process, AdoptedGuard) and process.poll() is not None:
+            return None  # the id of an ended process that is not a child may belong to another one
+        return process
 
     def remove_files(self) -> None:
         """Removes the server's folder and its record."""
         self.lease.record.unlink(missing_ok=True)
         shutil.rmtree(self.lease.folder, ignore_errors=True)
+
+
+_RUNNING: set[ServerProcess] = set()
+"""Servers that this process started or adopted, and did not end."""
+
+
+@atexit.register
+def _end_running_servers() -> None:
+    """Ends all servers. A command that ends by itself, with an error or not, leaves none."""
+    _end_servers([*_RUNNING], within_s=EXIT_S)
+
+
+def _end_servers(servers: Sequence[ServerProcess], *, within_s: float) -> None:
+    """Ends servers by SIGTERM, and kills those that have not ended in time. within_s: 0 kills at once."""
+    processes = [process for server in servers if (process := server.take_process()) is not None]
+    try:
+        for process in processes if within_s else ():
+            _signal_group(process.pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + within_s
+        while time.monotonic() < deadline_s and any(process.poll() is None for process in processes):
+            time.sleep(0.02)
+    finally:  # also if Ctrl-C ends the wait
+        for process in processes:
+            _signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(process, subprocess.Popen) and process.stdin:
+                process.stdin.close()
 
 
 def _signal_group(pid: int, number: int) -> None:

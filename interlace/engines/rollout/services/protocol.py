@@ -86,6 +86,8 @@ class EngineClient(Protocol):
 
     name: str
     """Address of the server for messages."""
+    wakes_awake: bool
+    """True if wake() does nothing for a server that is awake; False if the server fails."""
 
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
         """Serves requests until all have ended. on_delta: called with each delta, in order for each request."""

@@ -19,6 +19,8 @@ SHORT_S, LONG_S = 10.0, 600.0
 class HttpClient:
     """Connection of an EngineClient to a server."""
 
+    wakes_awake = True
+
     def __init__(self, address: Address) -> None:
         self.name = address.url
         self._connection = Connection(address)

@@ -33,6 +33,8 @@ MEMORY_TAGS = ("kv_cache", "weights")
 class SGLangClient(StreamingClient):
     """EngineClient of SGLang's server. Each request is one stream, whose chunks contain all tokens so far."""
 
+    wakes_awake = False  # its scheduler ends with an error, and no route reports whether the server sleeps
+
     def __init__(self, address: Address, seed: int, own_stops: Sequence[int]) -> None:
         super().__init__(address, seed)
         self._own_stops = frozenset(own_stops)

@@ -1,5 +1,6 @@
 """A server outlives a killed run for its lease, and a resumed run adopts it only if it is the run's own server."""
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -14,16 +15,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from interlace.engines.rollout.kinds.base import make_private_folder
+from interlace.engines.rollout.services import link
 from interlace.engines.rollout.services.adoption import NotAdoptedError, ServerRecord, adopt_server
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.lease import AdoptedGuard
 from interlace.engines.rollout.services.link import LinkSettings, ServerLink
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
-from interlace.engines.rollout.services.protocol import ServiceCapacity
+from interlace.engines.rollout.services.protocol import PauseMode, ServiceCapacity, ServiceError
 from tests.support.engine_servers import wait_until
 from tests.support.processes import all_gone, children, descendants, handles
 
@@ -230,9 +233,8 @@ def test_a_run_with_many_open_files_sees_the_end_of_a_guard() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-@pytest.mark.parametrize("sleeps", [False, True])
-def test_an_adopted_server_is_woken_only_if_it_sleeps(killed: Killed, sleeps: bool) -> None:
-    """SGLang's scheduler ends if it is woken while it is awake."""
+def make_link(server: ServerProcess, kind: type[HostedEngine], *, patience_s: float = 60.0) -> ServerLink:
+    """Returns a link to an engine in this process, in place of the server."""
     from interlace.engines.rollout import (
         NativeConfig,
         NativeEngine,
@@ -240,23 +242,103 @@ def test_an_adopted_server_is_woken_only_if_it_sleeps(killed: Killed, sleeps: bo
     from interlace.models.config import ModelConfig
     from interlace.models.loading import load_model
 
-    woken: list[bool] = []
+    engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=4096))
+    limits = LinkSettings(heartbeat_s=60.0, patience_s=patience_s, progress_s=60.0, start_s=600.0, probe_gap=0.05)
+    return ServerLink(lambda: kind(engine, ServiceCapacity()), limits, process=server)
 
-    class Server(HostedEngine):
-        async def wake(self) -> None:
-            woken.append(True)
-            await super().wake()
+
+class FailsIfWokenAwake(HostedEngine):
+    """Server like SGLang's, whose scheduler ends if it is woken while it is awake."""
+
+    wakes_awake = False
+    is_asleep = False
+    dies_after: Literal["", "sleep", "wake"] = ""
+    """Call in whose answer the run is killed."""
+
+    async def sleep(self) -> None:
+        await super().sleep()
+        type(self).is_asleep = True
+        if self.dies_after == "sleep":
+            raise ServiceError("the run was killed")
+
+    async def wake(self) -> None:
+        if not type(self).is_asleep:
+            raise ServiceError("the scheduler ended")
+        await super().wake()
+        type(self).is_asleep = False
+        if self.dies_after == "wake":
+            raise ServiceError("the run was killed")
+
+
+class WakesAwake(FailsIfWokenAwake):
+    """Server like vLLM's and ours."""
+
+    wakes_awake = True
+
+    async def wake(self) -> None:
+        await HostedEngine.wake(self)
+
+
+@pytest.mark.parametrize(("sleeps", "is_woken"), [((), False), ((True,), True), ((True, False), False)])
+def test_an_adopted_server_is_woken_only_if_it_sleeps(killed: Killed, sleeps: tuple[bool, ...], is_woken: bool) -> None:
+    class Server(FailsIfWokenAwake):
+        pass
 
     server = killed.adopt()
     assert isinstance(server, ServerProcess)
-    if sleeps:
-        server.sleep_file.touch()
-    engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=4096))
-    limits = LinkSettings(heartbeat_s=60.0, patience_s=60.0, progress_s=60.0, start_s=60.0, probe_gap=0.05)
-    link = ServerLink(lambda: Server(engine, ServiceCapacity()), limits, process=server)
-    link.open()
-    assert woken == [True] * sleeps and not server.sleep_file.exists()
-    link.close()
+    before = make_link(server, Server)
+    before.open()
+    for each in sleeps:
+        before.change_sleep(sleeps=each)
+    assert Server.is_asleep == server.sleep_file.exists() == is_woken and not server.change_file.exists()
+    after = make_link(server, Server)
+    after.open()
+    assert not Server.is_asleep and not server.sleep_file.exists()
+    after.close()
+
+
+@pytest.mark.parametrize("kind", [FailsIfWokenAwake, WakesAwake])
+@pytest.mark.parametrize("call", ["sleep", "wake"])
+def test_a_server_whose_run_was_killed_while_it_was_woken_is_not_woken_awake(
+    killed: Killed, kind: type[FailsIfWokenAwake], call: Literal["sleep", "wake"]
+) -> None:
+    class Server(kind):  # type: ignore[misc, valid-type]
+        pass
+
+    server = killed.adopt()
+    assert isinstance(server, ServerProcess)
+    before = make_link(server, Server)
+    before.open()
+    if call == "wake":
+        before.change_sleep(sleeps=True)
+    Server.dies_after = call
+    before.change_sleep(sleeps=call == "sleep")
+    Server.dies_after = ""
+    after = make_link(server, Server)
+    if kind is WakesAwake:
+        after.open()
+        assert not server.sleep_file.exists() and not server.change_file.exists()
+        after.close()
+        return
+    with pytest.raises(ServiceError, match="was sent to sleep or woken when its run was killed"):
+        after.open()
+    assert killed.has_ended()
+
+
+def test_an_adopted_server_that_hangs_after_its_health_check_is_replaced_within_a_limit(
+    killed: Killed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hangs(HostedEngine):
+        async def pause(self, mode: PauseMode) -> None:
+            del mode
+            await asyncio.sleep(3600)
+
+    monkeypatch.setattr(link, "ADOPT_S", 0.5)
+    server = killed.adopt()
+    assert isinstance(server, ServerProcess)
+    with pytest.raises(ServiceError, match=r"was not ready to serve within 0\.5 s"):
+        make_link(server, Hangs, patience_s=0.5).open()
+    assert killed.has_ended()
 
 
 def test_a_long_temporary_folder_leaves_room_for_socket_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
