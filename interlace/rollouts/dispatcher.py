@@ -13,7 +13,7 @@ from interlace.rollouts.tool_waits import ToolWaits
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.schedule.dispatch import Load, create_dispatch
-from interlace.schedule.routing import route
+from interlace.schedule.routing import KeptContext, route
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Migrate
 
@@ -105,7 +105,7 @@ class Dispatcher:
         if self.curve and (costs := self.curve.costs()):
             self._policy.learn(costs)
         expected = [job.expected_tokens for job in jobs]
-        kept = self.homes.find_kept(jobs, ready) if self.homes else [None] * len(jobs)
+        kept = self._find_kept(jobs, ready)
         chosen = route(self._policy, expected, kept, loads, prefill_cost=self._prefill_cost)
         for job, engine in zip(jobs, chosen, strict=True):
             if self.homes:
@@ -113,6 +113,15 @@ class Dispatcher:
             self._driver_of[job.request.id] = ready[engine]
             ready[engine].submit(job)
         self.tool_waits.look()
+
+    def _find_kept(self, jobs: Sequence[Job], ready: list[EngineDriver]) -> Sequence[KeptContext | None]:
+        """Returns the context of each job that an engine retains, with the index of the engine in `ready`."""
+        if not self.homes:
+            return [None] * len(jobs)
+        open_engines = self._weights.pending.open
+        if ready is open_engines.drivers:
+            return self.homes.find_kept(jobs, open_engines.find_place)
+        return self.homes.find_kept(jobs, {driver: place for place, driver in enumerate(ready)}.get)
 
     def _list_ready(self, drivers: list[EngineDriver]) -> tuple[list[EngineDriver], Sequence[Load]]:
         """Returns the given engines that start new requests, with their loads. If none of them does, the members."""

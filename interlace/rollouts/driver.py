@@ -182,6 +182,8 @@ class EngineDriver:
                 if not self.group.can_revive:
                     raise
                 self._lose_process(str(error))
+            finally:
+                self._hold.end()
 
     def _enter_phase(self, phase: Phase) -> None:
         """Changes the phase of the loop. The end of SWAPPING, by a loss too, ends the pending swap."""
@@ -218,6 +220,8 @@ class EngineDriver:
             await self.evacuation.move()
             if not self.is_away:
                 await self._swap_if_due()
+            if self._hold.is_over():  # another role requested the devices before this hold began, or during the swap
+                return
             self._find_work()
             admitted = [] if self.is_away else self.calls.admit()
             if not self.calls.has_work:
@@ -229,7 +233,7 @@ class EngineDriver:
             self.calls.record(progress, span)
             if progress.lost:
                 self._on_lost(self, progress.lost)
-            elif self._hold.is_over:
+            elif self._hold.is_over():
                 return
 
     async def _swap_if_due(self) -> None:
@@ -325,16 +329,21 @@ class DeviceHold:
         self._since_s = 0.0
         """Time at which the engine got its devices."""
         self.is_requested = False
-        """True from the request of another role until the engine gets its devices again."""
+        """True from the request of another role until the engine has released its devices."""
 
-    @property
     def is_over(self) -> bool:
-        """True if the engine must yield its devices now."""
+        """Returns whether the engine must yield its devices now."""
         return self.is_requested and self._clock.now() - self._since_s >= self._min_hold - ROUNDING_S
 
     def begin(self) -> None:
-        """Records that the engine got its devices."""
-        self.is_requested, self._since_s = False, self._clock.now()
+        """Records that the engine got its devices. They may have been requested since they were granted."""
+        self._since_s = self._clock.now()
+        if self.is_requested:
+            self.ask_to_yield()
+
+    def end(self) -> None:
+        """Records that the engine released its devices."""
+        self.is_requested = False
 
     def ask_to_yield(self) -> None:
         """Requests the devices. The engine yields them after `min_hold`."""

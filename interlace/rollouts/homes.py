@@ -1,6 +1,6 @@
 """KV-cache affinity of samples with several turns, and the share of earlier turns' tokens that engines reuse."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,18 +37,20 @@ class Homes:
         """Returns whether any sample has a turn to continue. No other method matters before."""
         return bool(self._homes)
 
-    def find_kept(self, jobs: Sequence[Job], drivers: Sequence[EngineDriver]) -> list[KeptContext | None]:
-        """Returns the retained context of each job, with the index of its engine in `drivers`."""
-        places = {driver: place for place, driver in enumerate(drivers)}
-        return [self._find_context(job, places) for job in jobs]
+    def find_kept(
+        self, jobs: Sequence[Job], find_place: Callable[[EngineDriver], int | None]
+    ) -> list[KeptContext | None]:
+        """Returns the retained context of each job. find_place: returns the index of an engine, if it may be chosen."""
+        return [self._find_context(job, find_place) for job in jobs]
 
-    def _find_context(self, job: Job, places: dict[EngineDriver, int]) -> KeptContext | None:
+    def _find_context(self, job: Job, find_place: Callable[[EngineDriver], int | None]) -> KeptContext | None:
         home = self._homes.get(job.request.owner)
-        if home is None or home.driver not in places:
+        place = None if home is None else find_place(home.driver)
+        if home is None or place is None:
             return None
         if home.version != home.driver.version and not self.keeps_old:
             return None
-        return KeptContext(engine=places[home.driver], num_tokens=home.num_tokens)
+        return KeptContext(engine=place, num_tokens=home.num_tokens)
 
     def goes_to(self, job: Job, driver: EngineDriver) -> None:
         """Records the engine of a job, and releases the context that another engine retained for the sample."""

@@ -26,14 +26,23 @@ class OpenEngines:
 
     def update(self, driver: "EngineDriver", *, is_open: bool) -> None:
         """Records whether an engine starts new requests."""
-        place = bisect_left(self.drivers, driver.number, key=attrgetter("number"))
-        was_open = place < len(self.drivers) and self.drivers[place] is driver
+        place, was_open = self._find_position(driver)
         if is_open and not was_open:
             self.drivers.insert(place, driver)
             self.loads.add(driver.number, driver.load)
         elif was_open and not is_open:
             del self.drivers[place]
             self.loads.remove(driver.number)
+
+    def find_place(self, driver: "EngineDriver") -> int | None:
+        """Returns the index of an engine in `drivers`; None if it starts no requests."""
+        place, is_open = self._find_position(driver)
+        return place if is_open else None
+
+    def _find_position(self, driver: "EngineDriver") -> tuple[int, bool]:
+        """Returns the index that an engine has or would have, and whether it is among the engines."""
+        place = bisect_left(self.drivers, driver.number, key=attrgetter("number"))
+        return place, place < len(self.drivers) and self.drivers[place] is driver
 
 
 class PendingSwaps:

@@ -55,22 +55,33 @@ class Loads(Sequence[Load]):
         del self._numbers[place], self._loads[place], self._stamps[number]
         self._changed.pop(number, None)
 
+    def find_least(self) -> float:
+        """Returns the live tokens of the least loaded engine."""
+        self._update_heap()
+        self._drop_outdated()
+        return self._heap[0][0]
+
     def assign_least(self, order: Sequence[int], expected_tokens: Sequence[float]) -> list[int]:
         """Returns the place of the least loaded engine for each request in `order`, one after another.
 
         The expected tokens of a request are added to its engine's load until the call ends.
         """
         self._update_heap()
-        heap, stamps, chosen = self._heap, self._stamps, list[int]()
+        heap, chosen = self._heap, list[int]()
         for request in order:
-            while heap[0][2] != stamps.get(heap[0][1]):
-                heapq.heappop(heap)
+            self._drop_outdated()
             live, number, _ = heap[0]
             place = bisect_left(self._numbers, number)
             heapq.heapreplace(heap, self._make_entry(live + expected_tokens[request], number))
             self._changed[number] = self._loads[place]
             chosen.append(place)
         return chosen
+
+    def _drop_outdated(self) -> None:
+        """Removes entries that are not valid from the top of the heap."""
+        heap, stamps = self._heap, self._stamps
+        while heap[0][2] != stamps.get(heap[0][1]):
+            heapq.heappop(heap)
 
     def _update_heap(self) -> None:
         if len(self._heap) + len(self._changed) > (1 + STALE) * len(self._loads):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from interlace.schedule.dispatch import DispatchPolicy, Load
+from interlace.schedule.loads import Loads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,17 +29,22 @@ def route(
     """
     if not any(kept):
         return policy.assign(expected_tokens, loads)
-    after = [Load(num_requests=load.num_requests, live_tokens=load.live_tokens) for load in loads]
     chosen: dict[int, int] = {}
-    for place, (own, tokens) in enumerate(zip(kept, expected_tokens, strict=True)):
-        if own is not None and stays(own, after, prefill_cost=prefill_cost):
-            chosen[place] = own.engine
-            after[own.engine].num_requests += 1
-            after[own.engine].live_tokens += tokens
-    others = [place for place in range(len(expected_tokens)) if place not in chosen]
-    if others:
-        engines = policy.assign([expected_tokens[place] for place in others], after)
-        chosen.update(zip(others, engines, strict=True))
+    before: dict[int, tuple[int, float]] = {}
+    try:  # the loads include the requests of this wave until its end: a copy would read thousands of loads for one turn
+        for place, (own, tokens) in enumerate(zip(kept, expected_tokens, strict=True)):
+            if own is not None and stays(own, loads, prefill_cost=prefill_cost):
+                chosen[place] = own.engine
+                load = loads[own.engine]
+                before.setdefault(own.engine, (load.num_requests, load.live_tokens))
+                load.change(1, tokens)
+        others = [place for place in range(len(expected_tokens)) if place not in chosen]
+        if others:
+            engines = policy.assign([expected_tokens[place] for place in others], loads)
+            chosen.update(zip(others, engines, strict=True))
+    finally:
+        for engine, (num_requests, live_tokens) in before.items():
+            loads[engine].set(num_requests, live_tokens)
     return [chosen[place] for place in range(len(expected_tokens))]
 
 
@@ -48,5 +54,5 @@ def stays(own: KeptContext, loads: Sequence[Load], *, prefill_cost: float) -> bo
     The wait is the work of that engine in excess of the least loaded engine. It must not exceed the cost of computing
     the context again elsewhere. So no engine gets further ahead of the others than one kept context and one request.
     """
-    waits = loads[own.engine].live_tokens - min(load.live_tokens for load in loads)
-    return waits <= prefill_cost * own.num_tokens
+    least = loads.find_least() if isinstance(loads, Loads) else min(load.live_tokens for load in loads)
+    return loads[own.engine].live_tokens - least <= prefill_cost * own.num_tokens

@@ -9,7 +9,7 @@ from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.channel import Cursor
 from interlace.runtime.group import WorkerGroup
-from interlace.schedule.arbiter import Arbiter, Claim, Decision
+from interlace.schedule.arbiter import Arbiter, Claim, WaitingClaim
 from interlace.schedule.gate import Gate
 from interlace.schedule.rounds import Rounds
 from interlace.schedule.staleness import Batcher, Ticket
@@ -98,35 +98,21 @@ def full_granules_only() -> Mutation:
 def one_device_at_a_time() -> Mutation:
     """Lets a claim keep each device that it can get."""
 
-    def decide(self: Arbiter) -> Decision:
-        granted: list[Claim] = []
-        for entry in list(self._waiting):
-            claim = entry[2]
-            for device in claim.devices:
-                self._holders[device] = self._holders[device] or claim
-            if all(self._holders[device] is claim for device in claim.devices):
-                granted.append(claim)
-                self._waiting.remove(entry)
-        return Decision(granted=tuple(granted), yields=())
+    def is_blocked(self: Arbiter, entry: WaitingClaim) -> bool:
+        for device in entry.claim.devices:
+            self._holders[device] = self._holders[device] or entry.claim
+        return any(self._holders[device] is not entry.claim for device in entry.claim.devices)
 
-    return [(Arbiter, "decide", decide)]
+    return [(Arbiter, "_is_blocked", is_blocked)]
 
 
 def no_reservations() -> Mutation:
     """Lets waiting claims reserve no devices."""
 
-    def decide(self: Arbiter) -> Decision:
-        granted: list[Claim] = []
-        for entry in list(self._waiting):
-            claim = entry[2]
-            if all(self._holders[device] is None for device in claim.devices):
-                for device in claim.devices:
-                    self._holders[device] = claim
-                granted.append(claim)
-                self._waiting.remove(entry)
-        return Decision(granted=tuple(granted), yields=())
+    def is_blocked(self: Arbiter, entry: WaitingClaim) -> bool:
+        return any(self._holders[device] is not None for device in entry.claim.devices)
 
-    return [(Arbiter, "decide", decide)]
+    return [(Arbiter, "_is_blocked", is_blocked)]
 
 
 def upstream_first() -> Mutation:
@@ -134,7 +120,10 @@ def upstream_first() -> Mutation:
 
     def request(self: Arbiter, claim: Claim) -> None:
         self._sequence += 1
-        self._waiting.append((0, self._sequence, claim))
+        entry = self._waiting[id(claim)] = WaitingClaim(place=(0, self._sequence), claim=claim)
+        for device in claim.devices:
+            self._queues[device].append(entry)
+            self._changed[device] = None
 
     return [(Arbiter, "request", request)]
 
@@ -142,9 +131,9 @@ def upstream_first() -> Mutation:
 def everybody_is_preempted() -> Mutation:
     """Asks every upstream holder of a device to yield, preemptible or not."""
 
-    def should_yield(self: Arbiter, claim: Claim, reserved: dict[int, Claim]) -> list[str]:
-        holders = [self._holders[device] for device in claim.devices if device not in reserved]
-        return [holder.owner for holder in holders if holder and holder.stage < claim.stage]
+    def should_yield(self: Arbiter, entry: WaitingClaim) -> list[str]:
+        holders = [self._holders[device] for device in entry.claim.devices if self._queues[device][0] is entry]
+        return [holder.owner for holder in holders if holder and holder.stage < entry.claim.stage]
 
     return [(Arbiter, "_should_yield", should_yield)]
 

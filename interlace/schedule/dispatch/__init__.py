@@ -25,8 +25,11 @@ class Load:
 
     def change(self, num_requests: int, live_tokens: float) -> None:
         """Adds to both, and reports the change."""
-        self.num_requests += num_requests
-        self.live_tokens += live_tokens
+        self.set(self.num_requests + num_requests, self.live_tokens + live_tokens)
+
+    def set(self, num_requests: int, live_tokens: float) -> None:
+        """Sets both, and reports the change."""
+        self.num_requests, self.live_tokens = num_requests, live_tokens
         if self.changed is not None:
             self.changed[self.number] = self
 

@@ -79,3 +79,15 @@ def test_every_claim_is_granted_in_the_end(wanted, order) -> None:  # type: igno
         holding += more
         seen += [each.owner for each in more]
     assert sorted(seen) == sorted(str(number) for number in range(len(wanted)))
+
+
+def test_each_waiting_claim_asks_a_holder_once() -> None:
+    arbiter = Arbiter(3, "when_ready")
+    for device in range(3):
+        arbiter.request(claim(f"rollout/{device}", device, preemptible=True))
+    arbiter.decide()
+    arbiter.request(claim("reference", 0, stage=2))
+    assert arbiter.decide().yields == ("rollout/0",)
+    arbiter.request(claim("actor", 0, 1, stage=4))
+    assert arbiter.decide().yields == ("rollout/0", "rollout/1"), "the actor is served first, so it asks as well"
+    assert arbiter.decide().yields == ()

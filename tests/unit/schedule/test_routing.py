@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from interlace.core.kv_eviction import FEW, ReturnTimes, first_to_go
 from interlace.schedule.dispatch import Load, create_dispatch
+from interlace.schedule.loads import Loads
 from interlace.schedule.routing import KeptContext, route
 
 PREFILL_COST = 0.5
@@ -86,3 +87,25 @@ def test_patience_is_what_nearly_all_tools_take() -> None:
     for _ in range(600):
         returns.observe(0.05)
     assert returns.patience_s == 0.05 and FEW < 200
+
+
+@given(waves=WAVES, engines=st.integers(1, 5), name=st.sampled_from(NAMES))
+def test_loads_that_are_followed_give_the_engines_that_read_loads_give(
+    waves: list[list[tuple[float, int, int]]], engines: int, name: str
+) -> None:
+    followed, read = Loads(), loads(*[0.0] * engines)
+    for number, load in enumerate(loads(*[0.0] * engines)):
+        followed.add(number, load)
+    policies = [create_dispatch(name) for _ in range(2)]
+    for wave in waves:
+        kept = [KeptContext(engine=home, num_tokens=tokens) if home < engines else None for _, home, tokens in wave]
+        expected = [each for each, _, _ in wave]
+        chosen = [
+            route(policy, expected, kept, now, prefill_cost=PREFILL_COST)
+            for policy, now in zip(policies, (followed, read), strict=True)
+        ]
+        assert chosen[0] == chosen[1]
+        assert [load.live_tokens for load in followed] == [load.live_tokens for load in read]
+        for engine, tokens in zip(chosen[0], expected, strict=True):
+            for now in (followed, read):
+                now[engine].change(1, tokens)
