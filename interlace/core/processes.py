@@ -58,6 +58,14 @@ def read_stat(process: int | str) -> list[str]:
     return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
+def is_stopped(process: int) -> bool:
+    """Returns whether a signal has stopped a process (SIGSTOP). Always False on systems without /proc."""
+    try:
+        return read_stat(process)[0] == "T"
+    except OSError:
+        return False
+
+
 def kill_processes(processes: Iterable[int]) -> None:
     """Sends SIGKILL to the processes that have not ended."""
     for process in processes:

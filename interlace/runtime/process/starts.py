@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from interlace.core.processes import read_stat
+from interlace.core.processes import is_stopped
 from interlace.runtime.process.launch import fork_servers
 from interlace.runtime.process.links import Child
 
@@ -126,11 +126,3 @@ class StoppedWatch:
             if child.process is not None and is_stopped(child.process.pid):
                 child.was_stopped = True
                 child.process.kill()
-
-
-def is_stopped(pid: int) -> bool:
-    """Returns whether a signal has stopped a process (SIGSTOP). Always False on systems without /proc."""
-    try:
-        return read_stat(pid)[0] == "T"
-    except OSError:
-        return False

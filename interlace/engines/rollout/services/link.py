@@ -28,6 +28,7 @@ from interlace.engines.rollout.services.protocol import (
 from interlace.engines.rollout.services.readiness import (
     check_probe,
     describe_error,
+    run_unless_faulty,
     wait_until_healthy,
     warm_up,
 )
@@ -110,7 +111,8 @@ class ServerLink:
 
     def _connect_and_watch(self, *, ends_requests: bool = False) -> ServiceCapacity:
         """ends_requests: ends the requests that an earlier process of the run left at the server."""
-        capacity = self._loop.run(self._connect_client(ends_requests))
+        fault = self._process.fault if self._process else lambda: None
+        capacity = self._loop.run(run_unless_faulty(self._connect_client(ends_requests), fault))
         self.inbox.lost = ""
         self.inbox.note_progress()
         self._loop.start(self._watch_health())
@@ -126,8 +128,7 @@ class ServerLink:
         if self._client is not None:
             await self._client.close()
         client = self._client = self._connect()
-        fault = self._process.fault if self._process else lambda: None
-        await wait_until_healthy(client, fault, start_s=answer_s, patience_s=settings.patience_s)
+        await wait_until_healthy(client, start_s=answer_s, patience_s=settings.patience_s)
         try:
             async with asyncio.timeout(ready_s):
                 if ends_requests:

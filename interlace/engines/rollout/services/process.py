@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from interlace.core.errors import DiskFullError, InterlaceError
+from interlace.core.processes import is_stopped, list_children
 from interlace.engines.rollout.services.http import MEMORY_TEXTS, UNIX, Address
 from interlace.engines.rollout.services.lease import AdoptedGuard, ServerLease
 from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
@@ -107,9 +108,15 @@ class ServerProcess:
         _RUNNING.add(self)
 
     def fault(self) -> ServiceError | DiskFullError | None:
-        """Returns the reason why the server ended, with the end of its log; None if it runs."""
-        if self._process is None or self._process.poll() is None:
+        """Returns the reason why the server ended, with the end of its log, or that a signal has stopped it.
+
+        Returns None if it runs.
+        """
+        if self._process is None:
             return None
+        if self._process.poll() is None:
+            is_held = any(map(is_stopped, (self.pid, *list_children(self.pid))))
+            return ServiceError(f"a signal has stopped the server at {self.address.url}") if is_held else None
         tail = self.tail()
         status = self._process.returncode
         ended = f"the server at {self.address.url} ended{'' if status is None else f' with status {status}'}"

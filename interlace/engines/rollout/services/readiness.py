@@ -2,30 +2,43 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceError
 from interlace.weights.ref import WeightProbe
 
+T = TypeVar("T")
+
 LOOK_EVERY_S = 0.25
-"""Seconds between two health checks of a starting server."""
+"""Seconds between two health checks of a starting server, and two looks at its process."""
 WARM_UP = SamplingParams(max_new_tokens=2)
 
 
-async def wait_until_healthy(
-    client: EngineClient, fault: Callable[[], InterlaceError | None], *, start_s: float, patience_s: float
-) -> None:
+async def run_unless_faulty(work: Coroutine[Any, Any, T], fault: Callable[[], InterlaceError | None]) -> T:
+    """Runs work that needs a server's process, and raises the reason why the process does not run any more.
+
+    fault: returns the reason, or None.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK_EVERY_S))[0]:
+            if (found := fault()) is not None:
+                raise found
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def wait_until_healthy(client: EngineClient, *, start_s: float, patience_s: float) -> None:
     """Waits until a starting server answers.
 
-    fault: returns the reason why the server's process ended, or None; it is raised. start_s: seconds after which
-    ServiceError is raised. patience_s: time limit of one health check, in seconds.
+    start_s: seconds after which ServiceError is raised. patience_s: time limit of one health check, in seconds.
     """
     deadline = time.monotonic() + start_s
     while True:
-        if (found := fault()) is not None:
-            raise found
         try:
             async with asyncio.timeout(patience_s):
                 await client.health()
