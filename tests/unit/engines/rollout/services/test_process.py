@@ -1,13 +1,29 @@
-"""Servers that a run starts end with it, and can be started again after they were killed."""
+"""A server that a run starts can be started again after it was killed, and is lost if a signal stops it."""
 
+import asyncio
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from interlace.core.errors import InterlaceError
+from interlace.core.processes import list_children
+from interlace.core.types import Request
+from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.lease import ServerLease
+from interlace.engines.rollout.services.link import LinkSettings, ServerLink
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
+from interlace.engines.rollout.services.protocol import OnDelta, ServiceCapacity, ServiceError, ServiceHealth
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_model
 from tests.support.engine_servers import wait_until
 
 LISTEN = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1]); print('listening')"
@@ -77,3 +93,49 @@ def test_servers_end_by_sigterm_before_they_are_killed_when_the_command_fails(tm
         shutil.rmtree(folder)
     [guard] = fail(1.0, "stays")
     assert (tmp_path / "0" / "asked").exists() and not Path("/proc", str(guard)).exists()
+
+
+class NeverAnswers(HostedEngine):
+    """A server that does not listen yet, or that hangs in the request before it serves."""
+
+    is_healthy = False
+
+    async def health(self) -> ServiceHealth:
+        if not self.is_healthy:
+            raise ServiceError("no answer")
+        return await super().health()
+
+    async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
+        await asyncio.sleep(600)
+
+
+@pytest.mark.parametrize("is_healthy", [False, True])
+def test_a_server_that_is_stopped_during_its_start_is_lost_at_once(tmp_path: Path, is_healthy: bool) -> None:
+    """Not after start_s: a run that waits ten minutes for it ends with `no engine has served`."""
+    lease = ServerLease(seconds=0.0, record=tmp_path / "record.json", folder=tmp_path / "server")
+    lease.folder.mkdir()
+    process = ServerProcess(
+        ServerCommand(arguments=("-c", "import time; time.sleep(600)")), Address(url="http://127.0.0.1:9"), lease
+    )
+    engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=1024))
+    client = NeverAnswers(engine, ServiceCapacity())
+    client.is_healthy = is_healthy
+    limits = LinkSettings(heartbeat_s=60.0, patience_s=60.0, progress_s=60.0, start_s=600.0, probe_gap=0.05)
+    link = ServerLink(lambda: client, limits, process=process)
+
+    def stop_server() -> None:
+        wait_until(lambda: has_started(process) and bool(list_children(process.pid)))
+        os.kill(list_children(process.pid)[0], signal.SIGSTOP)
+
+    stopper = threading.Thread(target=stop_server)
+    stopper.start()
+    with pytest.raises(ServiceError, match="a signal has stopped the server"):
+        link.open()
+    stopper.join()
+
+
+def has_started(process: ServerProcess) -> bool:
+    try:
+        return process.pid > 0
+    except InterlaceError:
+        return False
