@@ -142,6 +142,12 @@ def _find_origin(kind: str, given: str) -> Origin:
     if HUB_ID.fullmatch(given) and not given.startswith(".") and path.suffix != ".gguf":
         _check_reach(kind, given)
         return Origin(given, False)
+    if path.parent.name == "checkpoints":  # of a run, such as the teacher of the recipe distill
+        run, found = path.parent.parent, ", ".join(sorted(each.name for each in path.parent.glob("step_*")))
+        raise UserError(
+            f"{kind} {given!r}: run {run.name!r} in {run.parent.resolve()} has no such checkpoint. It has: "
+            f"{found or 'none'}. Train it first, or name another model."
+        )
     built_in = [*list_built_names(), *WHEELS]
     raise UserError(
         f"{kind} {given!r}: there is no such folder or file (looked in {path.parent.resolve()}), and it is no "

@@ -54,6 +54,14 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert "Did you mean 'smollm2'" in refusal("../smollm")
 
 
+def test_a_checkpoint_that_does_not_exist(tmp_path: Path) -> None:
+    """The teacher of the recipe distill is a checkpoint of another run."""
+    path = tmp_path / "runs" / "sft" / "checkpoints" / "step_400"
+    assert "has no such checkpoint. It has: none. Train it first" in refusal(path)
+    (path.parent / "step_5").mkdir(parents=True)
+    assert "has no such checkpoint. It has: step_5. Train it first" in refusal(path)
+
+
 def test_an_id_that_the_hub_cannot_give() -> None:
     """Offline here, as in a cluster without network."""
     assert "model 'nobody/no-such-model' has no readable configuration" in refusal("nobody/no-such-model")
