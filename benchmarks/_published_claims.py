@@ -172,7 +172,7 @@ def claim(name: str, preset: str, baseline: str, published: tuple[float, float],
 CLAIMS = (
     claim("StreamRL, synchronous, against its own colocated", "streamrl-sync", "verl-colocated", (1.06, 1.41),
           replace(STREAM, settings=STREAMED), baseline_setup=STREAM,
-          reason="training is a seventh of the step of the colocated run, and only it can overlap; with verl's mix of "
+          reason="training is 23 % of the step of the colocated run, and only it can overlap; with verl's mix of "
           "lengths 0.96x (ablation below)"),
     claim("StreamRL, asynchronous, against verl", "streamrl-async", "verl-colocated", (1.41, 2.66), STREAM,
           reason="with verl's mix of lengths 1.45x (ablation below)"),

@@ -69,7 +69,8 @@ class ToolWaits:
         """Starts and ends the waits of engines in the timeline."""
         if not self._num_turns and not self._open:
             return
-        for driver in [each for each in self._open if each not in self._drivers]:  # it has left the run
+        present = set(self._drivers)
+        for driver in [each for each in self._open if each not in present]:  # it has left the run
             self._timeline.end_wait(self._open.pop(driver))
         everywhere = self._away[None]
         for driver in self._drivers:
