@@ -239,7 +239,7 @@ def _check_vocabulary(key: str, other: ModelConfig, recipe: Recipe, tokenizer: "
         raise UserError(
             f"{key} = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
             "be of other tokens. Take a reference of the same family; for the teacher of algorithm distill set "
-            "reference.align=text, which aligns tokens by their text."
+            "reference.align=text, which aligns tokens by their text, with algorithm.signal=advantage."
         )
 
 
