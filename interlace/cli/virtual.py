@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from interlace.forecast.simulate import SimulatedVariant, Simulation
 
 PROFILE, ENGINES = "profile.", "engines="
+MAX_DEVICES = 100_000
+"""Most devices of a kind; a simulation of more would not end."""
 
 
 def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 8192) -> "Simulation":
@@ -135,9 +137,11 @@ def _make_sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: s
 
 
 def _count_devices(devices: str, part: str) -> int:
-    if not part.strip().isdecimal() or int(part) < 1:
+    if not part.strip().isdecimal() or not part.strip().strip("0"):
         raise UserError(
             f"--devices {devices}: write a number of devices (64), one for each profile (64,32), or a number and "
             "a kind (8xH100-80GB)."
         )
+    if len(part.strip()) > len(str(MAX_DEVICES)) or int(part) > MAX_DEVICES:
+        raise UserError(f"--devices asks for more than {MAX_DEVICES:,} devices, and a simulation has at most so many.")
     return int(part)

@@ -160,10 +160,12 @@ class _Phase:
 
         Returns None if the phase does not draw from the source.
         """
-        if not self._num_before(source, 1):
+        if not [*self.weights.values()][source]:
             return None
         place -= self.num_before[source]
-        low, high = 0, place + 1  # each block has at least one draw of each source that is drawn
+        low, high = 0, place + 1
+        while self._num_before(source, high) <= place:  # a block may have no draw of a source with a small weight
+            high *= 2
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._num_before(source, middle) <= place else (low, middle)

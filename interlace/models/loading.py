@@ -143,7 +143,10 @@ def _find_origin(kind: str, given: str) -> Origin:
         _check_reach(kind, given)
         return Origin(given, False)
     if path.parent.name == "checkpoints":  # of a run, such as the teacher of the recipe distill
-        run, found = path.parent.parent, ", ".join(sorted(each.name for each in path.parent.glob("step_*")))
+        run, found = (
+            path.parent.parent,
+            ", ".join(sorted((each.name for each in path.parent.glob("step_*")), key=lambda name: (len(name), name))),
+        )
         raise UserError(
             f"{kind} {given!r}: run {run.name!r} in {run.parent.resolve()} has no such checkpoint. It has: "
             f"{found or 'none'}. Train it first, or name another model."

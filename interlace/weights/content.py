@@ -81,8 +81,14 @@ def _add_words(words: Tensor, start: int) -> Tensor:
     places = torch.arange(start, start + len(words), device=words.device)
     mixed = words * (2 * places + 1) + places
     for shift in (29, 32):
-        mixed = (mixed ^ (mixed >> shift)) * _FACTOR
-    return torch.stack([mixed.sum(), (mixed ^ (mixed >> 31)).mul(places + 1).sum()])
+        mixed = _mix_high_bits(mixed, shift) * _FACTOR
+    return torch.stack([mixed.sum(), _mix_high_bits(mixed, 31).mul(places + 1).sum()])
+
+
+def _mix_high_bits(words: Tensor, shift: int) -> Tensor:
+    """Combines words with their high bits. torch shifts in the sign, which would map a word and its complement to one
+    value."""
+    return words ^ ((words >> shift) & ((1 << (64 - shift)) - 1))
 
 
 def offsets_of(entries: Iterable[TensorEntry], start: int = 0) -> tuple[list[int], int]:

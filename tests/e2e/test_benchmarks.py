@@ -40,6 +40,7 @@ SMALLEST = {
     "engines": ("--model", "tiny:micro", "--requests", "4", "--tokens", "4", "--rounds", "1"),
     "end_to_end": ("--case", "one-core", "--lengths", "uniform", "--rounds", "1"),
     "far_engine": ("--steps", "2"),
+    "gpu_decode": ("--device", "cpu", "--hidden", "512", "--layers", "1", "--shapes", "1"),
     "hosts": ("--steps", "2", "--rounds", "1"),
     "planner": ("--clusters", "local", "--workloads", "quickstart", "--schedules", "verl-colocated", "--steps", "1"),
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),

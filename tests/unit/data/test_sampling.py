@@ -124,6 +124,15 @@ def test_a_mixture_holds_its_shares_in_each_block_and_follows_each_source() -> N
     assert levels == sorted(levels)
 
 
+@pytest.mark.parametrize("weights", [[0.2, 0.3, 0.2, 0.3, 100], [0.5, 0.2, 20, 0.7], [1.5, 10, 0.2, 20, 0.3]])
+def test_the_number_of_a_draw_is_found_although_a_block_has_no_draw_of_its_source(weights: Sequence[float]) -> None:
+    sources = [{"source": f"{name}.jsonl", "weight": weight} for name, weight in zip("abcde", weights, strict=False)]
+    rows = [prompt for name, _ in zip("abcde", weights, strict=False) for prompt in prompts(500, name)]
+    mixture = create_sampler(DataConfig.parse({"mixture": sources}), rows, 0)
+    for number in range(3000):
+        assert mixture.number_of(mixture.draw(number)) == number
+
+
 CHANGES = ({"a": 0}, {"b": 5, "c": 0}, {"a": 1e-3}, {"a": 3, "b": 0, "c": 1})
 
 

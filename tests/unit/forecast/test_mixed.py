@@ -79,3 +79,9 @@ def test_a_plan_generates_on_one_kind_and_trains_on_the_other() -> None:
 def test_what_makes_no_cluster_is_refused(devices: str, profile: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         virtual_cluster(devices, profile)
+
+
+@pytest.mark.parametrize("count", ["100001", "9" * 5000])
+def test_more_devices_than_a_simulation_can_have_are_refused(count: str) -> None:
+    with pytest.raises(UserError, match="more than 100,000 devices"):
+        virtual_cluster(count, None)

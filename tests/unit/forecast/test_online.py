@@ -165,7 +165,7 @@ def test_the_first_decision_follows_the_first_step() -> None:
 
 def test_a_table_that_failed_is_made_again_for_another_schedule_only() -> None:
     other = load_schedule("pipelinerl")
-    results = steps_under(load_schedule("async-colocated"), request(6))
+    results = steps_under(load_schedule("one-step-off"), request(6))
     planner, process = planner_with(None, DecisionTable(mean_length=1.0, rows={other: (1.0,) * len(FACTORS)}))
     for result in results[:4]:
         planner.on_step(result, QuietProgress())

@@ -31,3 +31,14 @@ def test_chunks_and_the_address_do_not_change_a_hash(monkeypatch: pytest.MonkeyP
     assert hash_on_device([torch.cat([tensor[:1], tensor])[1:]]) == whole  # begins in the middle of a word
     monkeypatch.setattr(content, "CHUNK_BYTES_ON_DEVICE", 64)
     assert hash_on_device([tensor]) == whole
+
+
+@pytest.mark.parametrize("place", [0, 1, 99])
+def test_a_hash_on_the_device_differs_for_a_word_and_its_complement(place: int) -> None:
+    words = torch.arange(100, dtype=torch.int64)
+    changed = words.clone()
+    changed[place] = ~changed[place]
+    found = [
+        hash_on_device([each]) for each in (words, changed, ~words, torch.zeros_like(words), ~torch.zeros_like(words))
+    ]
+    assert len(set(found)) == len(found)

@@ -158,8 +158,11 @@ _RUNNING: set[ServerProcess] = set()
 
 @atexit.register
 def _end_running_servers() -> None:
-    """Ends all servers. A command that ends by itself, with an error or not, leaves none."""
-    _end_servers([*_RUNNING], within_s=EXIT_S)
+    """Ends all servers. A command that ends by itself, with an error or not, leaves none, and no files of them."""
+    servers = [*_RUNNING]
+    _end_servers(servers, within_s=EXIT_S)
+    for server in servers:
+        server.remove_files()
 
 
 def _end_servers(servers: Sequence[ServerProcess], *, within_s: float) -> None:
@@ -168,6 +171,7 @@ def _end_servers(servers: Sequence[ServerProcess], *, within_s: float) -> None:
     try:
         for process in processes if within_s else ():
             _signal_group(process.pid, signal.SIGTERM)
+            _signal_group(process.pid, signal.SIGCONT)  # a stopped process receives SIGTERM when it continues
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s and any(process.poll() is None for process in processes):
             time.sleep(0.02)

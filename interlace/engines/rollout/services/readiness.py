@@ -14,19 +14,27 @@ T = TypeVar("T")
 
 LOOK_EVERY_S = 0.25
 """Seconds between two health checks of a starting server, and two looks at its process."""
+DYING_S = 1.0
+"""Seconds for a process to end after its connection broke."""
 WARM_UP = SamplingParams(max_new_tokens=2)
 
 
 async def run_unless_faulty(work: Coroutine[Any, Any, T], fault: Callable[[], InterlaceError | None]) -> T:
     """Runs work that needs a server's process, and raises the reason why the process does not run any more.
 
-    fault: returns the reason, or None.
+    fault: returns the reason, or None. If the work fails, the process gets DYING_S to end, because a connection breaks
+    before its process ends, and the reason of the process is raised.
     """
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=LOOK_EVERY_S))[0]:
             if (found := fault()) is not None:
                 raise found
+        error, deadline_s = task.exception(), time.monotonic() + DYING_S
+        while isinstance(error, ServiceError | OSError) and time.monotonic() < deadline_s:
+            if (found := fault()) is not None:
+                raise found from error
+            await asyncio.sleep(LOOK_EVERY_S)
         return task.result()
     finally:
         task.cancel()

@@ -21,7 +21,14 @@ from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.lease import ServerLease
 from interlace.engines.rollout.services.link import LinkSettings, ServerLink
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
-from interlace.engines.rollout.services.protocol import OnDelta, ServiceCapacity, ServiceError, ServiceHealth
+from interlace.engines.rollout.services.protocol import (
+    OnDelta,
+    OutOfMemoryError,
+    ServiceCapacity,
+    ServiceError,
+    ServiceHealth,
+)
+from interlace.engines.rollout.services.readiness import run_unless_faulty
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 from tests.support.engine_servers import wait_until
@@ -69,7 +76,8 @@ process.EXIT_S = float(sys.argv[3])
 for number, ends in enumerate(sys.argv[4:]):
     folder = Path(sys.argv[1], str(number))
     folder.mkdir()
-    lease = ServerLease(seconds=600.0, record=folder / "record.json", folder=folder)
+    lease = ServerLease(seconds=600.0, record=folder / "record.json", folder=folder / "server")
+    lease.folder.mkdir()
     command = process.ServerCommand(arguments=("-c", sys.argv[2], str(folder), ends))
     server = process.ServerProcess(command, Address(url="http://127.0.0.1:9"), lease)
     server.start()
@@ -89,6 +97,7 @@ def test_servers_end_by_sigterm_before_they_are_killed_when_the_command_fails(tm
 
     fail(300.0, "ends", "ends")
     assert (tmp_path / "0" / "cleaned").exists() and (tmp_path / "1" / "cleaned").exists()
+    assert not [*tmp_path.glob("*/server"), *tmp_path.glob("*/record.json")]
     for folder in tmp_path.iterdir():
         shutil.rmtree(folder)
     [guard] = fail(1.0, "stays")
@@ -139,3 +148,21 @@ def has_started(process: ServerProcess) -> bool:
         return process.pid > 0
     except InterlaceError:
         return False
+
+
+DIES = "import time; time.sleep(1.0); print('CUDA out of memory', flush=True)"
+
+
+def test_a_server_that_dies_reports_its_own_reason_although_its_connection_breaks_first(tmp_path: Path) -> None:
+    lease = ServerLease(seconds=0.0, record=tmp_path / "record.json", folder=tmp_path / "server")
+    lease.folder.mkdir()
+    process = ServerProcess(ServerCommand(arguments=("-c", DIES)), Address(url="http://127.0.0.1:9"), lease)
+    process.start()
+
+    async def work() -> None:
+        wait_until(lambda: "out of memory" in process.tail())
+        raise OSError("connection closed by the server")
+
+    with pytest.raises(OutOfMemoryError):
+        asyncio.run(run_unless_faulty(work(), process.fault))
+    process.stop()
