@@ -32,6 +32,13 @@ def test_prose_is_wrapped(page: Path) -> None:
     assert not wide, f"over {WIDTH} columns: {', '.join(wide)}"
 
 
+def test_no_page_has_the_markers_of_a_merge() -> None:
+    marked = [
+        path.name for path in PAGES if re.search(r"^(<{7}|={7}|>{7})( |$)", path.read_text(encoding="utf-8"), re.M)
+    ]
+    assert not marked
+
+
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
     """`make docs` is strict: a page outside the navigation, or a link to a folder of the sources, is an error."""
     docs = ROOT / "docs"
