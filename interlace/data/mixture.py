@@ -19,7 +19,7 @@ from interlace.core.types import Prompt
 from interlace.data.sampling import NoSettings, PromptDraw, PromptSampler, Snapshot
 
 _BLOCK = 64
-"""Draws of a block at least; each block has the share of each source to within one draw."""
+"""Draws of a block at least; each block has the share of each source to within two draws."""
 _LEAST_SHARE = 1e-5
 """Least share of a source: a block has one draw of it, so the size of a block is bounded."""
 
