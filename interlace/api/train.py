@@ -24,7 +24,14 @@ from interlace.observe.run_start import check_choice
 from interlace.observe.stop import StopSignal
 from interlace.rewards.base import GIVEN
 from interlace.run.callbacks import Callback, Callbacks
-from interlace.run.library import ProgramInputs, Reward, Sections, Settings, trains_on_rows
+from interlace.run.library import (
+    ProgramInputs,
+    Reward,
+    Sections,
+    Settings,
+    list_required_numbers,
+    trains_on_rows,
+)
 from interlace.run.program_rows import ColumnMap, rows_by_place
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
@@ -124,7 +131,8 @@ class _Asked:
             return self.sections.recipe(self.recipe)
         if self.recipe is not None:
             changed = [override_key(override) for override in self.overrides]
-            return self.sections.recipe(load_recipe(str(self.recipe), self.overrides), changed)
+            numbers = list_required_numbers(self.sections.values)
+            return self.sections.recipe(load_recipe(str(self.recipe), (*numbers, *self.overrides)), changed)
         if self.overrides:
             raise UserError("overrides are for a recipe by name or path: without one, give settings, such as steps=10.")
         if missing := [

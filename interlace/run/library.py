@@ -170,9 +170,17 @@ def trains_on_rows(recipe: str | Path | Recipe | None, settings: Mapping[str, ob
     """Returns whether a run trains on given completions, by the algorithm of its settings or of its recipe."""
     chosen = settings.get("algorithm")
     if chosen is None and recipe is not None:
-        return is_offline(recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe)))
+        if isinstance(recipe, Recipe):
+            return is_offline(recipe)
+        return is_offline(load_recipe(str(recipe), list_required_numbers(settings)))
     name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(chosen, "name", chosen)
     return name in objective_names()
+
+
+def list_required_numbers(settings: Mapping[str, object]) -> tuple[str, ...]:
+    """Returns the numbers that each recipe needs, as overrides: a recipe's file may leave them to the program."""
+    required = [name for name, field in Recipe.model_fields.items() if field.is_required()]
+    return tuple(f"{name}={settings[name]}" for name in required if isinstance(settings.get(name), int))
 
 
 def reward_section(reward: Reward) -> object:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from interlace import train
 from interlace.core.errors import UserError
 from interlace.run.library import ProgramInputs
 from interlace.run.recipe.prompts import recipe_prompts
@@ -40,3 +41,14 @@ def test_without_a_recipe_a_step_has_a_size(
     given = ProgramInputs(model="tiny:micro", data="rows.jsonl")
     recipe = given.sections(tmp_path, {"steps": 3, **settings}, has_completions=True).recipe()
     assert (recipe.prompts_per_step, recipe.samples_per_prompt) == sizes
+
+
+def test_a_recipe_may_leave_its_sizes_to_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 4)
+    Path("partial.yaml").write_text("{model: tiny:micro, task: rows.jsonl, sampling: {max_new_tokens: 4}}")
+    sizes = {"steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2}
+    run = train("partial.yaml", reward=lambda response: float(len(response)), quiet=True, **sizes)
+    assert (run.folder / "metrics.jsonl").read_text().count("\n") == 1
+    with pytest.raises(UserError, match="missing key 'steps'"):
+        train("partial.yaml", quiet=True)
