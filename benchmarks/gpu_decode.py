@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_decode.py [--hidden 2048] [--layers 16] [--write docs/gpu.md] [--json FILE]
 
-The model is a Llama of random bfloat16 weights. A step's time is that of 64 steps, less the time of the prompts; the
-best of three. `--device cpu` is for a test of this program: nothing is compiled there.
+The model is a Llama of random bfloat16 weights. The time of a step is the best of three: 64 steps are measured,
+without the time of the prompts. `--device cpu` is for a test of this program: nothing is compiled there.
 """
 
 import argparse
@@ -56,12 +56,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
     options = parser.parse_args()
-    columns = []
+    columns, shapes = [], SHAPES[: options.shapes]
     for compiles in (False, True):
         model = build_llama(hidden=options.hidden, layers=options.layers, dtype="bfloat16", device=options.device)
         config = NativeConfig(max_running=256, max_tokens=256 * 1024, draft_tokens=0, compile_model=compiles)
         engine = NativeEngine(model, config=config)
-        columns.append([measure_step(engine, *shape) for shape in SHAPES[: options.shapes]])
+        columns.append([measure_step(engine, *shape) for shape in shapes])
         del engine, model
         gc.collect()
         torch.cuda.empty_cache()
@@ -69,7 +69,7 @@ def main() -> None:
         "| batch | tokens of a prompt | as it is: ms a step, tokens/s | compiled | ratio |",
         "|---|---|---|---|---|",
     ]
-    for (batch, length), plain_s, compiled_s in zip(SHAPES, *columns, strict=False):
+    for (batch, length), plain_s, compiled_s in zip(shapes, *columns, strict=True):
         cells = [f"{1000 * each:.2f}, {batch / each:,.0f}" for each in (plain_s, compiled_s)]
         rows.append(f"| {batch} | {length:,} | {' | '.join(cells)} | {plain_s / compiled_s:.2f} |")
     text = "\n".join(rows)

@@ -14,6 +14,7 @@ from interlace.models.config import ModelConfig
 from interlace.models.gguf import convert_gguf
 from interlace.models.tiny import TINY
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
+from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.manifest import MANIFEST, find_model_damage
 
 if TYPE_CHECKING:
@@ -143,10 +144,7 @@ def _find_origin(kind: str, given: str) -> Origin:
         _check_reach(kind, given)
         return Origin(given, False)
     if path.parent.name == "checkpoints":  # of a run, such as the teacher of the recipe distill
-        run, found = (
-            path.parent.parent,
-            ", ".join(sorted((each.name for each in path.parent.glob("step_*")), key=lambda name: (len(name), name))),
-        )
+        run, found = path.parent.parent, ", ".join(f"step_{step}" for step in Checkpoints(path.parent, keep=1).steps())
         raise UserError(
             f"{kind} {given!r}: run {run.name!r} in {run.parent.resolve()} has no such checkpoint. It has: "
             f"{found or 'none'}. Train it first, or name another model."

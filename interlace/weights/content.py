@@ -60,7 +60,7 @@ def content_hash(tensors: Iterable[Tensor]) -> str:
 
 
 def hash_on_device(tensors: Iterable[Tensor]) -> str:
-    """Hashes tensors where they are: only 16 bytes of each reach the host. Another hash than content_hash's.
+    """Hashes tensors on their device: only 16 bytes of each reach the host. Another hash than content_hash's.
 
     Each word of 8 bytes is multiplied by an odd number that depends on its place, and mixed; the words are added.
     """

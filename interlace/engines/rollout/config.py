@@ -67,7 +67,7 @@ class NativeConfig(SpanningConfig):
     cuda_graphs: bool = True
     """Replays captured graphs in decode steps on a GPU; a model that cannot be captured runs without them."""
     compile_model: bool = True
-    """Compiles the model of captured graphs by torch.compile, which takes a minute at the first start on a machine. The
+    """Compiles the model of captured graphs by torch.compile, which takes 20 s at the first start on a machine. The
     compiled model rounds in other places than the trained one, within the gap that the engine accepts."""
     compile_kernels: bool = True
     """Replaces torch operations by C++ kernels if a compiler exists."""

@@ -60,10 +60,17 @@ class GraphRunner:
         self._inner, self._backend, self._store = inner, backend, store
         self._spare_row, self._capture = spare_row, capture
         self._compiled = torch.compile(inner.model.forward, dynamic=True) if compiles else None
-        self.dtype, self.name = inner.dtype, f"{inner.name}, {'compiled, ' if compiles else ''}CUDA graphs"
+        self.dtype = inner.dtype
         self.binding: object = {}
         """Captured passes by (rows, keys). They read the weights at the addresses of their capture."""
         self._failed = False
+
+    @property
+    def name(self) -> str:
+        """See Runner."""
+        if self._failed:
+            return self._inner.name
+        return f"{self._inner.name}, {'compiled, ' if self._compiled else ''}CUDA graphs"
 
     @property
     def invariance(self) -> str:
@@ -109,7 +116,6 @@ class GraphRunner:
             captured = self._try_capture(shape)
             if captured is None:
                 self._failed = True
-                self.name = self._inner.name
                 return None
             self.binding[shape] = captured
         found: Captured = self.binding[shape]
@@ -123,7 +129,6 @@ class GraphRunner:
             if self._compiled is None:
                 return None
             self._compiled = None
-            self.name = f"{self._inner.name}, CUDA graphs"
             return self._try_capture(shape)
 
     def _capture_pass(self, num_rows: int, num_keys: int) -> Captured:

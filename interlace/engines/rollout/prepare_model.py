@@ -123,9 +123,11 @@ def _serve_routed(
     runners: list[Runner] = [plain]
     if config.engine.cuda_graphs and model.device.type == "cuda" and isinstance(attention, TorchAttention):
         capture = CudaCapture()
-        for compiles in (True, False) if config.engine.compile_model and not config.mesh else (False,):
-            graphs = GraphRunner(plain, attention, store, spare_row=spare_row, capture=capture, compiles=compiles)
-            runners.insert(len(runners) - 1, graphs)
+        forms = (True, False) if config.engine.compile_model and not config.mesh else (False,)
+        runners[:0] = [
+            GraphRunner(plain, attention, store, spare_row=spare_row, capture=capture, compiles=compiles)
+            for compiles in forms
+        ]
     if (
         config.engine.compile_decoder
         and not config.mesh

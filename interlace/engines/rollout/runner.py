@@ -39,11 +39,14 @@ overwrite the result. On an accelerator the transfer of the values may still be 
 class Runner(Protocol):
     """Model execution: from the tokens of a step to logits."""
 
-    name: str
     dtype: torch.dtype
     """Type of the weights."""
     binding: object
     """Weight addresses found by rebind(); restored when the weights return to them."""
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the runner, for the report."""
 
     @property
     def invariance(self) -> str:
