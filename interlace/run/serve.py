@@ -78,6 +78,8 @@ async def _serve(
 ) -> None:
     sharing = SharedEngine(recipe)
     engines = await launch_engines(cluster, recipe, wrap=sharing.wrap if sharing.is_possible(cluster) else None)
+    with cluster.waits.operation(who="server", what="onload"):
+        await sharing.onload()
     sampling = await sampling_of(recipe, engines[0])
     pool = EnginePool(
         cluster,

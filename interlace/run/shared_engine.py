@@ -64,6 +64,11 @@ class SharedEngine:
         )
         return ServiceEngine(link, ServedModel(limits=limits, memory=engine.memory()), traits)
 
+    async def onload(self) -> None:
+        """Loads the engine onto its device. Requests at the routes hold no device, so that nothing else loads it."""
+        if self.hosted is not None:
+            await self.hosted.wake()
+
     def add_routes(self, app: "web.Application", key: str) -> None:
         """Registers the engine routes."""
         from interlace.engines.rollout.services.routes import EngineRoutes

@@ -154,10 +154,11 @@ class Cluster(ABC):
         await group.state.measure_memory()
         if spec.devices:
             self.lock.check_fit(group.state)
-            if spec.devices[0].pool == "cuda":  # a CPU device uses the host's memory
+            if _has_own_memory(spec.devices[0]):
                 # Made on its devices but loaded only when called: others may need the memory.
-                await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
-                await self.wait_turn()
+                with self.waits.operation(who=spec.name, what="offload"):
+                    await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
+                    await self.wait_turn()
         return group
 
     async def _start_ranks(self, spec: WorkerSpec, what: str) -> Sequence[Rank]:
@@ -277,6 +278,11 @@ class Cluster(ABC):
             self.groups.clear()
             if errors:
                 raise errors[0]
+
+
+def _has_own_memory(device: Device) -> bool:
+    """Returns whether a device has memory of its own. A CPU device uses the host's memory."""
+    return device.pool == "cuda"
 
 
 def _make(context: WorkerContext, worker_class: type[W], args: Sequence[Any]) -> W:
