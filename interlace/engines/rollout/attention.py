@@ -202,7 +202,7 @@ class TorchAttention:
 
     def __init__(self, pool: KVPool, store: KVStore, *, shares_calls: bool | None = None) -> None:
         """shares_calls: whether rows of several tokens share calls; None if the device is a GPU."""
-        self._pool, self._store = pool, store
+        self.pool, self._store = pool, store
         self._shares_calls = pool.device.type != "cpu" if shares_calls is None else shares_calls
         self.name = "torch sdpa"
         self.seconds = 0.0
@@ -211,7 +211,7 @@ class TorchAttention:
 
     def begin(self, rows: Int64Array, positions: Int64Array) -> None:
         write = self._locate_cells(rows, positions)
-        self._write = torch.from_numpy(write).to(self._pool.device)
+        self._write = torch.from_numpy(write).to(self.pool.device)
         starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]])
         counts = np.diff(np.r_[starts, len(rows)])
         self._segments = []
@@ -261,12 +261,12 @@ class TorchAttention:
         keys = np.minimum(np.arange(longest)[None], positions[:, -1:])
         cells = self._locate_cells(np.broadcast_to(rows[:, None], keys.shape), keys)
         distance = positions[:, :, None] - np.arange(longest)[None, None]
-        device = self._pool.device
+        device = self.pool.device
         return tuple(torch.from_numpy(x).to(device) for x in (tokens, cells, distance))  # type: ignore[return-value]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:
         start = time.perf_counter()
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
         keys[self._write], values[self._write] = key, value
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         for tokens, cells, distance in self._segments:

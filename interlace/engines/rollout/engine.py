@@ -17,6 +17,7 @@ from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.decode_loop import DecodeLoop
 from interlace.engines.rollout.given_inputs import input_reader
+from interlace.engines.rollout.graph_runner import GraphRunner
 from interlace.engines.rollout.kv_residence import KVResidence
 from interlace.engines.rollout.kv_size import KVNeeds, longest_sequence, size_kv_cache
 from interlace.engines.rollout.live_weights import InstalledVersions, LiveWeights
@@ -67,7 +68,7 @@ class NativeParts:
         self._store, self._report = serving.store, serving.report
         if sized.note:
             self._report = replace(serving.report, notes=(*serving.report.notes, sized.note))
-        self._weights = LiveWeights(model)
+        self._weights = LiveWeights(model, keeps_addresses=isinstance(self._runner, GraphRunner))
         self.agreement = Agreement(mesh)
         self._table = SequenceTable(config.max_running, seed)
         first_spare = config.max_running + 1

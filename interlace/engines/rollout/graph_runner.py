@@ -15,6 +15,7 @@ from torch import Tensor
 
 from interlace.engines.rollout.attention import TorchAttention
 from interlace.engines.rollout.kv_store import Int64Array, KVStore
+from interlace.engines.rollout.live_weights import replaceable_part
 from interlace.engines.rollout.runner import Given, Logits, ModelRunner
 
 MIN_ROWS, MIN_KEYS = 4, 64
@@ -43,6 +44,14 @@ class Captured(NamedTuple):
     """[B, vocabulary]; the next replay overwrites it."""
 
 
+class Binding(NamedTuple):
+    """Captured passes, which read the weights and the KV cache at the addresses of their capture."""
+
+    addresses: tuple[int, ...]
+    passes: dict[tuple[int, int], Captured]
+    """By rows and keys."""
+
+
 class GraphRunner:
     """Runner that replays captured passes if each row runs one token, and calls `inner` otherwise."""
 
@@ -61,8 +70,7 @@ class GraphRunner:
         self._spare_row, self._capture = spare_row, capture
         self._compiled = torch.compile(inner.model.forward, dynamic=True) if compiles else None
         self.dtype = inner.dtype
-        self.binding: object = {}
-        """Captured passes by (rows, keys). They read the weights at the addresses of their capture."""
+        self.binding: object = Binding((), {})
         self._failed = False
 
     @property
@@ -100,9 +108,20 @@ class GraphRunner:
         return lambda: captured.logits
 
     def rebind(self) -> None:
-        """Drops all captured passes after the weights or the KV pool have moved."""
+        """Drops the captured passes if the weights or the KV pool have moved.
+
+        While the pool is away, nothing is dropped: rebind() is called again after its return.
+        """
         self._inner.rebind()
-        self.binding = {}
+        assert isinstance(self.binding, Binding)
+        addresses = self._find_addresses()
+        if self._backend.pool.keys and addresses != self.binding.addresses:
+            self.binding = Binding(addresses, {})
+
+    def _find_addresses(self) -> tuple[int, ...]:
+        model, pool = self._inner.model, self._backend.pool
+        tensors = (*model.parameters(), *model.buffers(), *pool.keys, *pool.values)
+        return tuple(replaceable_part(tensor).data_ptr() for tensor in tensors)
 
     @staticmethod
     def _fill_buffer(buffer: Tensor, values: Int64Array) -> None:
@@ -110,16 +129,18 @@ class GraphRunner:
 
     def _find_captured(self, rows: Int64Array, positions: Int64Array) -> Captured | None:
         """Returns the fitting pass, captured on first use; None if the model cannot be captured."""
-        assert isinstance(self.binding, dict)
+        assert isinstance(self.binding, Binding)
+        if not self.binding.addresses:
+            self.rebind()
+        passes = self.binding.passes
         shape = (round_up(len(rows), MIN_ROWS), round_up(int(positions.max()) + 1, MIN_KEYS))
-        if shape not in self.binding:
+        if shape not in passes:
             captured = self._try_capture(shape)
             if captured is None:
                 self._failed = True
                 return None
-            self.binding[shape] = captured
-        found: Captured = self.binding[shape]
-        return found
+            passes[shape] = captured
+        return passes[shape]
 
     def _try_capture(self, shape: tuple[int, int]) -> Captured | None:
         """Captures a pass. Returns None if the model cannot be captured, with and without compilation."""

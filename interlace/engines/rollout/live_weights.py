@@ -21,7 +21,9 @@ _KEPT = "The update is refused as a whole; the old weights keep serving."
 class LiveWeights:
     """The model's parameters and persistent buffers by their Hugging Face names; tied names share one tensor."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, keeps_addresses: bool = False) -> None:
+        """keeps_addresses: copies every update into the present memory, at whose addresses CUDA graphs read."""
+        self._keeps_addresses = keeps_addresses
         whole: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         self._tensors = {name: replaceable_part(tensor) for name, tensor in whole.items()}
         """This rank's part of each tensor, if ranks share layers."""
@@ -146,7 +148,7 @@ class LiveWeights:
         """Replaces one tensor of a checked update."""
         held, given, first = self._tensors[name], tensor.detach(), self._same_as[name]
         alike = given.dtype == held.dtype and given.device == held.device and given.is_contiguous()
-        if frozen and alike:
+        if frozen and alike and not self._keeps_addresses:
             held.data = given
             self._borrowed.add(first)
         elif first in self._borrowed:

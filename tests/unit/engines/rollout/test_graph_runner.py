@@ -13,7 +13,8 @@ from torch import Tensor
 
 from interlace.engines.rollout.attention import TorchAttention
 from interlace.engines.rollout.config import KVKind, NativeConfig
-from interlace.engines.rollout.graph_runner import MIN_KEYS, GraphRunner, Replay, round_up
+from interlace.engines.rollout.graph_runner import MIN_KEYS, Binding, GraphRunner, Replay, round_up
+from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.prepare_model import PreparedModel, ServingConfig, serve
 from interlace.engines.rollout.runner import ModelRunner
 from interlace.models.config import ModelConfig
@@ -65,23 +66,57 @@ def test_a_captured_pass_gives_the_logits_of_the_plain_runner(
         expected = plain.start(tokens, rows, positions, rows)()[: len(rows)].clone()
         found = captured.start(tokens, rows, positions, rows)()[: len(rows)]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-    assert isinstance(captured.binding, dict)
-    assert list(captured.binding) == [(4, MIN_KEYS), (4, 2 * MIN_KEYS)]
+    assert isinstance(captured.binding, Binding)
+    assert list(captured.binding.passes) == [(4, MIN_KEYS), (4, 2 * MIN_KEYS)]
     assert captured.name.endswith("compiled, CUDA graphs") == compiles
 
 
 @torch.inference_mode()
-def test_prompts_and_moved_weights_are_not_replayed() -> None:
+def test_a_captured_pass_serves_until_the_weights_or_the_keys_move() -> None:
     prepared = prepare("slots")
     runner = graph_runner(prepared)
     prepared.store.reserve(0, 16)
-    tokens = np.asarray([5, 6, 7])
+    tokens, one = np.asarray([5, 6, 7]), np.zeros(1, np.int64)
+
+    def captured() -> list[tuple[int, int]]:
+        assert isinstance(runner.binding, Binding)
+        return list(runner.binding.passes)
+
     runner.start(tokens, np.zeros(3, np.int64), np.arange(3), np.asarray([2]))()
-    assert runner.binding == {}, "a prompt runs without a captured pass"
-    runner.start(tokens[:1], np.zeros(1, np.int64), np.asarray([3]), np.asarray([0]))()
-    assert runner.binding
+    assert not captured(), "a prompt runs without a captured pass"
+    runner.start(tokens[:1], one, one + 3, one)()
     runner.rebind()
-    assert runner.binding == {}
+    assert captured() == [(4, MIN_KEYS)], "nothing has moved"
+    occupied = [*prepared.pool.keys, *prepared.pool.values]  # so that the pool returns to other addresses
+    prepared.pool.release()
+    runner.rebind()
+    assert captured(), "the pool is away: another rebind() follows"
+    prepared.pool.allocate()
+    runner.rebind()
+    assert occupied and not captured()
+    runner.start(tokens[:1], one, one + 3, one)()
+    weight = next(iter(prepared.model.parameters()))
+    weight.data = weight.data.clone()
+    runner.rebind()
+    assert not captured()
+
+
+@torch.inference_mode()
+def test_an_update_of_an_engine_with_graphs_moves_no_weight() -> None:
+    """A capture takes seconds for a model of 24 layers, and a copy of its weights milliseconds."""
+    prepared = prepare("slots")
+    runner, weights = graph_runner(prepared), LiveWeights(prepared.model, keeps_addresses=True)
+    prepared.store.reserve(0, 16)
+    one = np.zeros(1, np.int64)
+    before = runner.start(one + 5, one, one, one)()[:1].clone()
+    bound = runner.binding
+    given = {name: tensor.clone() * 1.5 for name, tensor in prepared.model.state_dict().items()}
+    weights.update({name: given[name] for name in weights.names}, frozen=True)
+    runner.rebind()
+    assert runner.binding is bound
+    after = runner.start(one + 5, one, one, one)()[:1]
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, prepared.runner.start(one + 5, one, one, one)()[:1], atol=1e-5, rtol=1e-4)
 
 
 @torch.inference_mode()
@@ -96,7 +131,7 @@ def test_a_model_that_cannot_be_compiled_is_captured_as_it_is(monkeypatch: pytes
     one = np.zeros(1, np.int64)
     found = runner.start(one + 5, one, one, one)()[:1]
     torch.testing.assert_close(found, prepared.runner.start(one + 5, one, one, one)()[:1], atol=1e-5, rtol=1e-4)
-    assert runner.binding and runner.name == f"{prepared.runner.name}, CUDA graphs"
+    assert runner.name == f"{prepared.runner.name}, CUDA graphs"
 
 
 def test_a_model_that_cannot_be_captured_runs_without_graphs() -> None:
