@@ -6,6 +6,7 @@ contexts to a power of two times 64 keys. Most kernels are small, so the model i
 joins the operations between two matrix products.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -50,6 +51,8 @@ class Binding(NamedTuple):
     addresses: tuple[int, ...]
     passes: dict[tuple[int, int], Captured]
     """By rows and keys."""
+    capture: Capture
+    """Captures of one binding share memory. torch refuses a memory pool whose graphs were all dropped."""
 
 
 class GraphRunner:
@@ -62,15 +65,18 @@ class GraphRunner:
         store: KVStore,
         *,
         spare_row: int,
-        capture: Capture,
+        make_capture: Callable[[], Capture],
         compiles: bool = False,
     ) -> None:
-        """compiles: whether captured passes run the compiled model; one that does not compile runs as it is."""
+        """make_capture: called whenever the weights or the keys have moved.
+
+        compiles: whether captured passes run the compiled model; one that does not compile runs as it is.
+        """
         self._inner, self._backend, self._store = inner, backend, store
-        self._spare_row, self._capture = spare_row, capture
+        self._spare_row, self._make_capture = spare_row, make_capture
         self._compiled = torch.compile(inner.model.forward, dynamic=True) if compiles else None
         self.dtype = inner.dtype
-        self.binding: object = Binding((), {})
+        self.binding: object = Binding((), {}, make_capture())
         self._failed = False
 
     @property
@@ -116,7 +122,7 @@ class GraphRunner:
         assert isinstance(self.binding, Binding)
         addresses = self._find_addresses()
         if self._backend.pool.keys and addresses != self.binding.addresses:
-            self.binding = Binding(addresses, {})
+            self.binding = Binding(addresses, {}, self._make_capture())
 
     def _find_addresses(self) -> tuple[int, ...]:
         model, pool = self._inner.model, self._backend.pool
@@ -135,24 +141,26 @@ class GraphRunner:
         passes = self.binding.passes
         shape = (round_up(len(rows), MIN_ROWS), round_up(int(positions.max()) + 1, MIN_KEYS))
         if shape not in passes:
-            captured = self._try_capture(shape)
+            captured = self._try_capture(shape, self.binding.capture)
             if captured is None:
                 self._failed = True
                 return None
             passes[shape] = captured
         return passes[shape]
 
-    def _try_capture(self, shape: tuple[int, int]) -> Captured | None:
+    def _try_capture(self, shape: tuple[int, int], capture: Capture) -> Captured | None:
         """Captures a pass. Returns None if the model cannot be captured, with and without compilation."""
         try:
-            return self._capture_pass(*shape)
-        except RuntimeError:  # no C compiler, or an operation, such as the routing of experts, waits for the GPU
+            return self._capture_pass(*shape, capture)
+        except RuntimeError as error:  # no C compiler, or an operation, such as the routing of experts, waits
+            form = "CUDA graphs" if self._compiled is None else "the compilation of CUDA graphs"
+            warnings.warn(f"{form} failed; decoding continues without: {error}", stacklevel=2)
             if self._compiled is None:
                 return None
             self._compiled = None
-            return self._try_capture(shape)
+            return self._try_capture(shape, capture)
 
-    def _capture_pass(self, num_rows: int, num_keys: int) -> Captured:
+    def _capture_pass(self, num_rows: int, num_keys: int, capture: Capture) -> Captured:
         device = self._inner.model.device
         num_pages = min(-(-num_keys >> self._store.page_shift), self._store.page_table.shape[1])
         inputs = Inputs(
@@ -161,7 +169,7 @@ class GraphRunner:
             pages=torch.zeros(num_rows, num_pages, dtype=torch.int64, device=device),
         )
         self._fill_buffer(inputs.pages, np.repeat(self._store.page_table[[self._spare_row], :num_pages], num_rows, 0))
-        replay, logits = self._capture(lambda: self._run_model(inputs, num_keys))
+        replay, logits = capture(lambda: self._run_model(inputs, num_keys))
         return Captured(inputs, replay, logits)
 
     def _run_model(self, inputs: Inputs, num_keys: int) -> Tensor:

@@ -122,10 +122,9 @@ def _serve_routed(
     plain = ModelRunner(model, routed.hub, attention, spare_row)
     runners: list[Runner] = [plain]
     if config.engine.cuda_graphs and model.device.type == "cuda" and isinstance(attention, TorchAttention):
-        capture = CudaCapture()
         forms = (True, False) if config.engine.compile_model and not config.mesh else (False,)
         runners[:0] = [
-            GraphRunner(plain, attention, store, spare_row=spare_row, capture=capture, compiles=compiles)
+            GraphRunner(plain, attention, store, spare_row=spare_row, make_capture=CudaCapture, compiles=compiles)
             for compiles in forms
         ]
     if (

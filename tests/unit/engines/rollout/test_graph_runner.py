@@ -5,6 +5,7 @@ A GPU captures CUDA graphs; here the capture is eager.
 
 from collections.abc import Callable
 from functools import partial
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from interlace.engines.rollout.attention import TorchAttention
 from interlace.engines.rollout.config import KVKind, NativeConfig
-from interlace.engines.rollout.graph_runner import MIN_KEYS, Binding, GraphRunner, Replay, round_up
+from interlace.engines.rollout.graph_runner import MIN_KEYS, Binding, Capture, GraphRunner, Replay, round_up
 from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.prepare_model import PreparedModel, ServingConfig, serve
 from interlace.engines.rollout.runner import ModelRunner
@@ -35,13 +36,33 @@ def capture_eagerly(function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
     return lambda: filled.copy_(function()), filled
 
 
-def graph_runner(prepared: PreparedModel, *, compiles: bool = False) -> GraphRunner:
+class OneUse:
+    """Captures eagerly. As in torch, a memory pool ends with its last graph, and no graph can use it again."""
+
+    def __init__(self) -> None:
+        self._graphs: WeakSet[Callable[[], object]] = WeakSet()
+        self._is_used = False
+
+    def __call__(self, function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+        if self._is_used and not self._graphs:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        replay, filled = capture_eagerly(function)
+        self._graphs.add(replay)
+        self._is_used = True
+        return replay, filled
+
+
+def capture_nothing(function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def graph_runner(
+    prepared: PreparedModel, *, compiles: bool = False, capture: Callable[[], Capture] = OneUse
+) -> GraphRunner:
     runner, attention = prepared.runner, prepared.attention
     assert isinstance(runner, ModelRunner)
     assert isinstance(attention, TorchAttention)
-    return GraphRunner(
-        runner, attention, prepared.store, spare_row=MAX_ROWS, capture=capture_eagerly, compiles=compiles
-    )
+    return GraphRunner(runner, attention, prepared.store, spare_row=MAX_ROWS, make_capture=capture, compiles=compiles)
 
 
 @pytest.mark.parametrize(("kv", "compiles"), [("slots", False), ("pages", False), ("slots", True)])
@@ -99,6 +120,8 @@ def test_a_captured_pass_serves_until_the_weights_or_the_keys_move() -> None:
     weight.data = weight.data.clone()
     runner.rebind()
     assert not captured()
+    runner.start(tokens[:1], one, one + 3, one)()
+    assert captured(), "captured again after all passes were dropped"
 
 
 @torch.inference_mode()
@@ -129,21 +152,18 @@ def test_a_model_that_cannot_be_compiled_is_captured_as_it_is(monkeypatch: pytes
     runner = graph_runner(prepared, compiles=True)
     prepared.store.reserve(0, 16)
     one = np.zeros(1, np.int64)
-    found = runner.start(one + 5, one, one, one)()[:1]
+    with pytest.warns(UserWarning, match="no C compiler"):
+        found = runner.start(one + 5, one, one, one)()[:1]
     torch.testing.assert_close(found, prepared.runner.start(one + 5, one, one, one)()[:1], atol=1e-5, rtol=1e-4)
     assert runner.name == f"{prepared.runner.name}, CUDA graphs"
 
 
 def test_a_model_that_cannot_be_captured_runs_without_graphs() -> None:
-    def refuse(function: object) -> tuple[object, torch.Tensor]:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
     prepared = prepare("slots")
-    runner = graph_runner(prepared)
-    runner._capture = refuse  # type: ignore[assignment]
+    runner = graph_runner(prepared, capture=lambda: capture_nothing)
     prepared.store.reserve(0, 16)
     one = np.zeros(1, np.int64)
-    with torch.inference_mode():
+    with torch.inference_mode(), pytest.warns(UserWarning, match="CUDA graphs failed"):
         assert runner.start(one + 5, one, one, one)().shape[0] >= 1
     assert runner.name == prepared.runner.name
 
