@@ -157,15 +157,13 @@ def test_servers_join_and_leave_while_a_run_trains(root: Path, servers: tuple[st
     assert equal_weights(final_weights(root, "changed"), final_weights(root, "unchanged"))
 
 
-def test_a_reference_at_an_address_gives_the_kl_of_one_in_process(root: Path, servers: tuple[str, str]) -> None:
+def test_a_reference_at_an_address_gives_the_kl_of_one_in_process(root: Path) -> None:
     """The entropy bonus moves the weights although the untrained model gets no reward."""
     kl = (*SETTINGS, "algorithm.kl_coefficient=0.1", "algorithm.entropy_coefficient=0.01", "optimizer.lr=1e-3")
     run(root, "reference", [*kl])
-    run(
-        root,
-        "reference-service",
-        [*kl, f"reference.service={{engine: address, urls: [{servers[0]}], key_env: {KEY_ENV}}}"],
-    )
+    with serve("tiny:micro", root / "reference.log") as url:  # other servers serve the weights of earlier runs
+        service = f"reference.service={{engine: address, urls: [{url}], key_env: {KEY_ENV}}}"
+        run(root, "reference-service", [*kl, service])
     found = [row["actor/kl"] for row in metrics(root, "reference")]
     by_service = [row["actor/kl"] for row in metrics(root, "reference-service")]
     assert by_service == pytest.approx(found, rel=0.02, abs=1e-6)

@@ -63,11 +63,20 @@ def _check_scoring(recipe: Recipe, model: "PreTrainedModel") -> None:
     if absence := kind.absence("cpu" if kind.num_addresses is not None else recipe.cluster.devices.split(":")[0]):
         raise UserError(f"reference.service = {service.engine!r} is not run here: {absence}")
     if isinstance(kind, AddressKind):
-        _check_addresses(recipe, kind, model)
+        engines = create_kind(recipe.rollout)
+        if shared := {*kind.urls} & {*(engines.urls if isinstance(engines, AddressKind) else ())}:
+            raise UserError(
+                f"reference.service: {min(shared)} is also in rollout.urls, whose servers load every trained version, "
+                "and the reference stays as it was at the start. Name another server."
+            )
+        _check_addresses(recipe, kind, model, is_fixed=True)
 
 
-def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel") -> None:
-    """Raises UserError, with the address, if a server does not answer or serves another model."""
+def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel", *, is_fixed: bool = False) -> None:
+    """Raises UserError, with the address, if a server does not answer or serves another model.
+
+    is_fixed: whether the servers must serve the weights that they started with.
+    """
     from interlace.engines.rollout.services.check import WantedModel, check_servers
     from interlace.engines.rollout.services.http import Address
 
@@ -79,6 +88,7 @@ def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel"
         num_tokens=recipe.sampling.max_new_tokens,
         dtype=recipe.model.dtype,
         corrects_dtype=off_policy is not None and off_policy.correction != "none",
+        is_fixed=is_fixed,
     )
     check_servers([Address(url=url, key=kind.key) for url in kind.urls], kind.config.dialect, wanted)
 

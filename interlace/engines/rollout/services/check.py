@@ -28,6 +28,8 @@ class WantedModel:
     dtype: str
     corrects_dtype: bool
     """True if the algorithm corrects for log-probs of another data type."""
+    is_fixed: bool = False
+    """True if the servers must serve the weights that they started with, as for a reference."""
 
 
 def check_servers(addresses: Sequence[Address], dialect: str, wanted: WantedModel) -> None:
@@ -44,7 +46,7 @@ async def _check_addresses(addresses: Sequence[Address], dialect: str, wanted: W
     """Checks the capacities before the requests: two addresses of one server would get two requests of one id."""
     clients = {address.url: dialect_named(dialect).connect(address, seed=0) for address in addresses}
     try:
-        found = await asyncio.gather(*(_find_capacity(url, client, dialect) for url, client in clients.items()))
+        found = await asyncio.gather(*(_find_capacity(url, client, dialect, wanted) for url, client in clients.items()))
         seen: dict[str, str] = {}
         for url, capacity in zip(clients, found, strict=True):
             _check_model(url, capacity, wanted)
@@ -76,16 +78,21 @@ def _resolve_addresses(url: str) -> list[object]:
     return [info[4] for info in infos]
 
 
-async def _find_capacity(url: str, client: EngineClient, dialect: str) -> ServiceCapacity:
+async def _find_capacity(url: str, client: EngineClient, dialect: str, wanted: WantedModel) -> ServiceCapacity:
     try:
         async with asyncio.timeout(HEALTH_S):
-            await client.health()
+            version = (await client.health()).version
     except (ServiceError, TimeoutError) as error:
         known = ", ".join(dialect_names())
         raise UserError(
             f"rollout.urls: no server of dialect {dialect!r} answers at {url}: {error or 'no answer'}. "
             f"Start it, correct the address, or set rollout.dialect to the server's kind ({known})."
         ) from None
+    if wanted.is_fixed and version:
+        raise UserError(
+            f"reference.service: {url} serves version {version} of weights that a run has loaded, and the reference "
+            "stays as it was at the start. Restart the server, or name another one."
+        )
     with _name_address(url):
         async with asyncio.timeout(ANSWER_S):
             return await client.capacity()

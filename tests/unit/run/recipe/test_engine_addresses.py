@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -156,3 +157,19 @@ def test_a_reference_service_gives_log_probs_at_temperature_one(hosted: HostedEn
         warm = [service, "algorithm.kl_coefficient=0.1", "sampling.temperature=0.7", "cluster.devices=cpu:2"]
         with pytest.raises(UserError, match=r"log-probs at temperature 1, and sampling.temperature is 0.7"):
             check_recipe(load_recipe("quickstart", warm))
+
+
+def test_a_reference_whose_server_serves_trained_weights_is_refused(hosted: HostedEngine, tmp_path: Path) -> None:
+    """A run that used the server as an engine left its last version there."""
+    load_model(ModelConfig(path="tiny:micro")).model.save_pretrained(tmp_path)
+    with serving(hosted) as urls:
+        service = f"reference.service={{engine: address, urls: [{urls[0]}], key_env: {KEY_ENV}}}"
+        settings = [service, "algorithm.kl_coefficient=0.1", "cluster.devices=cpu:2"]
+        rollout = f"rollout={{engine: address, urls: [{urls[0]}], key_env: {KEY_ENV}}}"
+        with pytest.raises(UserError, match=rf"{urls[0]} is also in rollout.urls"):
+            check_recipe(load_recipe("quickstart", [*settings, rollout]))
+        thread = LoopThread("client")
+        thread.run(hosted.load(tmp_path, 3, "recompute"))
+        thread.close()
+        with pytest.raises(UserError, match=rf"{urls[0]} serves version 3 of weights that a run has loaded"):
+            check_recipe(load_recipe("quickstart", settings))
