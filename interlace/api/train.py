@@ -72,8 +72,8 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
 
     model: a Hugging Face id or folder, a loaded model of transformers (or a pair of it and its tokenizer), or the
     section `model`.
-    data: a .jsonl or .parquet file, the name of a reasoning-gym dataset, or rows (mappings, a DataFrame, a dataset)
-    with `prompt` (text, or the messages of a chat) and, if the reward names it, `answer`; docs/objectives.md has more.
+    data: a file, the name of a reasoning-gym dataset, or rows (mappings, a DataFrame, a dataset) with `prompt` (text or
+    chat messages) and, if the reward names it, `answer`; or a mixture of these, {name: (data, weight)} (docs/data.md).
     reward: a function whose arguments are any of prompt, response, answer, metadata, messages, completion_ids and the
     columns of a row; TRL's form with `completions`; verl's compute_score; an object with `score`; a name; the section
     `reward`; or a list of these, each alone or as a pair with its weight.

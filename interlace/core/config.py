@@ -153,6 +153,8 @@ def _find_place(cls: type[BaseModel], parts: Sequence[str]) -> tuple[tuple[str, 
             here = of_kind
             continue
         keys.append(part)
+        if part not in _list_fields(here):  # an item of a list or a mapping
+            continue
         annotations = [one.model_fields[part].annotation for one in here if part in one.model_fields]
         here = [one for annotation in annotations for one in _iterate_types(annotation) if _is_section(one)]
     return tuple(keys), _list_fields(here)

@@ -6,20 +6,24 @@ from typing import Any
 from interlace.core.errors import UserError
 
 
-def read_rows(data: Any) -> Iterable[object]:
+def read_rows(data: Any, place: str = "data") -> Iterable[object]:
     """Returns the rows of an object, found by the methods that its library documents.
 
     data: an iterable of mappings, a Dataset or IterableDataset of `datasets`, a DataFrame of pandas or polars, or an
-    Arrow table. The gaps of a DataFrame are None. Raises UserError for another object.
+    Arrow table. The gaps of a DataFrame are None. place: expression of the data in an error.
+    Raises UserError for another object.
     """
     if isinstance(data, Mapping):
+        mixture = "A mixture has the form {NAME: (rows, weight)}."
         if all(isinstance(value, str | int | float) for value in data.values()):
-            raise UserError("data is one mapping: give a list of rows, each a mapping.")
+            raise UserError(f"{place} is one mapping: give a list of rows, each a mapping. {mixture}")
         names = ", ".join(map(repr, data))
         if not all(_is_split(value) for value in data.values()):
-            raise UserError(f"data is a mapping of {names}: give a list of rows, each a mapping, or a DataFrame.")
-        splits = ", ".join(f"data[{name!r}]" for name in data)
-        raise UserError(f"data is a mapping of {names}: give one split of it, such as {splits}.")
+            raise UserError(
+                f"{place} is a mapping of {names}: give a list of rows, each a mapping, or a DataFrame. {mixture}"
+            )
+        splits = ", ".join(f"{place}[{name!r}]" for name in data)
+        raise UserError(f"{place} is a mapping of {names}: give one split of it, such as {splits}. {mixture}")
     if hasattr(data, "to_pylist"):  # pyarrow.Table
         rows: Iterable[object] = data.to_pylist(maps_as_pydicts="strict")
     elif hasattr(data, "iter_rows"):  # polars.DataFrame
@@ -30,7 +34,7 @@ def read_rows(data: Any) -> Iterable[object]:
         rows = data
     else:
         raise UserError(
-            f"data is of type {type(data).__name__}: give a file, a list of rows, a DataFrame, an Arrow table, or a "
+            f"{place} is of type {type(data).__name__}: give a file, a list of rows, a DataFrame, an Arrow table, or a "
             "dataset of the library `datasets`."
         )
     return rows

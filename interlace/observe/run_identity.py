@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -88,7 +89,7 @@ def may_change(key: str, before: JSON = None, *, program_names: str | None = Non
     before: its value at the start of the run. program_names: beginning of the names of a program's functions, which
     have new names in each process.
     """
-    if program_names and (key == "reward.name" or key.startswith("reward.parts")):
+    if program_names and re.match(r"(task\.mixture\.\d+\.)?reward\.(name$|parts)", key):
         return str(before or "").startswith(program_names)
     return _is_of(key, CHANGEABLE)
 

@@ -10,10 +10,12 @@ from pydantic import ValidationError
 from interlace.algorithms import objective_names
 from interlace.core.config import Config, explain
 from interlace.core.errors import UserError
-from interlace.rewards.base import RewardConfig, RewardFn, load_rewards
-from interlace.rewards.given import is_given, label_of_function, name_of
+from interlace.rewards.base import RewardFn
+from interlace.rewards.given import is_given
+from interlace.run.program_data import TaskWriter
 from interlace.run.program_model import is_model, save_model_object
-from interlace.run.program_rows import ColumnMap, write_rows
+from interlace.run.program_reward import reward_section
+from interlace.run.program_rows import ColumnMap
 from interlace.run.recipe.config import SHORT, Recipe, is_offline
 from interlace.run.recipe.load import KEPT, load_recipe
 from interlace.run.recipe.own_rows import adapt_to_rows
@@ -83,9 +85,16 @@ class ProgramInputs:
         found: dict[str, object] = {name: _to_plain(value) for name, value in settings.items()}
         if self.reward is not None:
             found["reward"] = reward_section(self.reward)
-        rows = None
+        rows: dict[Path, str] = {}
         if self.data is not None:
-            rows, found["task"] = self._task(found.get("reward"), root, has_completions)
+            writer = TaskWriter(
+                columns=dict(self.columns or {}),
+                heldout_size=self.heldout_size,
+                reward=found.get("reward"),
+                root=root,
+                has_completions=has_completions,
+            )
+            found["task"], rows = writer.section(self.data), writer.rows
         elif self.heldout_size is not None or self.columns:
             raise UserError("heldout_size and columns are for `data`, and none is given: give data, or set the task.")
         if self.model is not None:
@@ -112,33 +121,14 @@ class ProgramInputs:
         whole = SHORT["model"](section) if isinstance(section, str) else section
         return {**whole, "tokenizer": str(self.tokenizer)}  # type: ignore[dict-item]  # a mapping
 
-    def _task(self, reward: object, root: Path, has_completions: bool) -> tuple[Path | None, object]:
-        """Returns the file of the program's rows, if it gave rows, and the section."""
-        rows, columns = None, dict(self.columns or {})
-        if isinstance(self.data, str | Path):
-            name = str(self.data)
-            task: dict[str, object] = {"files": {"train": name}}
-            if isinstance(self.data, str):
-                task = SHORT["task"](name)
-            if columns and "reasoning_gym" in task:
-                raise UserError(f"columns are for files and rows, and data={name!r} is a dataset of reasoning-gym.")
-        else:
-            rows = write_rows(self.data, columns, _calls(reward), root, has_completions=has_completions)
-            task = {"files": {"train": str(rows)}}
-        if self.heldout_size:
-            task = {kind: {**_to_mapping(section), "heldout_size": self.heldout_size} for kind, section in task.items()}
-        if columns and rows is None:
-            task["columns"] = columns
-        return rows, task
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sections:
     """Sections that a program gave."""
 
     values: Mapping[str, object]
-    rows: Path | None
-    """File of the program's rows, if it gave rows."""
+    rows: Mapping[Path, str]
+    """Files of the program's rows, with the expression of each in an error, such as data['math']."""
 
     def recipe(self, base: Recipe | None = None, changed: Sequence[str] = ()) -> Recipe:
         """Returns the recipe, as changes of the base recipe if one is given. Raises UserError.
@@ -158,7 +148,8 @@ class Sections:
             recipe = Recipe.model_validate(values)
         except ValidationError as error:
             raise UserError(explain(Recipe, error, "interlace.train")) from None
-        if recipe.reward and is_given(recipe.reward) and recipe.cluster.backend != "local":
+        rewards = [*recipe.task.rewards.values(), *([recipe.reward] if recipe.reward else [])]
+        if any(map(is_given, rewards)) and recipe.cluster.backend != "local":
             raise UserError(
                 f"cluster={recipe.cluster.backend}: the reward is a function of this program alone, which other "
                 "processes cannot find. Put it in a module and import it from there, or take cluster='local'."
@@ -183,59 +174,6 @@ def list_required_numbers(settings: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(f"{name}={settings[name]}" for name in required if isinstance(settings.get(name), int))
 
 
-def reward_section(reward: Reward) -> object:
-    """Returns the section `reward`. The verdict of a function counts as 1 or 0. Raises UserError."""
-    if isinstance(reward, list | tuple):
-        return {"correct": 1.0, "incorrect": 0.0, "parts": _list_parts(reward)}
-    if isinstance(reward, str | Config):
-        return _to_plain(reward)
-    if isinstance(reward, Mapping):
-        name = reward.get("name", "exact")
-        return (
-            dict(reward)
-            if isinstance(name, str) or "parts" in reward
-            else {**_describe_function(name), **reward, "name": name_of(name)}
-        )
-    return _describe_function(reward)
-
-
-def _describe_function(function: object) -> dict[str, Any]:
-    if not (callable(function) or hasattr(function, "score")):
-        raise UserError(
-            f"reward is of type {type(function).__name__}: give a function, an object with `score`, the name of "
-            "a built-in, a list of these, or the section `reward`."
-        )
-    return {"correct": 1.0, "incorrect": 0.0, "name": name_of(function)}
-
-
-def _list_parts(rewards: Sequence[object]) -> list[dict[str, object]]:
-    """Returns the parts of a reward given as a list of names, functions, and pairs with a weight."""
-    found: list[dict[str, object]] = []
-    labels: set[str] = set()
-    for each in rewards:
-        reward, weight = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
-        if isinstance(reward, Mapping):
-            found.append(dict(reward))
-            continue
-        if isinstance(reward, str):
-            found.append({"name": reward, "weight": weight})
-            continue
-        label = label_of_function(reward)
-        label = label if label not in labels else f"{label}_{len(found) + 1}"
-        labels.add(label)
-        found.append({"name": _describe_function(reward)["name"], "weight": weight, "label": label})
-    return found
-
-
-def _calls(reward: object) -> Any:
-    """Returns the calls of a reward section; none for an invalid section, which the recipe's check rejects."""
-    try:
-        config = RewardConfig.model_validate(SHORT["reward"](reward) if isinstance(reward, str) else reward)
-    except ValidationError:
-        return ()
-    return load_rewards(config).calls if config.model is None else ()
-
-
 def _merge_sections(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
     """Returns the sections of a recipe with changes. A section with a new name drops all settings of the old one."""
     found = dict(base)
@@ -258,7 +196,3 @@ def _is_renamed(section: str, value: Mapping[str, object]) -> bool:
 
 def _to_plain(value: object) -> object:
     return value.model_dump(mode="json") if isinstance(value, Config) else value
-
-
-def _to_mapping(section: object) -> dict[str, object]:
-    return dict(section) if isinstance(section, Mapping) else {}

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,19 +25,28 @@ ColumnMap: TypeAlias = Mapping[str, str]
 
 
 def write_rows(
-    rows: object, columns: ColumnMap, calls: Sequence[RewardCall], root: Path, *, has_completions: bool = False
+    rows: object,
+    columns: ColumnMap,
+    calls: Sequence[RewardCall],
+    root: Path,
+    place: str = "data",
+    *,
+    has_completions: bool = False,
 ) -> Path:
     """Writes rows as JSON Lines; the name of the file is a hash of the rows. Returns its path.
 
     rows: as for read_rows(). calls: the reward's calls, whose columns are used.
+    place: expression of the rows in an error, which names a row as data[N].
     has_completions: the run trains on given completions, so rows of SFT and DPO are accepted.
-    Raises UserError that names the row as data[N].
+    Raises UserError.
     """
     named = {name for call in calls for name in (*call.required, *call.optional)}
     refuse = None if has_completions else named
-    lines = [_format_line(row, columns, refuse, f"data[{place}]") for place, row in enumerate(read_rows(rows))]
+    lines = [
+        _format_line(row, columns, refuse, f"{place}[{number}]") for number, row in enumerate(read_rows(rows, place))
+    ]
     if not lines:
-        raise UserError("data is empty: give one row for each prompt.")
+        raise UserError(f"{place} is empty: give one row for each prompt.")
     text = "".join(lines)
     path = root.resolve() / DATA_FOLDER / f"{stable_hash(text):016x}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,16 +55,25 @@ def write_rows(
 
 
 @contextmanager
-def rows_by_place(path: Path | None) -> Iterator[None]:
-    """Rewrites errors about the file of a program's rows, so that they name a row as data[N]."""
+def rows_by_place(places: Mapping[Path, str]) -> Iterator[None]:
+    """Rewrites errors about the files of a program's rows, so that they name a row as data[N].
+
+    places: expression of the rows in an error, such as data['math'], by file.
+    """
     try:
         yield
     except UserError as error:
-        if path is None:
+        text = str(error)
+        for path, place in places.items():
+            line = re.compile(rf"(?:row )?(?:train/)?(?:{re.escape(str(path))}|{re.escape(path.name)}):(\d+)")
+            text = line.sub(partial(_name_row, place), text).replace(str(path), place).replace(path.name, place)
+        if text == str(error):
             raise
-        line = re.compile(rf"(?:row )?(?:train/)?(?:{re.escape(str(path))}|{re.escape(path.name)}):(\d+)")
-        text = line.sub(lambda match: f"data[{int(match[1]) - 1}]", str(error))
-        raise UserError(text.replace(str(path), "data").replace(path.name, "data")) from None
+        raise UserError(text) from None
+
+
+def _name_row(place: str, line: re.Match[str]) -> str:
+    return f"{place}[{int(line[1]) - 1}]"
 
 
 def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str) -> str:

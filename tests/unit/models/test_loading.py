@@ -15,6 +15,7 @@ from interlace.models.config import ModelConfig
 from interlace.models.loading import check_model, load_model
 from interlace.models.tiny import build_tiny
 from interlace.observe.manifest import MANIFEST, write_manifest
+from tests.support.gguf_tensors import list_gguf_tensors
 
 
 @pytest.fixture
@@ -230,13 +231,8 @@ def write_gguf(path: Path, model: LlamaForCausalLM) -> None:
     writer.add_eos_token_id(1)
     writer.add_bos_token_id(1)
     writer.add_pad_token_id(0)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, weight in model.state_dict().items():
-        if "q_proj" in name or "k_proj" in name:  # llama.cpp interleaves the halves that rotary embedding pairs
-            weight = (
-                weight.view(config.num_attention_heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(weight.shape)
-            )
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), weight.contiguous().numpy())
+    for name, weight in list_gguf_tensors(model):
+        writer.add_tensor(name, weight.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

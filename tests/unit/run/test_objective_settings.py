@@ -31,8 +31,8 @@ def test_a_program_may_give_rows_with_completions(tmp_path: Path) -> None:
     assert trains_on_rows("dpo", {})
     assert not trains_on_rows("quickstart", {})
     sections = ProgramInputs(data=rows).sections(tmp_path, {}, has_completions=True)
-    assert sections.rows is not None
-    assert json.loads(sections.rows.read_text())["rejected"] == "3"
+    [path] = sections.rows
+    assert json.loads(path.read_text())["rejected"] == "3"
 
 
 @pytest.mark.parametrize(

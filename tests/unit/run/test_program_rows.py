@@ -69,6 +69,7 @@ def test_a_mapped_column_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_later_error_names_the_row_and_not_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "0123.jsonl"
-    with pytest.raises(UserError, match=r"^data\[2\]: bad, and data\[0\] too$"), rows_by_place(path):
-        raise UserError(f"{path}:3: bad, and row train/{path.name}:1 too")
+    path, other = tmp_path / "0123.jsonl", tmp_path / "4567.jsonl"
+    words = r"^data\['a'\]\[2\]: bad, and data\['b'\]\[0\] too$"
+    with pytest.raises(UserError, match=words), rows_by_place({path: "data['a']", other: "data['b']"}):
+        raise UserError(f"{path}:3: bad, and row train/{other.name}:1 too")

@@ -1,0 +1,68 @@
+"""The section `reward` made from a program's function, object or list of rewards."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.rewards.base import RewardConfig, load_rewards
+from interlace.rewards.given import label_of_function, name_of
+from interlace.rewards.signature import RewardCall
+from interlace.run.recipe.config import SHORT
+
+
+def reward_section(reward: object) -> object:
+    """Returns the section `reward`. The verdict of a function counts as 1 or 0. Raises UserError."""
+    if isinstance(reward, list | tuple):
+        return {"correct": 1.0, "incorrect": 0.0, "parts": _list_parts(reward)}
+    if isinstance(reward, Config):
+        return reward.model_dump(mode="json")
+    if isinstance(reward, str):
+        return reward
+    if isinstance(reward, Mapping):
+        name = reward.get("name", "exact")
+        return (
+            dict(reward)
+            if isinstance(name, str) or "parts" in reward
+            else {**_describe_function(name), **reward, "name": name_of(name)}
+        )
+    return _describe_function(reward)
+
+
+def load_calls(reward: object) -> Sequence[RewardCall]:
+    """Returns the calls of a reward section; none for an invalid section, which the recipe's check rejects."""
+    try:
+        config = RewardConfig.model_validate(SHORT["reward"](reward) if isinstance(reward, str) else reward)
+    except ValidationError:
+        return ()
+    return load_rewards(config).calls if config.model is None else ()
+
+
+def _describe_function(function: object) -> dict[str, Any]:
+    if not (callable(function) or hasattr(function, "score")):
+        raise UserError(
+            f"reward is of type {type(function).__name__}: give a function, an object with `score`, the name of "
+            "a built-in, a list of these, or the section `reward`."
+        )
+    return {"correct": 1.0, "incorrect": 0.0, "name": name_of(function)}
+
+
+def _list_parts(rewards: Sequence[object]) -> list[dict[str, object]]:
+    """Returns the parts of a reward given as a list of names, functions, and pairs with a weight."""
+    found: list[dict[str, object]] = []
+    labels: set[str] = set()
+    for each in rewards:
+        reward, weight = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
+        if isinstance(reward, Mapping):
+            found.append(dict(reward))
+            continue
+        if isinstance(reward, str):
+            found.append({"name": reward, "weight": weight})
+            continue
+        label = label_of_function(reward)
+        label = label if label not in labels else f"{label}_{len(found) + 1}"
+        labels.add(label)
+        found.append({"name": _describe_function(reward)["name"], "weight": weight, "label": label})
+    return found

@@ -1,0 +1,98 @@
+"""A mixture that a program gives is the recipe's mixture, or is refused with the place of the mistake."""
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from pandas import DataFrame
+
+from interlace.core.errors import UserError
+from interlace.observe.run_identity import may_change
+from interlace.rewards.base import GIVEN
+from interlace.run.library import ProgramInputs
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.prompts import recipe_prompts
+from tests.support.reward_functions import size
+
+ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(4)]
+SIZES = {"steps": 1, "prompts_per_step": 1, "samples_per_prompt": 1}
+
+
+def recipe(data: object, root: Path, reward: object = size, **inputs: object) -> Recipe:
+    given = ProgramInputs(model="tiny:micro", data=data, reward=reward, **inputs)  # type: ignore[arg-type]
+    return given.sections(root, SIZES).recipe()
+
+
+def test_rows_and_files_are_sources_with_names_and_weights(tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text('{"prompt": "w", "answer": ""}\n{"prompt": "x", "answer": ""}\n')
+    data = {
+        "table": (DataFrame(ROWS), 3),
+        "set": (Dataset.from_list(ROWS), 0.5),
+        "words": (str(tmp_path / "words.jsonl"), 1),
+        "gym": ("chain_sum", 1),
+    }
+    found = recipe(data, tmp_path, heldout_size=1)
+    parts = found.task.mixture
+    assert [(part.label, part.weight) for part in parts] == [("table", 3), ("set", 0.5), ("words", 1), ("gym", 1)]
+    assert parts[3].reasoning_gym is not None and parts[3].reasoning_gym.heldout_size == 1
+    prompts = recipe_prompts(found)
+    assert {prompt.text for prompt in prompts.train if prompt.source == "set"} < {row["prompt"] for row in ROWS}
+    assert sorted(prompt.source for prompt in prompts.heldout) == ["gym", "set", "table", "words"]
+
+
+def test_a_source_has_its_reward_and_columns(tmp_path: Path) -> None:
+    asked = [{"question": "1+1", "truth": {"value": "2"}, "level": 3}]
+    columns = {"prompt": "question", "answer": "truth.value"}
+    (tmp_path / "asked.jsonl").write_text(json.dumps(asked[0]))
+    data = {
+        "rows": {"source": asked, "columns": columns, "reward": lambda response, level: float(level)},
+        "file": {"source": str(tmp_path / "asked.jsonl"), "columns": columns, "weight": 2, "reward": "exact"},
+    }
+    found = recipe(data, tmp_path, None)
+    prompts = [(prompt.source, prompt.text, prompt.answer) for prompt in recipe_prompts(found).train]
+    assert prompts == [("rows", "1+1", "2"), ("file", "1+1", "2")]
+    assert [part.weight for part in found.task.mixture] == [1, 2]
+    assert found.task.rewards["file"].name == "exact" and found.task.rewards["rows"].name.startswith(GIVEN)
+
+
+def test_a_resumed_program_may_rename_the_reward_of_a_source() -> None:
+    for key in ("reward.name", "task.mixture.1.reward.name", "task.mixture.1.reward.parts.0.name"):
+        assert may_change(key, f"{GIVEN}function_0", program_names=GIVEN)
+    assert not may_change("task.mixture.1.reward.name", "exact", program_names=GIVEN)
+    assert not may_change("task.mixture.1.weight", 1.0, program_names=GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"a": (ROWS, -1), "b": (ROWS, 1)}, r"data\['a'\] has the weight -1, and a weight is .* above 0"),
+        ({"a": (ROWS, 0), "b": (ROWS, 0)}, r"data\['a'\] has the weight 0"),
+        ({"a": (ROWS, 1), "b": (ROWS, float("nan"))}, r"data\['b'\] has the weight nan"),
+        ({"a": (ROWS, "3")}, r"data\['a'\] has the weight '3'"),
+        ({"a": (ROWS, 1), "b": ([], 1)}, r"data\['b'\] is empty"),
+        ({"a": (ROWS, 1), "b": ([{"q": 1}], 1)}, r"data\['b'\]\[0\] has no column 'prompt'"),
+        ({"a": (3, 1)}, r"data\['a'\] is of type int"),
+        ({"a": (ROWS, 1), "b": ROWS}, r"data\['b'\] is a list, and a source .* is a pair \(data, weight\)"),
+        ({"a/b": (ROWS, 1)}, r"data\['a/b'\]: the name of a source may have letters"),
+        ({"a": {"source": ROWS, "name": "c"}}, r"data\['a'\] has the name 'c'.*Leave `name` out"),
+        ({"a": {"source": ROWS, "wieght": 2}}, r"unknown key 'task.mixture.0.wieght'.*'weight'"),
+        ({"a": {"source": ROWS, "columns": "q"}}, r"data\['a'\]: columns is 'q'"),
+        ({"a": ROWS, "b": ROWS}, r"give one split of it.*A mixture has the form \{NAME: \(rows, weight\)\}"),
+    ],
+)
+def test_a_mistake_names_the_source(tmp_path: Path, data: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        recipe(data, tmp_path)
+
+
+def test_columns_of_the_whole_mixture_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r'each of its sources has its own: .*"columns"'):
+        recipe({"a": (ROWS, 1)}, tmp_path, columns={"prompt": "question"})
+
+
+def test_a_function_of_the_program_cannot_score_a_source_on_ray(tmp_path: Path) -> None:
+    data = {"a": {"source": ROWS, "reward": lambda response: 1.0}, "b": (ROWS, 1)}
+    given = ProgramInputs(model="tiny:micro", data=data, reward=size)
+    with pytest.raises(UserError, match="a function of this program alone"):
+        given.sections(tmp_path, {**SIZES, "cluster": {"backend": "ray", "devices": "cpu:2"}}).recipe()
