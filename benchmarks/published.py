@@ -1,6 +1,6 @@
 """Presets on the virtual clock, against the results in their papers.
 
-    python benchmarks/published.py [--presets areal,...] [--devices 256] [--json FILE] presets
+    python benchmarks/published.py [--presets areal,...] [--devices 256] [--json FILE] [--write] presets
     python benchmarks/published.py [--only NAME] [--vary] [--write] claims
     python benchmarks/published.py [--write] ablation
 
@@ -33,6 +33,16 @@ ABLATED_PROMPTS = 64
 MIXES: Mapping[str, Lengths] = {"assumed mix": REASONING, "verl's mix": VERL_MIX}
 """Mixes of lengths of the ablation; the second one reproduces the seconds that verl publishes."""
 PLAIN, WHOLE = "schedule.dispatch=least_tokens", "schedule.granularity=step"
+BINS: Mapping[str, str] = {
+    "generate": "generate",
+    "decode_underfilled": "under-filled",
+    "train": "train",
+    "re_prefill": "re-prefill",
+    "discarded": "discarded",
+    "tail_bubble": "tail",
+    "pipeline_bubble": "pipeline",
+}
+"""Bins of the ledger in the table of the presets, and their columns."""
 Change = Callable[[Profile, float], Profile]
 
 
@@ -141,25 +151,34 @@ def sensitivity(claim: Claim, base: Measured, ours: Measured, parameter: str, st
     return f"{text}; {f'inside at {inside[0]:g}' if inside else 'never inside'}"
 
 
-def presets(names: Sequence[str], devices: int, steps: int) -> list[dict[str, object]]:
-    """Runs presets at one size, with the better of two splits."""
+def presets(names: Sequence[str], devices: int, steps: int, store: Path | None) -> str:
+    """Runs presets at one size, with the better of two splits. Returns a table; writes the results into the store."""
     setup = Setup(devices=devices, prompts=256, samples=16, max_tokens=28672, lengths=REASONING, splits=(50, 75))
     first = measure(BASELINE, setup, steps)
-    told = []
-    bins = ("generate", "decode_underfilled", "train", "re_prefill", "discarded", "tail_bubble", "pipeline_bubble")
-    print(f"{'preset':22s} split  s/step  ratio  {'  '.join(bins)}  staleness  length shift")
+    measured = []
     for name in names:
-        each = first if name == BASELINE else measure(name, setup, steps)
-        score = each.score
-        shares = "  ".join(f"{score.bins[name]:{len(name)}.0%}" for name in bins)
-        ratio = score.tokens_per_s / first.score.tokens_per_s
-        print(
-            f"{each.preset:22s} {each.split or '-'!s:>5s}  {score.step_s:6.1f}  {ratio:4.2f}x  {shares}",
-            f"  {score.staleness_mean:.2f}/{score.staleness_max:.0f}  {score.length_shift:+.1%}",
-            flush=True,
-        )
-        told.append(asdict(each))
-    return told
+        measured.append(first if name == BASELINE else measure(name, setup, steps))
+        print(preset_row(measured[-1], first), flush=True)
+    if store:
+        store.write_text(json.dumps([asdict(one) for one in measured], indent=1) + "\n", encoding="utf-8")
+    heads = ("preset", "generate on", "s/step", "ratio", *BINS.values(), "staleness mean/max", "length shift")
+    rows = [preset_row(one, first) for one in measured]
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *rows])
+
+
+def preset_row(one: Measured, first: Measured) -> str:
+    """Returns the row of a preset in Markdown. first: result of the baseline."""
+    score = one.score
+    cells = (
+        f"`{one.preset}`",
+        f"{one.split} %" if one.split else "shared",
+        f"{score.step_s:.0f}",
+        f"{score.tokens_per_s / first.score.tokens_per_s:.2f}x",
+        *(f"{score.bins[name]:.0%}" for name in BINS),
+        f"{score.staleness_mean:.2f}/{score.staleness_max:.0f}",
+        f"{score.length_shift:+.1%}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -175,11 +194,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="the table into docs/simulator.md")
     options = parser.parse_args()
     if options.what == "presets":
-        told = presets(options.presets.split(","), options.devices, options.steps)
-        if options.json:
-            options.json.write_text(json.dumps(told, indent=1) + "\n")
-        return
-    if options.what == "claims":
+        text = presets(options.presets.split(","), options.devices, options.steps, options.json)
+    elif options.what == "claims":
         text = claims(options.steps, options.only, DOCS / "published.json", vary=options.vary)
     else:
         text = ablation(options.steps)
