@@ -65,14 +65,12 @@ def _simulate_faults(
     profile: str | None,
     restart_s: float,
 ) -> "Certificate":
-    from interlace.cli.virtual import recipe_cluster
+    from interlace.cli.virtual import load_on_cluster
     from interlace.forecast.chaos import simulate_faults
     from interlace.forecast.simulate import check_simulated
     from interlace.run.recipe.check_objective import refuse_offline
-    from interlace.run.recipe.load import load_recipe
 
-    simulation, rest = recipe_cluster(recipe, overrides, devices, profile)
-    loaded = load_recipe(recipe, rest)
+    loaded, simulation, _ = load_on_cluster(recipe, overrides, devices, profile)
     refuse_offline(loaded, "chaos")
     check_simulated({recipe: loaded}, simulation.profile, simulation.devices)
     return simulate_faults(loaded, specs, simulation, restart_s=restart_s)

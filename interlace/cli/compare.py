@@ -90,18 +90,19 @@ def _simulate_schedules(
 def show_comparison(
     console: Console, outcomes: Sequence["ScheduleOutcome"], *, title: str = "The same recipe under each schedule"
 ) -> None:
-    """Prints one column per schedule, in as many tables as the console's width requires, so that no column is cut
-    short.
+    """Prints the title, and one column per schedule, in as many tables as the console's width requires, so that no
+    column is cut short.
     """
     from interlace.observe.goodput import BINS
 
     bins = [name for name in BINS if any(each.ledger.fraction(name) >= SHOWN_SHARE for each in outcomes)]
+    console.print(Text(title, "table.title"), soft_wrap=True)  # the title of a table wraps at the width of the table
     rest = list(outcomes)
     while rest:
         size = len(rest)
-        while size > 1 and _measure_width(_make_table(rest[:size], outcomes[0], bins, title), console) > console.width:
+        while size > 1 and _measure_width(_make_table(rest[:size], outcomes[0], bins), console) > console.width:
             size -= 1
-        console.print(_make_table(rest[:size], outcomes[0], bins, title))
+        console.print(_make_table(rest[:size], outcomes[0], bins))
         rest = rest[size:]
 
 
@@ -110,11 +111,9 @@ def _measure_width(table: Table, console: Console) -> int:
     return Measurement.get(console, console.options.update(max_width=10**6), table).maximum
 
 
-def _make_table(
-    outcomes: Sequence["ScheduleOutcome"], first: "ScheduleOutcome", bins: Sequence[str], title: str
-) -> Table:
+def _make_table(outcomes: Sequence["ScheduleOutcome"], first: "ScheduleOutcome", bins: Sequence[str]) -> Table:
     """Returns the table, with ratios to the first schedule in brackets. bins: bins of the ledger to show."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column("", overflow="fold")
     for outcome in outcomes:
         table.add_column(Text(outcome.schedule), justify="right", overflow="fold")

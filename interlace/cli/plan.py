@@ -11,7 +11,7 @@ from rich.console import Console
 from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.plan_table import differences, show_memory, show_plans, show_training, unique
 from interlace.cli.preflight import hush_libraries, say, started_s, writable
-from interlace.cli.virtual import recipe_cluster
+from interlace.cli.virtual import load_on_cluster
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def _plan_virtual(
     from interlace.forecast.profile.roofline import shape_of
     from interlace.forecast.training import has_layouts
 
-    simulation, changes = recipe_cluster(recipe, changes, devices, profile)
-    loaded, note = recipe_for(recipe, changes, simulation.profile)
+    given, simulation, changes = load_on_cluster(recipe, changes, devices, profile)
+    loaded, note = recipe_for(given, recipe, changes, simulation.profile)
     request = PlanRequest(recipe=loaded, simulation=simulation, settings=settings)
     if has_layouts(request):
         shape_of(loaded)  # imports the libraries of models now, within the time of the search

@@ -116,9 +116,14 @@ class MixtureSampler(PromptSampler):
         return state
 
     def restore(self, state: JsonValue) -> None:
-        found = _State.parse(
-            cast(Mapping[str, object], state if isinstance(state, Mapping) else {}), where="the state of the mixture"
-        )
+        """Continues from a state. Raises UserError for a state without weights."""
+        if not isinstance(state, Mapping):
+            raise UserError(
+                f"the state of the mixture in the checkpoint is {state!s:.100}: an earlier version of interlace wrote "
+                "it, without the weights of the sources, which decide the next prompts. Resume with that version, or "
+                "start a new run from the checkpoint's model (model=FOLDER, the folder of the checkpoint)."
+            )
+        found = _State.parse(cast(Mapping[str, object], state), where="the state of the mixture")
         for change in found.changes:
             self._start_phase(change.start, change.weights)
         for part, own in zip(self._parts, found.samplers, strict=True):

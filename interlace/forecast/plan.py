@@ -179,12 +179,12 @@ def sentence(why: WhyNot) -> str:
     return f"{why.preset}: {bound}{why.ratio:.2f} of the best plan's speed{': ' if lost else ''}{lost}"
 
 
-def recipe_for(spec: str, overrides: Sequence[str], profile: Profile) -> tuple[Recipe, str]:
-    """Loads a recipe to plan on a virtual cluster. Returns the recipe and a note about its sizes.
+def recipe_for(recipe: Recipe, spec: str, overrides: Sequence[str], profile: Profile) -> tuple[Recipe, str]:
+    """Prepares a recipe to plan on a virtual cluster. Returns the recipe and a note about its sizes.
 
-    If the profile was measured with another model, its sizes replace the recipe's, except those that an override gives.
+    recipe: loaded from `spec` and `overrides`. If the profile was measured with another model, its sizes replace the
+    recipe's, except those that an override gives.
     """
-    recipe = load_recipe(spec, overrides)
     refuse_offline(recipe, "plan")
     if profile.sizes is None or profile.model in ("", recipe.model.path):
         return recipe, ""

@@ -348,8 +348,10 @@ class Profile(Config):
 
     @property
     def label(self) -> str:
-        """Name of the kind of device for display; a roofline is marked as one."""
-        return f"{self.device} (roofline, not measured)" if self.basis == "roofline" else self.device
+        """Name of the kind of device for display; a roofline is marked as one, with the model that it is of."""
+        if self.basis == "measured":
+            return self.device
+        return f"{self.device} (roofline{f' of {self.model}' if self.model else ''}, not measured)"
 
     def on(self, role: str, pools: Iterable[str]) -> StateCosts:
         """Returns a role's costs on devices of these pools; for several kinds, the costs of the slowest.

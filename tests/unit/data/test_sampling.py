@@ -156,6 +156,14 @@ def test_a_restored_mixture_has_the_changes_of_its_weights(ends: Sequence[int], 
     assert len(set(names([*served, *later]))) == len(served) + 40
 
 
+def test_a_state_of_a_mixture_without_weights_is_refused() -> None:
+    """Earlier versions wrote a list of the states of the sources' samplers."""
+    state = stream("mixture").state()
+    old = state.model_copy(update={"sampler": [None, None, {"solved": []}]})
+    with pytest.raises(UserError, match=r"is \[None, .*without the weights.*Resume with that version, or start a new"):
+        stream("mixture").restore(old)
+
+
 def test_new_weights_are_the_shares_of_the_next_draws() -> None:
     changed = stream("mixture")
     assert changed.weights == {"a": 3, "b": 1, "c": 0.1}

@@ -4,6 +4,7 @@ import json
 import signal
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from random import Random
 from time import monotonic
 
@@ -22,7 +23,7 @@ from interlace.forecast.search.candidates import Candidate, neighbours, plain
 from interlace.forecast.search.plans import Fidelity, Score, differing
 from interlace.forecast.simulate import Simulation, check_simulated, simulate
 from interlace.run.recipe.config import set_schedule
-from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.load import load_recipe, recipe_path
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 
@@ -192,10 +193,12 @@ def test_a_scale_model_keeps_the_time_that_training_takes() -> None:
 
 def test_sizes_of_another_models_profile_stand_in_for_the_recipes() -> None:
     profile = load_profile("qwen2.5-7b-h800")
-    recipe, note = recipe_for("longtail", ["prompts_per_step=64"], profile)
+    given, overrides = load_recipe("longtail", ["prompts_per_step=64"]), ["prompts_per_step=64"]
+    recipe, note = recipe_for(given, "longtail", overrides, profile)
     assert (recipe.prompts_per_step, recipe.samples_per_prompt, recipe.sampling.max_new_tokens) == (64, 16, 28672)
     assert "Qwen/Qwen2.5-7B" in note
-    assert recipe_for("longtail", [], profile.model_copy(update={"model": "tiny:micro"}))[1] == ""
+    own = profile.model_copy(update={"model": "tiny:micro"})
+    assert recipe_for(given, "longtail", overrides, own) == (given, "")
 
 
 def test_the_command_prints_one_object_and_writes_a_schedule(tmp_path, monkeypatch) -> None:
@@ -300,9 +303,27 @@ def test_devices_that_are_not_there_are_named() -> None:
         simulate(recipe, quick().simulation)
 
 
+def test_a_plan_for_devices_by_their_data_sheet_reads_the_recipe_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, read_text, read = tmp_path / "own.yaml", Path.read_text, list[Path]()
+    own.write_text(recipe_path("quickstart").read_text(encoding="utf-8"), encoding="utf-8")
+
+    def read_and_count(path: Path, encoding: str | None = None) -> str:
+        read.append(path)
+        return read_text(path, encoding=encoding)
+
+    monkeypatch.setattr(Path, "read_text", read_and_count)
+    words = ["plan", str(own), "samples_per_prompt=1", "--devices", "2xH100-80GB", f"plan.file={tmp_path / 'a.yaml'}"]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 2 and "Set samples_per_prompt to 2" in " ".join(found.output.split())
+    assert read.count(own) == 1
+
+
 def test_a_search_ends_in_time_and_returns_the_best_so_far() -> None:
     """A profile of a large cluster, of which the time allows few simulations; CPU seconds of others count as well."""
-    recipe, _ = recipe_for("longtail", ["steps=4"], load_profile("qwen2.5-7b-h800"))
+    changes = ["steps=4"]
+    recipe, _ = recipe_for(load_recipe("longtail", changes), "longtail", changes, load_profile("qwen2.5-7b-h800"))
     simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=64)
     settings = PlanSettings(search_s=8.0, search_processes=1)
     before_s = monotonic()

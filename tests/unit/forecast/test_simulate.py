@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from interlace.cli.main import app
 from interlace.core.errors import HangError, InterlaceError, UserError, WorkerDiedError
 from interlace.core.types import TerminalEvent
 from interlace.forecast.profile.types import InferenceCosts, Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
@@ -109,6 +111,14 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Pat
     printed = json.loads(first[0])
     assert [row["schedule"] for row in printed["schedules"]] == ["areal", "rollpacker"]
     assert sum(printed["schedules"][0]["goodput"].values()) == pytest.approx(1)
+
+
+def test_the_title_of_a_simulation_names_the_model_of_the_costs_and_is_not_broken() -> None:
+    words = ["simulate", "quickstart", "steps=1", "--profile", "rlinf-maniskill", "--devices", "2", "--prompts", "64"]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, found.output
+    title = "quickstart on 2 x H100 SXM, 80 GB (roofline of openvla/openvla-7b, not measured), simulated"
+    assert found.output.splitlines()[0] == title
 
 
 def test_the_death_of_a_worker_ends_the_run_by_name() -> None:

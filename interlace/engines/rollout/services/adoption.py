@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from interlace.core.config import Config
 from interlace.core.errors import InterlaceError
 from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.lease import RECORDS, ServerLease
+from interlace.engines.rollout.services.lease import RECORDS, ServerLease, record_file
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 
 
@@ -109,11 +109,15 @@ def _describe_change(record: ServerRecord, wanted: ServerCommand) -> str:
 def end_unused_servers(folder: Path, num_engines: int) -> list[str]:
     """Ends the servers that a killed process of the run left for engines that the run no longer has.
 
-    folder: with the records. num_engines: engines of the run that have servers. Returns a sentence for each server.
+    folder: with the records; other files in it are ignored. num_engines: engines of the run that have servers. Returns
+    a sentence for each server.
     """
     ended = []
     for record in sorted(folder.glob(RECORDS)):
-        if int(record.stem.rpartition("-")[2]) >= num_engines:
+        number = record.stem.rpartition("-")[2]
+        if not number.isdecimal() or record != record_file(folder, int(number)):
+            continue  # the file of a user
+        if int(number) >= num_engines:
             record.unlink(missing_ok=True)  # which ends the lease
             ended.append(f"{record.stem}: a server of the killed process is not adopted, and ends: it has no engine")
     return ended

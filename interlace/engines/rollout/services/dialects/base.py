@@ -70,6 +70,11 @@ class StreamingClient(HttpClient, ABC):
         return [*await asyncio.gather(*map(self._score, sequences))]
 
 
+def list_tokens(request: Request) -> list[JSON]:
+    """Returns the tokens that a server continues: the context, and the tokens that were generated before."""
+    return [*request.list_prompt(), *map(int, request.generated_ids)]
+
+
 def read_json_chunk(name: str, content: bytes, key: str) -> Any:
     """Reads a chunk of a stream, which must have a key. Raises ServiceError. name: of the server, for messages."""
     try:

@@ -11,6 +11,7 @@ from interlace.engines.rollout.services.dialects.base import (
     LONG_S,
     SHORT_S,
     StreamingClient,
+    list_tokens,
     read_json_chunk,
     read_spans,
     read_version,
@@ -42,7 +43,7 @@ class SGLangClient(StreamingClient):
     async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
         body: dict[str, JSON] = {
             "rid": sent_as,
-            "input_ids": [*request.list_prompt(), *map(int, request.generated_ids)],
+            "input_ids": list_tokens(request),
             "sampling_params": write_sampling(request, self._seed, self._own_stops),
             "return_logprob": True,
             "stream": True,

@@ -15,6 +15,7 @@ from interlace.engines.rollout.services.dialects.base import (
     LONG_S,
     SHORT_S,
     StreamingClient,
+    list_tokens,
     read_json_chunk,
     read_spans,
     read_version,
@@ -44,7 +45,7 @@ class VLLMClient(StreamingClient):
     async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
         body: dict[str, JSON] = {
             "request_id": sent_as,
-            "token_ids": [*request.list_prompt(), *map(int, request.generated_ids)],
+            "token_ids": list_tokens(request),
             "sampling_params": self._write_sampling(request),
             # Blocks of the prefix cache from another version have another key.
             "cache_salt": f"version {self._version}",

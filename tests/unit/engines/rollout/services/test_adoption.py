@@ -21,7 +21,7 @@ import pytest
 
 from interlace.engines.rollout.kinds.base import make_private_folder
 from interlace.engines.rollout.services import link
-from interlace.engines.rollout.services.adoption import NotAdoptedError, ServerRecord, adopt_server
+from interlace.engines.rollout.services.adoption import NotAdoptedError, ServerRecord, adopt_server, end_unused_servers
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.lease import AdoptedGuard
 from interlace.engines.rollout.services.link import LinkSettings, ServerLink
@@ -179,6 +179,14 @@ def test_a_server_ends_with_its_lease_and_leaves_nothing(tmp_path: Path, folder:
 def test_a_server_ends_if_its_record_is_removed(killed: Killed) -> None:
     killed.record.unlink()
     assert killed.has_ended()
+
+
+def test_only_records_of_servers_without_an_engine_are_removed(tmp_path: Path) -> None:
+    for name in ("rollout-1.json", "rollout-2.json", "rollout-x.json", "rollout-x-9.json"):
+        (tmp_path / name).touch()
+    [sentence] = end_unused_servers(tmp_path, 2)
+    assert sentence.startswith("rollout-2: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rollout-1.json", "rollout-x-9.json", "rollout-x.json"]
 
 
 def test_a_command_that_ends_with_an_error_leaves_no_server(tmp_path: Path, folder: Path) -> None:

@@ -178,12 +178,12 @@ def test_sglang_gives_what_is_new_of_chunks_that_hold_all_tokens() -> None:
         return {"meta_info": meta}
 
     async def handle(path: str, body: Body) -> Any:
-        assert path == "/generate" and body["input_ids"] == [1, 2]
+        assert path == "/generate" and body["input_ids"] == [1, 2, 6]
         return [chunk(1), chunk(3), chunk(3, "length")]
 
     async def use(client: EngineClient) -> None:
         deltas: list[Delta] = []
-        await client.generate([request()], lambda _, delta: deltas.append(delta))
+        await client.generate([request(generated_ids=(6,))], lambda _, delta: deltas.append(delta))
         assert [list(delta.token_ids) for delta in deltas] == [[30], [31, 32], []]
         assert deltas[-1].all_versions == [(2, 3)] and deltas[-1].finish_reason == FinishReason.LENGTH
 
