@@ -11,6 +11,7 @@ from pydantic import Field
 from interlace.core.errors import UserError
 from interlace.core.training import LossInputs, LossOutputs, UpdateConfig
 from interlace.core.types import FloatArray, Sample, SampleGroup
+from interlace.observe.step_line import REWARD, Headline
 
 RowKind: TypeAlias = Literal["demonstrations", "pairs"]
 """Kind of given rows: completions to imitate, or pairs of a chosen and a rejected completion."""
@@ -81,6 +82,11 @@ class Algorithm(ABC):
     def min_reward(self) -> float | None:
         """Returns the lowest reward that the advantages are defined for. If None, any reward."""
         return None
+
+    @property
+    def headline(self) -> Headline:
+        """Returns the metric that the progress of a run shows first."""
+        return REWARD
 
     @property
     def selects(self) -> bool:

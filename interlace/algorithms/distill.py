@@ -18,6 +18,7 @@ from interlace.algorithms.base import Advantages, Needs
 from interlace.algorithms.losses import KLEstimator, Surrogate, kl_divergence
 from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
 from interlace.core.training import LossInputs, LossOutputs
+from interlace.observe.step_line import Headline
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,6 +77,14 @@ class Distill(PolicyAlgorithm):
     @property
     def is_group_relative(self) -> bool:
         return self.settings.reward_coefficient > 0
+
+    @property
+    def headline(self) -> Headline:
+        """Returns the distance to the teacher, unless the loss contains the reward."""
+        if self.settings.reward_coefficient:
+            return super().headline
+        metric = "teacher_forward_kl" if self.settings.signal == "top_k" else "teacher_kl"
+        return Headline(metric=f"actor/{metric}", name="teacher KL", digits=4)
 
     def advantages(self, group: SampleGroup) -> Advantages:
         """Computes the advantages of the reward; the loss adds the teacher's advantages."""

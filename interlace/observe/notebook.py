@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from interlace.observe.progress import QuietProgress
-from interlace.observe.step_line import StepLine, duration
+from interlace.observe.step_line import REWARD, Headline, StepLine, duration
 
 _WIDTH, _HEIGHT = 320, 72
 _LINES = 6
@@ -31,7 +31,8 @@ class NotebookProgress(QuietProgress):
 
     def __init__(self, num_steps: int) -> None:
         self._num_steps = num_steps
-        self._rewards: list[tuple[float, float]] = []
+        self._values: list[tuple[float, float]] = []
+        self._name = REWARD.name
         self._seconds: list[float] = []
         self._said: list[str] = []
         self._headline, self._share = "starting", 0.0
@@ -42,16 +43,17 @@ class NotebookProgress(QuietProgress):
         self._headline, self._share = f"{name} {done}/{total} {note}".rstrip(), done / max(total, 1)
         self._draw_state()
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        line = StepLine.of(step, metrics)
+    def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
+        line = StepLine.of(step, metrics, headline)
+        self._name = headline.name
         self._seconds.append(line.step_s)
-        if line.reward == line.reward:  # not NaN
-            self._rewards.append((step, line.reward))
+        if line.value == line.value:  # not NaN
+            self._values.append((step, line.value))
         recent = self._seconds[-8:]
         left = duration(sum(recent) / len(recent) * (self._num_steps - step))
-        reward, length, *_ = line.cells()
+        value, length, *_ = line.cells()
         self._share = step / max(self._num_steps, 1)
-        self._headline = f"step {step}/{self._num_steps}: reward {reward}, length {length}, about {left} left"
+        self._headline = f"step {step}/{self._num_steps}: {headline.name} {value}, length {length}, about {left} left"
         self._draw_state()
 
     def say(self, text: str) -> None:
@@ -62,7 +64,7 @@ class NotebookProgress(QuietProgress):
         """Returns the display as HTML."""
         bar = f'<progress value="{self._share:.4f}" max="1" style="width:{_WIDTH}px"></progress>'
         said = "".join(f"<div style='color:gray'>{html.escape(text)}</div>" for text in self._said)
-        curve = curve_svg("reward", self._rewards) if len(self._rewards) > 1 else ""
+        curve = curve_svg(self._name, self._values) if len(self._values) > 1 else ""
         return f"<div>{bar} {html.escape(self._headline)}</div>{curve}{said}"
 
     def __exit__(

@@ -11,11 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from interlace.observe.step_line import StepLine, duration
+from interlace.observe.step_line import REWARD, Headline, StepLine, duration
 
 _SHOWN_STEPS = 8
 _BAR_CELLS = 24
-_HEADINGS = ("step", "reward", "length", "staleness", "tokens/s", "seconds")
+_HEADINGS = ("length", "staleness", "tokens/s", "seconds")
 # Glyph and colour both distinguish the stages, so that the bar is readable without colour.
 _LOOKS = {
     "rollout": ("█", "blue"),
@@ -35,8 +35,8 @@ class ProgressView(Protocol):
         """Shows work outside the steps (warm-up, evaluation): `done` of `total`, and a note on its state."""
         ...
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows a finished step."""
+    def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
+        """Shows a finished step. headline: the first metric of the display."""
         ...
 
     def say(self, text: str) -> None:
@@ -63,8 +63,8 @@ class QuietProgress:
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
         del name, done, total, note
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        del step, metrics
+    def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
+        del step, metrics, headline
 
     def say(self, text: str) -> None:
         del text
@@ -93,11 +93,11 @@ class PlainProgress(QuietProgress):
             self._stage_at = at
             self.say(f"{name} {done}/{total} {note}".rstrip())
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        line = StepLine.of(step, metrics)
-        reward, length, staleness, speed, seconds = line.cells()
+    def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
+        line = StepLine.of(step, metrics, headline)
+        value, length, staleness, speed, seconds = line.cells()
         shares = f" ({line.shares_text()})" if line.shares else ""
-        found = f"reward {reward}  length {length}  staleness {staleness}"
+        found = f"{headline.name} {value}  length {length}  staleness {staleness}"
         if line.has_rows:
             found = f"loss {line.loss:.4g}  length {length}"
         self._seconds.append(line.step_s)
@@ -123,8 +123,8 @@ class LiveProgress:
         self._headline = _headline(f"{name} {done}/{total}", done, total, note)
         self._redraw_display()
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._lines.append(StepLine.of(step, metrics))
+    def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
+        self._lines.append(StepLine.of(step, metrics, headline))
         pace = sum(line.step_s for line in self._lines) / len(self._lines)
         left = duration(pace * (self._num_steps - step))
         self._headline = _headline(f"step {step}/{self._num_steps}", step, self._num_steps, f"about {left} left")
@@ -166,7 +166,7 @@ def _step_table(lines: deque[StepLine], width: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     rows = [(str(line.step), *line.cells()) for line in lines]
     room = width
-    for heading, *cells in zip(_HEADINGS, *rows, strict=True):
+    for heading, *cells in zip(("step", lines[-1].headline.name, *_HEADINGS), *rows, strict=True):
         needed = max(map(len, cells))
         table.add_column(heading, justify="right", no_wrap=True, min_width=needed)
         room -= max(needed, len(heading)) + 2

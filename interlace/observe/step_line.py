@@ -9,11 +9,28 @@ _NAN = math.nan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Headline:
+    """Metric that shows first whether a step improved the policy."""
+
+    metric: str
+    """Name in metrics.jsonl."""
+    name: str
+    """Name for display."""
+    digits: int = 2
+    """Displayed decimals."""
+
+
+REWARD = Headline(metric="reward/mean", name="reward")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepLine:
     """The displayed part of a step's metrics; NaN for a missing metric."""
 
     step: int
-    reward: float
+    headline: Headline
+    value: float
+    """Value of the headline."""
     response_length: float
     """Mean response length, in tokens."""
     staleness: float
@@ -25,13 +42,14 @@ class StepLine:
     """(stage, its part of the sum of all stages' times); overlapping stages count fully."""
 
     @classmethod
-    def of(cls, step: int, metrics: Mapping[str, float]) -> "StepLine":
+    def of(cls, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> "StepLine":
         times = {name.removeprefix(_TIMING): time for name, time in metrics.items() if name.startswith(_TIMING)}
         times.pop("step", None)
         total = sum(times.values())
         return cls(
             step=step,
-            reward=metrics.get("reward/mean", _NAN),
+            headline=headline,
+            value=metrics.get(headline.metric, _NAN),
             response_length=metrics.get("response_length/mean", _NAN),
             staleness=metrics.get("sched/staleness_mean", _NAN),
             tokens_per_s=metrics.get("perf/throughput", _NAN),
@@ -42,13 +60,13 @@ class StepLine:
 
     @property
     def has_rows(self) -> bool:
-        """Returns whether the step trained on given rows, which have a loss and no reward."""
-        return math.isnan(self.reward) and not math.isnan(self.loss)
+        """Returns whether the step trained on given rows, which have a loss and no headline."""
+        return math.isnan(self.value) and not math.isnan(self.loss)
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """Formats reward, response length, staleness, tokens/s and seconds."""
+        """Formats headline, response length, staleness, tokens/s and seconds."""
         return (
-            number(self.reward, 2),
+            number(self.value, self.headline.digits),
             number(self.response_length, 1),
             number(self.staleness, 1),
             short(self.tokens_per_s),

@@ -29,7 +29,7 @@ from interlace.run.films import keep_films
 from interlace.run.host import Hosted
 from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.online import ScheduleChanger
-from interlace.run.recipe.config import Recipe, set_schedule
+from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.resume import RunStart
 from interlace.run.saving import Saver
 from interlace.run.state import RunState, SavedGroup
@@ -144,7 +144,7 @@ class StepBoundary:
         self._last_ended = result.ended
         if evaluation:
             self._log_samples(result.step)
-        self._progress.step(result.step, metrics)
+        self._progress.step(result.step, metrics, algorithm_of(recipe).headline)
         self._quiet.heard(f"step {result.step + 1}")
         self._notes.refuse_failures(result)
         if is_best:

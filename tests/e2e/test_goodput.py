@@ -10,6 +10,7 @@ import pytest
 
 from interlace.observe.goodput import BINS
 from interlace.observe.progress import QuietProgress
+from interlace.observe.step_line import REWARD, Headline
 from interlace.schedule.presets import preset_names
 from tests.support.ledgers import check_books
 from tests.support.training import run
@@ -49,8 +50,8 @@ class CpuSeconds(QuietProgress):
         super().__init__()
         self.seen: list[float] = []
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        super().step(step, metrics)
+    def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
+        super().step(step, metrics, headline)
         self.seen.append(time.process_time())
 
 

@@ -13,6 +13,7 @@ from interlace.core.errors import RestartBudgetError
 from interlace.core.payload import StoredSegments
 from interlace.core.types import Metrics, Response
 from interlace.observe.progress import QuietProgress
+from interlace.observe.step_line import REWARD, Headline
 from interlace.rollouts.generate import GenerateStage
 from interlace.run import launch
 from interlace.run.make_engines import EngineSource, make_rollout_engine
@@ -62,7 +63,7 @@ class KillAfterSteps(QuietProgress):
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def step(self, step: int, metrics: Metrics) -> None:
+    def step(self, step: int, metrics: Metrics, headline: Headline = REWARD) -> None:
         if step not in self._ranks:
             return
         name, delay_s = self._ranks.pop(step)

@@ -12,6 +12,7 @@ import pytest
 from interlace.core.errors import RemoteError, RestartBudgetError, WorkerDiedError
 from interlace.core.types import Metrics, SampleKey, TerminalEvent
 from interlace.observe.progress import QuietProgress
+from interlace.observe.step_line import REWARD, Headline
 from interlace.run.chaos.certificate import EndedKey, SampleCounts
 from interlace.run.chaos.processes import role_processes
 from interlace.run.evaluation import Evaluation
@@ -37,7 +38,7 @@ class KillAfterStep(QuietProgress):
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def step(self, step: int, metrics: Metrics) -> None:
+    def step(self, step: int, metrics: Metrics, headline: Headline = REWARD) -> None:
         if step == self._step and not self.killed:
             self.killed.append(self._find()[-1])
             os.kill(self.killed[0], self._sent)
@@ -153,7 +154,7 @@ def test_the_failed_process_of_a_run_is_freed_before_the_next_one(tmp_path: Path
     before = [each for each in gc.get_objects() if isinstance(each, RunProcess)]  # of earlier tests
 
     class LoseFirst(QuietProgress):
-        def step(self, step: int, metrics: Metrics) -> None:
+        def step(self, step: int, metrics: Metrics, headline: Headline = REWARD) -> None:
             alive = [each for each in gc.get_objects() if isinstance(each, RunProcess)]
             num_alive.append(len(alive) - len(before))
             if len(num_alive) == 1:
@@ -177,7 +178,7 @@ class LoseTrainer(QuietProgress):
     def __init__(self, *steps: int) -> None:
         self._steps = set(steps)
 
-    def step(self, step: int, metrics: Metrics) -> None:
+    def step(self, step: int, metrics: Metrics, headline: Headline = REWARD) -> None:
         if step in self._steps:
             self._steps.remove(step)
             raise WorkerDiedError("actor/0[rank 0] died")

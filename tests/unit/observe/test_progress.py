@@ -10,6 +10,8 @@ from rich.console import Console
 
 from interlace.observe.progress import ProgressView, open_progress
 from interlace.observe.step_line import StepLine, brief, duration, short
+from interlace.run.recipe.config import algorithm_of
+from interlace.run.recipe.load import load_recipe
 
 METRICS = {
     "reward/mean": 1.25,
@@ -66,6 +68,17 @@ def test_plain_lines_are_one_a_step_and_few_a_stage() -> None:
     assert stages[0] == "warm-up 0/10 loss 0"
     assert stages[-1] == "warm-up 10/10 loss 10"
     assert len(stages) == 5
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_distillation_shows_the_distance_to_its_teacher_and_no_reward(terminal: bool) -> None:
+    headline = algorithm_of(load_recipe("distill")).headline
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
+    with open_progress(console, num_steps=4) as progress:
+        progress.step(1, METRICS | {"actor/teacher_kl": 0.5, "actor/teacher_forward_kl": 0.125}, headline)
+    assert "teacher KL" in file.getvalue() and "0.1250" in file.getvalue()
+    assert "reward" not in file.getvalue() and "1.25 " not in file.getvalue()
 
 
 def test_quiet_shows_nothing() -> None:
