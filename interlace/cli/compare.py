@@ -96,7 +96,7 @@ def show_comparison(
     from interlace.observe.goodput import BINS
 
     bins = [name for name in BINS if any(each.ledger.fraction(name) >= SHOWN_SHARE for each in outcomes)]
-    console.print(Text(title, "table.title"), soft_wrap=True)  # the title of a table wraps at the width of the table
+    console.print(Text(title, "table.title"))  # the title of a table wraps at the width of the table
     rest = list(outcomes)
     while rest:
         size = len(rest)

@@ -115,7 +115,7 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Pat
 
 def test_the_title_of_a_simulation_names_the_model_of_the_costs_and_is_not_broken() -> None:
     words = ["simulate", "quickstart", "steps=1", "--profile", "rlinf-maniskill", "--devices", "2", "--prompts", "64"]
-    found = CliRunner().invoke(app, words)
+    found = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
     assert found.exit_code == 0, found.output
     title = "quickstart on 2 x H100 SXM, 80 GB (roofline of openvla/openvla-7b, not measured), simulated"
     assert found.output.splitlines()[0] == title
