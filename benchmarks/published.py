@@ -155,14 +155,14 @@ def presets(names: Sequence[str], devices: int, steps: int, store: Path | None) 
     """Runs presets at one size, with the better of two splits. Returns a table; writes the results into the store."""
     setup = Setup(devices=devices, prompts=256, samples=16, max_tokens=28672, lengths=REASONING, splits=(50, 75))
     first = measure(BASELINE, setup, steps)
-    measured = []
+    measured, rows = list[Measured](), list[str]()
     for name in names:
         measured.append(first if name == BASELINE else measure(name, setup, steps))
-        print(preset_row(measured[-1], first), flush=True)
+        rows.append(preset_row(measured[-1], first))
+        print(rows[-1], flush=True)
     if store:
         store.write_text(json.dumps([asdict(one) for one in measured], indent=1) + "\n", encoding="utf-8")
     heads = ("preset", "generate on", "s/step", "ratio", *BINS.values(), "staleness mean/max", "length shift")
-    rows = [preset_row(one, first) for one in measured]
     return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *rows])
 
 

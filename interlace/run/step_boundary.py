@@ -86,6 +86,7 @@ class StepBoundary:
         self._job, self._hosted, self._saver, self._evaluator = job, hosted, saver, evaluator
         self._stream, self._logger, self._trace, self._quiet = stream, logger, trace, quiet
         self._recipe, self._run, self._folder, self._progress = job.recipe, hosted.run, job.folder, job.progress
+        self._headline = algorithm_of(job.recipe).headline
         self._notes = StepNotes(job.recipe, job.folder, job.progress)
         self._failed_updates = FailedUpdates(job.recipe.optimizer.max_failed_updates)
         self._best = BestKeeper(job.recipe.best, job.folder, saver.checkpoints, job.progress)
@@ -144,7 +145,7 @@ class StepBoundary:
         self._last_ended = result.ended
         if evaluation:
             self._log_samples(result.step)
-        self._progress.step(result.step, metrics, algorithm_of(recipe).headline)
+        self._progress.step(result.step, metrics, self._headline)
         self._quiet.heard(f"step {result.step + 1}")
         self._notes.refuse_failures(result)
         if is_best:

@@ -281,7 +281,7 @@ class Cluster(ABC):
 
 
 def _has_own_memory(device: Device) -> bool:
-    """Returns whether a device has memory of its own. A CPU device uses the host's memory."""
+    """Returns True for a GPU. A CPU device uses the memory of the host."""
     return device.pool == "cuda"
 
 

@@ -76,7 +76,7 @@ class GraphRunner:
         self._spare_row, self._make_capture = spare_row, make_capture
         self._compiled = torch.compile(inner.model.forward, dynamic=True) if compiles else None
         self.dtype = inner.dtype
-        self.binding: object = Binding((), {}, make_capture())
+        self.binding: object = Binding(self._find_addresses(), {}, make_capture())
         self._failed = False
 
     @property
@@ -136,8 +136,6 @@ class GraphRunner:
     def _find_captured(self, rows: Int64Array, positions: Int64Array) -> Captured | None:
         """Returns the fitting pass, captured on first use; None if the model cannot be captured."""
         assert isinstance(self.binding, Binding)
-        if not self.binding.addresses:
-            self.rebind()
         passes = self.binding.passes
         shape = (round_up(len(rows), MIN_ROWS), round_up(int(positions.max()) + 1, MIN_KEYS))
         if shape not in passes:
