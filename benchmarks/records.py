@@ -68,7 +68,7 @@ def main() -> None:
     errors: list[tuple[float, float]] = []
     for name in args.schedules.split(","):
         found = [predicted_s(recipe, profile, name, args.steps) for profile in (measured, of_run)]
-        real_s, _ = measure(recipe, load_schedule(name), num_steps=args.steps)
+        real_s = measure(recipe, load_schedule(name), num_steps=args.steps).step_s
         one, two = (each / real_s - 1 for each in found)
         errors.append((abs(one), abs(two)))
         lines.append(f"| `{name}` | {real_s:.3f} | {found[0]:.3f} | {one:+.0%} | {found[1]:.3f} | {two:+.0%} |")

@@ -7,6 +7,7 @@ because the longest response determines the time of a step, and a few drawn step
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -30,6 +31,8 @@ BISECTIONS = 12
 MOST_CALLS = 2
 """Largest controller time per sample, in calls of the reward: a sample takes a few iterations of the controller's loop.
 """
+TO_DEVIATION = 1.4826
+"""Standard deviation of a normal distribution, divided by the median distance from its median."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +160,18 @@ def fit_profile(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: 
     sample_s, _ = bisect_interval(0.0, most, lambda tried_s: missing_s(tried_s) > 0, times=BISECTIONS)
     # Few samples finish last in a long tail; time that these do not explain counts once per step.
     step_s = real.waiting_s + max(0.0, missing_s(sample_s))
-    return scaled.model_copy(update={"controller_sample_s": sample_s, "controller_step_s": step_s})
+    fitted = scaled.model_copy(update={"controller_sample_s": sample_s, "controller_step_s": step_s})
+    return fitted.model_copy(update={"step_noise": _step_noise(fitted, real, recipe, num_devices)})
+
+
+def _step_noise(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> float:
+    """Returns the relative standard deviation of real steps, against their simulation if their lengths are known."""
+    simulated_s = simulate_steps(profile, recipe, num_devices, real).steps_s if real.lengths else ()
+    expected_s = simulated_s or [real.step_s] * len(real.steps_s)
+    ratios = [math.log(step_s / its_s) for step_s, its_s in zip(real.steps_s, expected_s, strict=True)]
+    middle = median(ratios)
+    # The median of the distances, because one interrupted step says little about the others.
+    return TO_DEVIATION * median(abs(each - middle) for each in ratios)
 
 
 def bisect_interval(

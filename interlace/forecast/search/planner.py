@@ -23,6 +23,7 @@ from interlace.forecast.search.plans import (
     SearchResult,
     WhyNot,
     pareto,
+    select_tied,
 )
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
@@ -108,15 +109,17 @@ class _Search:
         self._fine = self._choose_fidelity(asked[: SURE + 1])
         fine = self._score_all(self._select_affordable(asked, self._fine, 1.0), self._fine)
         plans = {each: self._make_plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
-        ranked = [plans[each] for each in _rank_all(fine) if self._feasible.is_inside(each, fine[each])]
+        closest = [plans[each] for each in _rank_all(fine) if self._feasible.is_inside(each, fine[each])]
         seen = {
             each: score for each, score in middle.items() if each not in fine and self._feasible.is_inside(each, score)
         }
-        ranked += [self._make_plan(each, score) for each in _rank_all(seen) if isinstance(score := seen[each], Score)]
+        rest = [self._make_plan(each, score) for each in _rank_all(seen) if isinstance(score := seen[each], Score)]
+        ranked = [*closest, *rest]
         if not ranked:  # a plan within the limits at coarse fidelity may exceed them at a finer one
             self._feasible.refuse({**middle, **fine})
         return SearchResult(
             ranked=ranked,
+            tied=select_tied(closest or ranked[:1], self._problem.profile.step_noise),
             baseline=plans.get(presets[BASELINE]) or self._find_plan(presets[BASELINE]),
             current=(plans.get(current) or self._find_plan(current)) if current else None,
             front=pareto(ranked),

@@ -214,7 +214,9 @@ class SearchResult:
     """Outcome of a search."""
 
     ranked: Sequence[Planned]
-    """Plans, the best first: plans that were simulated on the whole cluster, then plans on a model of it."""
+    """Plans, the fastest first: plans that were simulated on the whole cluster, then plans on a model of it."""
+    tied: Sequence[Planned]
+    """The fastest plan, and those of the whole cluster that are slower by no more than the noise of a step."""
     baseline: Planned | None
     """Plan of `verl-colocated`; None if it cannot run."""
     current: Planned | None
@@ -228,8 +230,8 @@ class SearchResult:
 
     @property
     def best(self) -> Planned:
-        """The fastest plan."""
-        return self.ranked[0]
+        """The fastest plan; of tied plans the least stale one, then one without length bias."""
+        return min(self.tied, key=lambda each: (each.staleness_bound, not each.score.is_unbiased))
 
     @property
     def unbiased(self) -> Planned | None:
@@ -239,6 +241,15 @@ class SearchResult:
     def ratio(self, plan: Planned) -> float | None:
         """Returns a plan's trained tokens/s divided by the baseline's."""
         return plan.score.tokens_per_s / self.baseline.score.tokens_per_s if self.baseline else None
+
+
+def select_tied(plans: Sequence[Planned], noise: float) -> list[Planned]:
+    """Returns the plans that a measurement with this noise cannot tell from the fastest, the fastest first.
+
+    plans: the fastest first. noise: relative difference in speed; see `Profile.step_noise`.
+    """
+    slowest = plans[0].score.tokens_per_s * math.exp(-noise) if plans else 0.0
+    return [each for each in plans if each.score.tokens_per_s >= slowest]
 
 
 def pareto(plans: Sequence[Planned]) -> list[Planned]:
