@@ -15,7 +15,7 @@ from interlace.forecast.profile.layouts import LAYOUTS, spread_placement
 from interlace.forecast.profile.pairs import measure_interference
 from interlace.forecast.profile.rollout import measure_rollout
 from interlace.forecast.profile.samples import draw_samples, measure_lengths, measure_reward
-from interlace.forecast.profile.steps import StepTimes, fit_profile, measure_steps
+from interlace.forecast.profile.steps import StepTimes, fit_profile, measure_steps, relative_change
 from interlace.forecast.profile.training import measure_export, measure_inference, measure_training
 from interlace.forecast.profile.types import (
     EnvCosts,
@@ -48,7 +48,7 @@ NO_STEP = 1e-12
 """Learning rate that leaves the weights unchanged."""
 SHARES = {"samples": 0.1, "rollout": 0.2, "reward": 0.05, "whole steps": 0.15}
 """Share of the budget for each part; the others get a tenth. Parts that an algorithm does not need are skipped. "Whole
-steps" run on three clusters if there are several devices.
+steps" run on four clusters if there are several devices.
 """
 
 
@@ -73,17 +73,23 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     profile = fit_profile(profile, steps, spread, len(devices))
     if len({device.pool for device in devices}) > 1 or len(devices) == 1:
         return profile  # no device to share
-    refusal_of = AcceptsHere(recipe, devices, len(prompts.longest.token_ids))
-    for layout in LAYOUTS:
+    refusal_of, measured = AcceptsHere(recipe, devices, len(prompts.longest.token_ids)), list[StepTimes]()
+    share_s = SHARES["whole steps"] * budget_s
+    for layout in (*LAYOUTS, LAYOUTS[0]):  # the repetition of the first one shows the noise
         schedule = layout.schedule(len(devices))
         if refusal := refusal_of(schedule):
             progress.say(f"left out, {layout.name}: {refusal}")
             continue
         progress.say(f"whole steps, {layout.name}")
         laid_out = with_zero_lr(recipe, schedule)
-        whole = _whole_steps(profile, laid_out, prompts, progress, budget_s=SHARES["whole steps"] * budget_s)
-        profile = layout.refined(profile, whole, laid_out, len(devices)) if whole else profile
-    return profile
+        whole = _whole_steps(profile, laid_out, prompts, progress, budget_s=share_s)
+        measured += [whole] if whole else []
+        if whole and len(measured) <= len(LAYOUTS):
+            profile = layout.refined(profile, whole, laid_out, len(devices))
+    if len(measured) <= len(LAYOUTS):
+        return profile
+    drift = relative_change(measured[0], measured[-1])
+    return profile.model_copy(update={"step_noise": max(profile.step_noise, drift)})
 
 
 async def _launch_workers(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:

@@ -342,8 +342,9 @@ class Profile(Config):
     controller_step_s: float = Field(default=0.0, ge=0)
     """Controller seconds per step during which the trainer waits: admission, and the time between calls."""
     step_noise: float = Field(default=0.0, ge=0)
-    """Relative standard deviation of the measured seconds of a step, relative to the simulation of the same step if the
-    lengths of its responses are known. Schedules whose predicted speeds differ by less are tied; 0 if not measured.
+    """Relative differences between measured steps that no cost explains: the standard deviation of the steps of a run,
+    or the change from one run to its repetition if that is larger. Schedules whose predicted speeds differ by less are
+    tied. 0 if not measured.
     """
     interference: tuple[Interference, ...] = ()
     """Slowdowns of overlapping roles. All other costs are for a worker that works alone; pairs not listed do not
