@@ -24,7 +24,7 @@ def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
     defaults.
     """
     title = f"{recipe} on {made.request.simulation.device}, predicted ({made.request.settings.words})"
-    beside = [plan for plan in (made.found.unbiased, made.found.baseline) if plan]
+    beside = [plan for plan in (made.found.best, made.found.unbiased, made.found.baseline) if plan]
     plans = unique([*made.found.ranked[:SHOWN], *beside])
     has_price = made.price(made.found.best) is not None
     console.print(Text(title, "italic"))
@@ -37,6 +37,13 @@ def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
     console.print("What differs from the defaults:")
     for place, each in enumerate(plans):
         console.print(Padding(Text(f"{place + 1}. {differences(each)}"), (0, 0, 0, 2)))
+    if tied := [str(place + 1) for place, each in enumerate(plans) if each in made.found.tied][1:]:
+        noise = made.request.simulation.profile.step_noise
+        console.print(
+            f"A tie of plans 1, {', '.join(tied)}: predicted speeds differ by at most {noise:.0%}, the noise of the "
+            f"measured steps. Plan {plans.index(made.found.best) + 1} is chosen, the least stale of them.",
+            highlight=False,
+        )
 
 
 def show_memory(console: Console, made: "RecipePlan") -> None:

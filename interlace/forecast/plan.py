@@ -154,6 +154,8 @@ class RecipePlan:
             "max_new_tokens": sizes.max_new_tokens,
             "best": self.row(found.best),
             "ranked": [self.row(plan) for plan in found.ranked],
+            "tied": [found.ranked.index(plan) for plan in found.tied],
+            "noise": self.request.simulation.profile.step_noise,
             "unbiased": self.row(found.unbiased) if found.unbiased else None,
             "baseline": self.row(found.baseline) if found.baseline else None,
             "front": [self.row(plan) for plan in found.front],

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from interlace.core.types import SampleKey
-from interlace.forecast.profile.steps import StepTimes, fit_profile, simulate_steps, waiting_s
+from interlace.forecast.profile.steps import StepTimes, fit_profile, relative_change, simulate_steps, waiting_s
 from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.timeline import Span, StepRecord
@@ -77,3 +77,23 @@ def test_waiting_is_charged_once_a_step_where_the_trainer_has_to_wait() -> None:
     found = simulate_steps(PROFILE.model_copy(update={"controller_step_s": 0.25}), RECIPE, 2)
     assert found.step_s - plain.step_s == pytest.approx(0.25, rel=0.01)
     assert found.trains_s == pytest.approx(plain.trains_s)
+
+
+def test_the_noise_of_steps_is_what_their_lengths_do_not_explain() -> None:
+    said = simulate_steps(PROFILE, RECIPE, 2)
+    assert (
+        fit_profile(
+            PROFILE, StepTimes(steps_s=[0.5] * 8, rollouts_s=[0.2] * 8, trains_s=[0.15] * 8), RECIPE, 2
+        ).step_noise
+        == 0.0
+    )
+    shaken = [step_s * factor for step_s, factor in zip(said.steps_s, [0.9, 1.1] * 8, strict=False)]
+    real = StepTimes(steps_s=shaken, rollouts_s=said.rollouts_s, trains_s=said.trains_s)
+    assert fit_profile(PROFILE, real, RECIPE, 2).step_noise > 0.1
+
+
+def test_the_change_between_two_runs_counts_common_steps() -> None:
+    before = StepTimes(steps_s=[1.0, 2.0, 3.0], rollouts_s=[0.1] * 3, trains_s=[0.1] * 3)
+    after = StepTimes(steps_s=[1.1, 2.2], rollouts_s=[0.1] * 2, trains_s=[0.1] * 2)
+    assert relative_change(before, after) == pytest.approx(0.0953, abs=1e-3)
+    assert relative_change(after, before) == pytest.approx(relative_change(before, after))
