@@ -4,7 +4,8 @@
         [--read-only] [--write docs/quickstart-results.md]
 
 Rounding differs between instruction sets, so a recipe that learns on one can fail on another. Each run uses one thread.
-A run whose folder is complete is read, not repeated, so the command continues after an interruption.
+A run whose folder is complete is read, not repeated, so the command continues after an interruption. A cell of the page
+without a run in FOLDER stays as it is.
 """
 
 import argparse
@@ -31,6 +32,7 @@ RECIPES = (
     *("quickstart", "code", "logic", "reasoning", "second_guess", "calculator", "react", "program"),
     *("sft", "dpo", "reward-model", "distill"),
 )
+SEEDS = (0, 1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,22 @@ def read_outcome(recipe: str, seed: int, instruction_set: str, runs: Path) -> Ou
     return Outcome(rows[0][measure], rows[-1][measure]) if complete else None
 
 
-def format_table(recipes: list[str], seeds: list[int], runs: Path) -> str:
-    """Returns a Markdown table with one row for each recipe and instruction set, and one column for each seed."""
+Cells = dict[tuple[str, str], list[str]]
+"""(recipe, instruction set) -> the cell of each seed."""
+
+
+def read_cells(page: Path) -> Cells:
+    """Reads the table of a page."""
+    table = page.read_text(encoding="utf-8").partition(f"<!-- {NAME} -->")[2].partition(f"<!-- /{NAME} -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
+    return {(row[0].strip("`"), row[2]): row[3:] for row in rows}
+
+
+def format_table(recipes: list[str], seeds: list[int], runs: Path, kept: Cells) -> str:
+    """Returns a Markdown table with one row for each recipe and instruction set, and one column for each seed.
+
+    kept: cells to use if there is no run.
+    """
     head = "| recipe | measure | instruction set | " + " | ".join(f"seed {seed}" for seed in seeds) + " |"
     rows = [head, "|---" * (len(seeds) + 3) + "|"]
     names = {"avx2": "AVX2", "machine": torch.backends.cpu.get_cpu_capability()}
@@ -82,7 +98,11 @@ def format_table(recipes: list[str], seeds: list[int], runs: Path) -> str:
         measure = MEASURES.get(recipe, "eval/accuracy_sampled").removeprefix("eval/")
         for instruction_set, label in names.items():
             found = [read_outcome(recipe, seed, instruction_set, runs) for seed in seeds]
-            cells = [f"{row.before:.2f} -> {row.after:.2f}" if row else "" for row in found]
+            old = dict(enumerate(kept.get((recipe, label), [])))
+            cells = [
+                f"{row.before:.2f} -> {row.after:.2f}" if row else old.get(seed, "")
+                for seed, row in zip(seeds, found, strict=True)
+            ]
             rows.append(f"| `{recipe}` | {measure} | {label} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
@@ -91,7 +111,7 @@ def main() -> None:
     """Trains, then prints and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "recipe_seeds")
     parser.add_argument("--read-only", action="store_true", help="train nothing, read the complete runs")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
@@ -100,10 +120,9 @@ def main() -> None:
         for seed in given.seeds:
             for instruction_set in INSTRUCTION_SETS:
                 train(recipe, seed, instruction_set, given.runs)
-    text = format_table(given.recipes, given.seeds, given.runs)
-    print(text)
-    if given.write:
-        write_table(given.write, NAME, text)
+    print(format_table(given.recipes, given.seeds, given.runs, {}))
+    if given.write:  # the page has all recipes and seeds
+        write_table(given.write, NAME, format_table(list(RECIPES), list(SEEDS), given.runs, read_cells(given.write)))
 
 
 if __name__ == "__main__":

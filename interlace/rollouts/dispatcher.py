@@ -98,9 +98,11 @@ class Dispatcher:
     def _dispatch_jobs(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
         if not jobs:
             return
+        before = [self._driver_of.get(job.request.id) for job in jobs]
         ready, loads = self._list_ready(drivers)
         if not ready:
             self._parked += jobs
+            self.tool_waits.look(before)
             return
         if self.curve and (costs := self.curve.costs()):
             self._policy.learn(costs)
@@ -112,7 +114,7 @@ class Dispatcher:
                 self.homes.goes_to(job, ready[engine])
             self._driver_of[job.request.id] = ready[engine]
             ready[engine].submit(job)
-        self.tool_waits.look()
+        self.tool_waits.look([*before, *(ready[engine] for engine in chosen)])
 
     def _find_kept(self, jobs: Sequence[Job], ready: list[EngineDriver]) -> Sequence[KeptContext | None]:
         """Returns the context of each job that an engine retains, with the index of the engine in `ready`."""
@@ -148,8 +150,9 @@ class Dispatcher:
 
     def withdraw(self, request_id: str) -> None:
         """Ends a job without a delivery. Does nothing if no engine has it and it is not parked."""
-        if request_id in self._driver_of:
-            self._driver_of.pop(request_id).cancel(request_id)
+        if driver := self._driver_of.pop(request_id, None):
+            driver.cancel(request_id)
+            self.tool_waits.look((driver,))
         for job in [each for each in self._parked if each.request.id == request_id]:
             self._parked.remove(job)
             self._timeline.drop_tokens(len(job.request.generated_ids))

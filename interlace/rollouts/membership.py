@@ -139,6 +139,7 @@ class Membership:
         with self._cluster.waits.operation(who="engines", what="start of a joiner"):
             driver = self.make_driver(await launch, Standing.AWAY)
         self._drivers.append(driver)
+        self._dispatcher.tool_waits.look((driver,))
         self.start(driver)
         self._join_engine(driver)
         self.notes.add(f"{driver.group.name} has joined")
@@ -175,6 +176,7 @@ class Membership:
             await self._give_up(driver)  # it may be lost since it began to leave
         self._weights.pending.num -= driver.weights.has_pending
         self._drivers.remove(driver)
+        self._dispatcher.tool_waits.leave(driver)
         self._weights.pending.changed.fire()
         self._loops.pop(driver).cancel()
         await self._cluster.dismiss(driver.group)

@@ -1,7 +1,7 @@
 """Idle times of an engine during which tools of its samples run, for the goodput ledger."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from interlace.core.types import Request, SampleKey
 from interlace.rollouts.driver import EngineDriver
@@ -16,6 +16,7 @@ class ToolWaits:
     """
 
     def __init__(self, timeline: Timeline, drivers: Sequence[EngineDriver]) -> None:
+        """drivers: engines of the pool, which may change later; see `look`."""
         self._timeline, self._drivers = timeline, drivers
         self._num_turns: dict[SampleKey, int] = {}
         """Number of turns in progress, by sample."""
@@ -26,6 +27,10 @@ class ToolWaits:
         """Number of samples without a turn in progress, by engine."""
         self._open: dict[EngineDriver, int] = {}
         """Engines that wait now, each with the handle of its wait in the timeline."""
+        self._changed: dict[EngineDriver | None, None] = {}
+        """Engines to read at the next look, in the order of their changes."""
+        self._was_everywhere = False
+        """True if all engines waited for a sample without a turn at the last look."""
 
     def __bool__(self) -> bool:
         """Returns whether any sample runs an episode."""
@@ -36,7 +41,7 @@ class ToolWaits:
         for owner in owners:
             self._num_turns[owner], self._homes[owner] = 0, None
         self._away[None] += len(owners)
-        self.look()
+        self.look(())
 
     def begin_turn(self, request: Request) -> None:
         """Records the start of a turn."""
@@ -45,39 +50,56 @@ class ToolWaits:
             return
         if not self._num_turns[owner]:
             self._away[self._homes[owner]] -= 1
+            self._changed[self._homes[owner]] = None
         self._num_turns[owner] += 1
         self._owners[request.id] = owner
 
     def end_turn(self, request_id: str, driver: EngineDriver | None) -> None:
         """Records the end of a turn. driver: driver of the engine that finished it, None if it was withdrawn."""
         owner = self._owners.pop(request_id, None)
-        if owner is None:
+        if owner is None:  # the request of an evaluation, for example
+            self.look((driver,))
             return
-        self._homes[owner] = driver or self._homes[owner]
+        before = self._homes[owner]
+        self._homes[owner] = driver or before
         self._num_turns[owner] -= 1
         if not self._num_turns[owner]:
             self._away[self._homes[owner]] += 1
-        self.look()
+        self.look((before, driver))
 
     def end(self, owner: SampleKey) -> None:
         """Records the end of a sample, after all its turns."""
         if self._num_turns.pop(owner, None) is not None:
-            self._away[self._homes.pop(owner)] -= 1
-            self.look()
+            home = self._homes.pop(owner)
+            self._away[home] -= 1
+            self.look((home,))
 
-    def look(self) -> None:
-        """Starts and ends the waits of engines in the timeline."""
+    def look(self, changed: Iterable[EngineDriver | None]) -> None:
+        """Starts and ends the waits of engines in the timeline.
+
+        changed: engines whose requests or samples have changed since the last look. All engines are read only if they
+        begin or end to wait for a sample before its first turn.
+        """
         if not self._num_turns and not self._open:
             return
-        present = set(self._drivers)
-        for driver in [each for each in self._open if each not in present]:  # it has left the run
+        is_everywhere = self._away[None] > 0
+        self._changed |= dict.fromkeys(changed)
+        drivers = self._drivers if is_everywhere != self._was_everywhere else self._changed
+        for driver in drivers:
+            if driver is not None:
+                self._update(driver, is_everywhere=is_everywhere)
+        self._changed, self._was_everywhere = {}, is_everywhere
+
+    def leave(self, driver: EngineDriver) -> None:
+        """Ends the wait of an engine that has left the run."""
+        if driver in self._open:
             self._timeline.end_wait(self._open.pop(driver))
-        everywhere = self._away[None]
-        for driver in self._drivers:
-            waits = not driver.load.num_requests and self._away[driver] + everywhere > 0
-            if waits == (driver in self._open):
-                continue
-            if waits:
-                self._open[driver] = self._timeline.begin_wait(driver.group.device_indices)
-            else:
-                self._timeline.end_wait(self._open.pop(driver))
+
+    def _update(self, driver: EngineDriver, *, is_everywhere: bool) -> None:
+        waits = not driver.load.num_requests and (is_everywhere or self._away[driver] > 0)
+        if waits == (driver in self._open):
+            return
+        if waits:
+            self._open[driver] = self._timeline.begin_wait(driver.group.device_indices)
+        else:
+            self._timeline.end_wait(self._open.pop(driver))

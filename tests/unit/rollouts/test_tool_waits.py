@@ -1,6 +1,7 @@
 """The wait of an idle device for tools is distinguished from the tail and from a stall."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,8 +10,11 @@ from interlace.core.types import Prompt, SampleKey
 from interlace.flows.run import SINGLE_TURN
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.rollouts.base import Session
+from interlace.rollouts.driver import EngineDriver
+from interlace.rollouts.tool_waits import ToolWaits
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
+from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
 from tests.support.episode_runs import OneEngine
 from tests.support.sim_run import Record, Workload, simulate
@@ -69,8 +73,31 @@ def test_an_engine_that_has_left_waits_for_no_tool() -> None:
         pool.admit([SampleKey(0, 0)], as_episodes=True)
         assert len(cluster.timeline.take().waits) == 2
         await pool.membership.remove(pool.drivers[1], drains=True)
+        assert len(cluster.timeline.take().waits) == 2, "its wait ended, the other's is open"
         pool.cancel(SampleKey(0, 0))
         cluster.timeline.take()
         assert not cluster.timeline.take().waits, "a wait that is open is reported again"
 
     asyncio.run(run_on(ClusterConfig(devices="cpu:2"), Schedule(), flow))
+
+
+class CheckedWaits(ToolWaits):
+    """Compares the waits after each look with those of all engines."""
+
+    num_looks = 0
+
+    def look(self, changed: Iterable[EngineDriver | None]) -> None:
+        super().look(changed)
+        everywhere = self._away[None] > 0
+        waiting = {each for each in self._drivers if not each.load.num_requests and (everywhere or self._away[each])}
+        assert self._open.keys() == waiting
+        CheckedWaits.num_looks += 1
+
+
+@pytest.mark.parametrize("preset", ["areal", "verl-colocated", "rlhfuse", "laminar", "one-step-off"])
+def test_a_look_at_the_changed_engines_finds_all_waits(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interlace.rollouts.dispatcher.ToolWaits", CheckedWaits)
+    CheckedWaits.num_looks = 0
+    schedule = load_schedule(preset).model_copy(update={"placement": SPLIT.placement})
+    simulate(schedule, replace(WORK, episode=Searches(tool_s=3.0)))
+    assert CheckedWaits.num_looks > 50
