@@ -173,7 +173,11 @@ class Simulation:
         is_model = recipe.reward is not None and recipe.reward.model is not None
         scorer = SimulatedRewardModel if is_model else SimulatedReward
         reward = partial(
-            scorer, costs=profile.reward, seed=recipe.seed, controller_sample_s=profile.controller_sample_s
+            scorer,
+            costs=profile.reward,
+            seed=recipe.seed,
+            controller=pace.controller,
+            controller_sample_s=profile.controller_sample_s,
         )
 
         def working(role: str) -> int:

@@ -80,9 +80,10 @@ class Costs:
 
         engine = partial(CheckedEngine, costs=profile.rollout, length=length, pace=pace)
         reference = partial(SimulatedInference, costs=profile.reference, pace=pace)
+        reward = partial(SimulatedReward, costs=profile.reward, seed=0, controller=pace.controller)
         return {
             "rollout": SimulatedRole(engine, CheckedEngine),
-            "reward": SimulatedRole(partial(SimulatedReward, costs=profile.reward, seed=0), SimulatedReward),
+            "reward": SimulatedRole(reward, SimulatedReward),
             "reference": SimulatedRole(reference, SimulatedInference),
             "critic": SimulatedRole(partial(SimulatedTrainer, costs=profile.actor, pace=pace), SimulatedTrainer),
             "actor": SimulatedRole(partial(RememberingActor, costs=profile.actor, pace=pace), RememberingActor),

@@ -1,4 +1,4 @@
-"""Duration of work that other running work slows down."""
+"""Duration of work that other running work slows down, or that waits for the controller."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -27,6 +27,25 @@ class PacedWork:
             self.ended.set_result(None)
 
 
+class ControllerTime:
+    """Time of the controller, one thread that forwards samples and starts every call, one after another."""
+
+    def __init__(self) -> None:
+        """The current event loop must be a VirtualLoop."""
+        self._loop, self._free_s = virtual_loop(), 0.0
+
+    def spend(self, seconds: float) -> float:
+        """Adds work after all earlier work. Returns the time at which it ends."""
+        self._free_s = max(self._loop.now_s, self._free_s) + seconds
+        return self._free_s
+
+    async def wait(self) -> None:
+        """Waits until the controller can start a call."""
+        left_s = self._free_s - self._loop.now_s
+        if left_s > 0:
+            await self._loop.alarm(left_s)
+
+
 class Pace:
     """Speed of jobs that interfere: a job is slower while others run; each start or end changes the speed of all."""
 
@@ -34,6 +53,7 @@ class Pace:
         """The current event loop must be a VirtualLoop."""
         self._profile, self._loop = profile, virtual_loop()
         self._roles = {pair.role for pair in profile.interference} | {pair.beside for pair in profile.interference}
+        self.controller = ControllerTime()
         self._jobs: dict[PacedWork, None] = {}
 
     def begin(self, role: str, seconds: float) -> PacedWork:

@@ -48,6 +48,7 @@ class SimulatedEngine(Worker):
         A call continues until `min_call_s` have passed, also if a sequence finishes.
         """
         loop = self._loop
+        await self._pace.controller.wait()
         until_s = loop.now_s + self._costs.min_call_s
         batch = self.batch
         responses = [found for request_id in aborts if (found := batch.abort(request_id))]

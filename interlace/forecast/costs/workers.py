@@ -15,7 +15,7 @@ from interlace.core.runs import endless
 from interlace.core.state_parts import OPTIMIZER, WEIGHTS
 from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
 from interlace.forecast.costs.lengths import KEPT, to_normal, uniforms
-from interlace.forecast.costs.pace import Pace
+from interlace.forecast.costs.pace import ControllerTime, Pace
 from interlace.forecast.profile.types import InferenceCosts, RewardCosts, TrainCosts
 from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
@@ -33,12 +33,18 @@ def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
 class SimulatedReward(Worker):
     """Pool of simulated scorers: each answer takes a log-normal time. Right answers get 1, the others 0."""
 
-    def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        costs: RewardCosts,
+        seed: int,
+        controller: ControllerTime,
+        controller_sample_s: float = 0.0,
+    ) -> None:
         """controller_sample_s: controller seconds per sample; they are added here because every sample is scored."""
         super().__init__(context)
-        self._costs, self._controller_sample_s = costs, controller_sample_s
+        self._costs, self._controller, self._controller_sample_s = costs, controller, controller_sample_s
         self._loop = virtual_loop()
-        self._controller_free_s = 0.0
         self._free_s = [0.0] * costs.workers
         self._verdict = _cache_verdicts(costs, seed)
 
@@ -46,14 +52,12 @@ class SimulatedReward(Worker):
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result per sample after the last one is scored."""
         now = end_s = self._loop.now_s
-        # A single controller makes all calls and forwards all samples.
-        self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
+        self._controller.spend(self._costs.call_s)
         results = []
         for sample in samples:
             prompt = sample.prompt
             latency_s, result = self._verdict(prompt.uid, prompt.attempt, sample.key.index)
-            self._controller_free_s += self._controller_sample_s
-            begin_s = max(self._controller_free_s, self._free_s[0])
+            begin_s = max(self._controller.spend(self._controller_sample_s), self._free_s[0])
             heapq.heapreplace(self._free_s, begin_s + latency_s)
             end_s = max(end_s, begin_s + latency_s)
             results.append(result)
@@ -143,6 +147,7 @@ class SimulatedInference(Worker):
         await self._work(self._costs.call_s + num_tokens * token_s / self._speed)
 
     async def _work(self, seconds: float) -> None:
+        await self._pace.controller.wait()
         await self._pace.work(self._role, seconds)
 
 
@@ -200,7 +205,8 @@ class SimulatedTrainer(SimulatedInference):
     async def step_metrics(self) -> Metrics:
         """Returns no metrics. Takes the controller's time of the step."""
         if self._controller_step_s:
-            await virtual_loop().alarm(self._controller_step_s)
+            self._pace.controller.spend(self._controller_step_s)
+            await self._pace.controller.wait()
         return {}
 
     @operation(bin="weight_sync", collect="all", parts=(WEIGHTS,), makes_activations=False)

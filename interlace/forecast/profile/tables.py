@@ -43,6 +43,8 @@ def _make_roles_table(profile: Profile) -> Table:
         table.add_row("controller", "sample", _format_time(profile.controller_sample_s), "beside all calls")
     if profile.controller_step_s:
         table.add_row("controller", "step", _format_time(profile.controller_step_s), "while the trainer waits")
+    if profile.step_noise:
+        table.add_row("steps", "noise", f"{profile.step_noise:.0%}", "speeds of schedules that differ by less are tied")
     mean = fmean(lengths.quantiles) if lengths.quantiles else lengths.median
     spread = f"median {lengths.median:.0f}; spread of the logarithm {lengths.prompt_sigma:.2f} between prompts"
     table.add_row("responses", "length", f"{mean:.1f}", f"{spread}, {lengths.response_sigma:.2f} within one")

@@ -9,6 +9,7 @@ import pytest
 from interlace.core.runs import Runs
 from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.forecast.costs.lengths import ResponseLengths
+from interlace.forecast.costs.pace import ControllerTime
 from interlace.forecast.costs.workers import SimulatedReward
 from interlace.forecast.profile.types import Lengths, RewardCosts
 from interlace.runtime.sim.loop import VirtualLoop
@@ -40,7 +41,7 @@ def test_measured_quantiles_are_kept() -> None:
 def test_a_prompt_is_as_hard_at_every_attempt_and_prompts_differ_as_the_spread_says() -> None:
     async def solved(spread: float) -> list[float]:
         context = WorkerContext(group="reward", rank=0, num_ranks=1, devices=())
-        worker = SimulatedReward(context, RewardCosts(solve_rate=0.4, solve_spread=spread), seed=0)
+        worker = SimulatedReward(context, RewardCosts(solve_rate=0.4, solve_spread=spread), 0, ControllerTime())
         rates = []
         for number in range(300):
             prompt = Prompt(uid=f"p{number}", token_ids=np.zeros(1, np.int32), text="", answer="")

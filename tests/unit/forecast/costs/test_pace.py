@@ -65,3 +65,21 @@ def test_work_that_is_stopped_says_how_much_was_done() -> None:
         assert loop.run_until_complete(main()) == pytest.approx(2.0)
     finally:
         loop.close()
+
+
+def test_calls_wait_for_the_controller_which_works_on_one_thing_at_a_time() -> None:
+    loop = VirtualLoop()
+
+    async def main() -> tuple[list[float], float]:
+        controller = Pace(PROFILE).controller
+        ends = [controller.spend(2.0), controller.spend(0.5)]
+        await asyncio.sleep(1.0)
+        await controller.wait()
+        return ends, loop.time()
+
+    try:
+        ends, waited_s = loop.run_until_complete(main())
+    finally:
+        loop.close()
+    assert ends == pytest.approx([2.0, 2.5])
+    assert waited_s == pytest.approx(2.5)
