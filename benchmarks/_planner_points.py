@@ -227,7 +227,7 @@ class Bench:
         points = self._store.points_of(self._workload, self._cluster)
         if self._store.confirmation_of(self._workload, self._cluster) or not points:
             return
-        chosen, fastest = choose(points, self._place.simulation.profile.step_noise), find_fastest(points)
+        chosen, fastest = choose(points), find_fastest(points)
         rates: dict[str, list[float]] = {chosen: [], fastest: []}
         steps = self._effort.num_steps(points[0].predicted_reference.step_s)
         for name in [chosen, fastest] * ROUNDS if chosen != fastest else [chosen]:
@@ -248,16 +248,10 @@ def _speed_of(score: Score) -> Speed:
     return Speed(step_s=score.step_s, tokens_per_s=score.tokens_per_s)
 
 
-def choose(points: Sequence[Point], step_noise: float) -> str:
-    """Returns the schedule that the planner chooses: of those that the noise of a step does not tell from the fastest
-    prediction, the least stale one. The reference is one of them.
-    """
-    fastest = max(1.0, *(point.predicted_ratio for point in points))
-    rows = [
-        (0, -1.0, DEFAULT_SCHEDULE),
-        *((each.staleness_bound, -each.predicted_ratio, each.schedule) for each in points),
-    ]
-    return min(row for row in rows if math.log(-fastest / row[1]) <= step_noise)[2]
+def choose(points: Sequence[Point]) -> str:
+    """Returns the schedule with the fastest prediction, which the planner chooses."""
+    fastest = max(points, key=lambda point: point.predicted_ratio)
+    return fastest.schedule if fastest.predicted_ratio > 1 else DEFAULT_SCHEDULE
 
 
 def find_fastest(points: Sequence[Point]) -> str:

@@ -24,7 +24,7 @@ def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
     defaults.
     """
     title = f"{recipe} on {made.request.simulation.device}, predicted ({made.request.settings.words})"
-    beside = [plan for plan in (made.found.best, made.found.unbiased, made.found.baseline) if plan]
+    beside = [plan for plan in (made.found.least_stale, made.found.unbiased, made.found.baseline) if plan]
     plans = unique([*made.found.ranked[:SHOWN], *beside])
     has_price = made.price(made.found.best) is not None
     console.print(Text(title, "italic"))
@@ -41,7 +41,7 @@ def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
         noise = made.request.simulation.profile.step_noise
         console.print(
             f"A tie of plans 1, {', '.join(tied)}: predicted speeds differ by at most {noise:.0%}, the noise of the "
-            f"measured steps. Plan {plans.index(made.found.best) + 1} is chosen, the least stale of them.",
+            f"measured steps. Plan {plans.index(made.found.least_stale) + 1} trains the least stale samples of them.",
             highlight=False,
         )
 

@@ -1,15 +1,17 @@
 """Measures whole steps of layouts in which roles share devices, or training overlaps with generation.
 
 The gain of a second device for training and the interference between workers are fitted to whole steps, not to
-isolated calls.
+isolated calls. The speed of a machine drifts between the layouts, so the shared layout is measured before and after the
+other one, and the speed of its generation, whose costs are known, is the unit of both.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeAlias
 
-from interlace.forecast.profile.steps import StepTimes, bisect_interval, ratio, simulate_steps
+from interlace.forecast.profile.steps import StepTimes, bisect_interval, ratio, relative_change, simulate_steps
 from interlace.forecast.profile.types import Interference, Profile
 from interlace.run.recipe.config import Recipe
 from interlace.schedule.placement import Device
@@ -19,20 +21,21 @@ from interlace.schedule.schedule import Schedule
 SLOWEST = 8.0
 """Largest slowdown of work that overlaps with other work."""
 HALVINGS, ROUNDS = 8, 2
-Refine: TypeAlias = Callable[[Profile, StepTimes, Recipe, int], Profile]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeasuredLayout:
-    """Placement to measure, and the profile fields that its steps determine."""
+class Layout:
+    """Placement whose whole steps are measured."""
 
     name: str
     schedule: Callable[[int], Schedule]
     """Builds the schedule for a number of devices, 2 or more."""
-    refined: Refine
-    """Returns the profile with costs that make a simulation of the layout, on this many devices, as long as its real
-    steps.
-    """
+
+
+Measure: TypeAlias = Callable[[Profile, Layout], StepTimes | None]
+"""Runs steps of a layout on this machine; None if it cannot run, or the time is too short."""
+Lay: TypeAlias = Callable[[Layout], Recipe]
+"""Returns the recipe under the schedule of a layout."""
 
 
 def _place_roles(rollout: str, others: str, **fields: int) -> Schedule:
@@ -59,7 +62,49 @@ def _place_apart(num_devices: int) -> Schedule:
     return _place_roles(f"0-{half - 1}", f"{half}-{num_devices - 1}", max_staleness=1)
 
 
-def _fit_efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
+SHARED = Layout(name="roles share all devices", schedule=_share_devices)
+APART = Layout(name="training beside generation", schedule=_place_apart)
+
+
+def fit_layouts(profile: Profile, measure: Measure, lay: Lay, num_devices: int) -> Profile:
+    """Measures the layouts, and fits the costs that they determine and the noise of a step."""
+    before = measure(profile, SHARED)
+    apart = measure(profile, APART)
+    after = measure(profile, SHARED) if before else None  # shows the drift of the machine
+    if before and after:
+        noise = max(profile.step_noise, relative_change(before, after))
+        profile = profile.model_copy(update={"step_noise": noise})
+        before = _average_steps(before, after)
+    drift = 1.0
+    if before:
+        predicted = simulate_steps(profile, lay(SHARED), num_devices, before)
+        drift = ratio(before, before.rollouts_s, predicted.rollouts_s)
+        profile = fit_efficiency(profile, _divide_seconds(before, drift), lay(SHARED), num_devices)
+    if apart:
+        profile = fit_interference(profile, _divide_seconds(apart, drift), lay(APART), num_devices)
+    return profile
+
+
+def _average_steps(one: StepTimes, two: StepTimes) -> StepTimes:
+    """Averages two runs of the same steps, step by step."""
+
+    def mean(these: Sequence[float], those: Sequence[float]) -> list[float]:
+        return [fmean(pair) for pair in zip(these, those, strict=False)]  # one run may have fewer steps
+
+    return replace(
+        one,
+        steps_s=mean(one.steps_s, two.steps_s),
+        rollouts_s=mean(one.rollouts_s, two.rollouts_s),
+        trains_s=mean(one.trains_s, two.trains_s),
+    )
+
+
+def _divide_seconds(times: StepTimes, by: float) -> StepTimes:
+    parts = {name: [each / by for each in getattr(times, name)] for name in ("steps_s", "rollouts_s", "trains_s")}
+    return replace(times, **parts)
+
+
+def fit_efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
     """Fits the efficiency of each doubling of the training devices."""
 
     def set_efficiency(kept: float) -> Profile:
@@ -74,8 +119,15 @@ def _fit_efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devic
     return set_efficiency(_search_value(1.0, 0.5, is_too_fast))
 
 
-def _fit_interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
-    """Fits the slowdown of training by concurrent generation, then of generation by concurrent training."""
+def fit_interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
+    """Fits the slowdown of training by concurrent generation, then of generation by concurrent training.
+
+    If a step takes as long as predicted, within the noise, the slowdowns of isolated calls stay: a fit to noise can
+    give any slowdown, because a step depends little on each.
+    """
+    predicted = simulate_steps(profile, recipe, num_devices, real)
+    if abs(math.log(ratio(real, real.steps_s, predicted.steps_s))) <= profile.step_noise:
+        return profile
 
     def fit_slowdown(so_far: Profile, role: str, beside: str, part: Callable[[StepTimes], Sequence[float]]) -> Profile:
         others = [pair for pair in so_far.interference if (pair.role, pair.beside) != (role, beside)]
@@ -99,9 +151,3 @@ def _fit_interference(profile: Profile, real: StepTimes, recipe: Recipe, num_dev
 def _search_value(fast: float, slow: float, is_too_fast: Callable[[float], bool]) -> float:
     """Returns the value at which a simulation changes from too fast to too slow."""
     return fmean(bisect_interval(fast, slow, is_too_fast, times=HALVINGS))
-
-
-LAYOUTS = (
-    MeasuredLayout(name="roles share all devices", schedule=_share_devices, refined=_fit_efficiency),
-    MeasuredLayout(name="training beside generation", schedule=_place_apart, refined=_fit_interference),
-)

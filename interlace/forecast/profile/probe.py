@@ -101,8 +101,8 @@ class Probes:
 
     @property
     def chosen(self) -> Planned:
-        """The fastest plan; of tied plans the least stale one."""
-        return min(self.tied, key=lambda each: (each.plan.staleness_bound, -each.comparison.ratio)).plan
+        """The fastest plan."""
+        return max(self.probed, key=lambda each: each.comparison.ratio).plan
 
     def json(self) -> list[JSON]:
         """Returns one row per plan."""
@@ -124,8 +124,7 @@ class Probes:
         if len(self.tied) > 1:
             names = ", ".join(each.plan.name for each in self.tied)
             lines.append(
-                f"A tie between {names}: they differ by at most {self.noise:.0%}, as two runs of {DEFAULT_SCHEDULE} "
-                "do. The least stale one is chosen."
+                f"A tie between {names}: they differ by at most {self.noise:.0%}, as two runs of {DEFAULT_SCHEDULE} do."
             )
         return "\n".join([f"Measured, each between two runs of {DEFAULT_SCHEDULE}:", *lines])
 

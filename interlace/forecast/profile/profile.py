@@ -11,11 +11,11 @@ from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.forecast.profile.envs import measure_envs
 from interlace.forecast.profile.episodes import draw_episodes
-from interlace.forecast.profile.layouts import LAYOUTS, spread_placement
+from interlace.forecast.profile.layouts import Layout, fit_layouts, spread_placement
 from interlace.forecast.profile.pairs import measure_interference
 from interlace.forecast.profile.rollout import measure_rollout
 from interlace.forecast.profile.samples import draw_samples, measure_lengths, measure_reward
-from interlace.forecast.profile.steps import StepTimes, fit_profile, measure_steps, relative_change
+from interlace.forecast.profile.steps import StepTimes, fit_profile, measure_steps
 from interlace.forecast.profile.training import measure_export, measure_inference, measure_training
 from interlace.forecast.profile.types import (
     EnvCosts,
@@ -73,23 +73,20 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     profile = fit_profile(profile, steps, spread, len(devices))
     if len({device.pool for device in devices}) > 1 or len(devices) == 1:
         return profile  # no device to share
-    refusal_of, measured = AcceptsHere(recipe, devices, len(prompts.longest.token_ids)), list[StepTimes]()
-    share_s = SHARES["whole steps"] * budget_s
-    for layout in (*LAYOUTS, LAYOUTS[0]):  # the repetition of the first one shows the noise
-        schedule = layout.schedule(len(devices))
-        if refusal := refusal_of(schedule):
+    refusal_of = AcceptsHere(recipe, devices, len(prompts.longest.token_ids))
+
+    def lay(layout: Layout) -> Recipe:
+        return with_zero_lr(recipe, layout.schedule(len(devices)))
+
+    def measure_layout(so_far: Profile, layout: Layout) -> StepTimes | None:
+        laid_out = lay(layout)
+        if refusal := refusal_of(laid_out.schedule.resolved):
             progress.say(f"left out, {layout.name}: {refusal}")
-            continue
+            return None
         progress.say(f"whole steps, {layout.name}")
-        laid_out = with_zero_lr(recipe, schedule)
-        whole = _whole_steps(profile, laid_out, prompts, progress, budget_s=share_s)
-        measured += [whole] if whole else []
-        if whole and len(measured) <= len(LAYOUTS):
-            profile = layout.refined(profile, whole, laid_out, len(devices))
-    if len(measured) <= len(LAYOUTS):
-        return profile
-    drift = relative_change(measured[0], measured[-1])
-    return profile.model_copy(update={"step_noise": max(profile.step_noise, drift)})
+        return _whole_steps(so_far, laid_out, prompts, progress, budget_s=SHARES["whole steps"] * budget_s)
+
+    return fit_layouts(profile, measure_layout, lay, len(devices))
 
 
 async def _launch_workers(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:
@@ -207,8 +204,9 @@ class _Measurement:
     async def _reference(self, samples: Sequence[Sample]) -> InferenceCosts | None:
         if not self._groups.reference:
             return None
-        budget_s = self._begin_part("reference")
-        return await measure_inference(self._groups.reference[0], ReferenceGroup.logprobs, samples, budget_s=budget_s)
+        budget_s, is_top = self._begin_part("reference"), algorithm_of(self._recipe).needs.teacher_top > 0
+        operation = ReferenceGroup.top_logprobs if is_top else ReferenceGroup.logprobs
+        return await measure_inference(self._groups.reference[0], operation, samples, budget_s=budget_s)
 
     async def _measure_critic(self, samples: Sequence[Sample]) -> TrainCosts | None:
         if not self._groups.critic:

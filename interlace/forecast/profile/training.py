@@ -1,5 +1,6 @@
 """Measures training and inference on samples of the recipe."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -11,7 +12,7 @@ from interlace.core.types import FloatArray, Sample
 from interlace.forecast.profile.fit import Call, fit, medians
 from interlace.forecast.profile.types import InferenceCosts, TrainCosts
 from interlace.rollouts.role_groups import ActorGroup, TrainedGroup
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.runtime.typed_group import TypedGroup
 from interlace.stages.map import Compute, G
 
@@ -20,9 +21,10 @@ SHARES = (0.25, 0.5, 1.0)
 """Shares of a minibatch that are timed; they separate the cost of a call from the cost of a token."""
 
 
-def trainable(samples: Sequence[Sample]) -> list[Sample]:
-    """Returns samples with all columns that any loss reads, filled with numbers of typical size."""
-    random = np.random.default_rng(0)
+def trainable(samples: Sequence[Sample], recipe: Recipe) -> list[Sample]:
+    """Returns samples with all columns that the recipe's loss reads, filled with numbers of typical size."""
+    random, num_top = np.random.default_rng(0), algorithm_of(recipe).needs.teacher_top
+    top_2K = np.stack([np.arange(num_top), np.full(num_top, -math.log(num_top + 1))]).astype(np.float32)
 
     def fill_columns(sample: Sample) -> Sample:
         noise = random.normal(size=sample.num_tokens).astype(np.float32)
@@ -33,6 +35,7 @@ def trainable(samples: Sequence[Sample]) -> list[Sample]:
             values=np.zeros_like(noise),
             ref_logprobs=sample.logprobs,
             process_rewards=np.zeros_like(noise),
+            teacher_top=np.tile(top_2K, (sample.num_tokens, 1, 1)) if num_top else None,
         )
 
     return [fill_columns(sample) for sample in samples]
@@ -62,7 +65,7 @@ async def measure_training(
     budget_s: float,
 ) -> TrainCosts:
     """Measures training and one inference operation. samples: samples of a step; one minibatch is trained on."""
-    ready = trainable(samples)
+    ready = trainable(samples, recipe)
     minibatch = ready[: max(1, len(ready) // recipe.minibatches)]
     inference_call_s, inference_token_s = await _by_tokens(group, operation, ready, budget_s / 4)
     calls = [_train(group, part) for part in _make_parts(minibatch)]
@@ -93,7 +96,7 @@ async def measure_export(group: ActorGroup) -> float:
 
 def train_call(group: TrainedGroup, samples: Sequence[Sample], recipe: Recipe) -> Call:
     """Returns a call that trains one minibatch as a step of the recipe does."""
-    ready = trainable(samples)
+    ready = trainable(samples, recipe)
     return _train(group, ready[: max(1, len(ready) // recipe.minibatches)])
 
 

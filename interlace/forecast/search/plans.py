@@ -230,8 +230,13 @@ class SearchResult:
 
     @property
     def best(self) -> Planned:
-        """The fastest plan; of tied plans the least stale one, then one without length bias."""
-        return min(self.tied, key=lambda each: (each.staleness_bound, not each.score.is_unbiased))
+        """The fastest plan."""
+        return self.ranked[0]
+
+    @property
+    def least_stale(self) -> Planned:
+        """Of the tied plans the one with the lowest staleness bound; of several the fastest."""
+        return min(self.tied, key=lambda each: each.staleness_bound)
 
     @property
     def unbiased(self) -> Planned | None:

@@ -52,9 +52,9 @@ def test_the_table_fits_80_columns() -> None:
         assert all(figure in row for figure in ("123 ±3", "46%", "-12.3%", "4.0/"))
 
 
-def test_tied_plans_are_named_with_the_chosen_one() -> None:
+def test_tied_plans_are_named_with_the_least_stale_one() -> None:
     plans = [planned("areal", 1040.0), planned("one-step-off", 1020.0), planned("verl-colocated", 1000.0)]
     told = " ".join(show(plans, num_tied=3, step_noise=0.1))
     assert "A tie of plans 1, 2, 3" in told
     assert "at most 10%" in told
-    assert "Plan 3 is chosen" in told
+    assert "Plan 3 trains the least stale samples" in told

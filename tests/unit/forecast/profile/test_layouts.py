@@ -1,22 +1,22 @@
 """The gain from a second device and the interference of concurrent work are measured from whole steps."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from interlace.forecast.profile.layouts import LAYOUTS
+from interlace.forecast.profile.layouts import APART, SHARED, Layout, fit_efficiency, fit_interference, fit_layouts
 from interlace.forecast.profile.profile import with_zero_lr
-from interlace.forecast.profile.steps import simulate_steps
-from interlace.forecast.profile.types import Interference
+from interlace.forecast.profile.steps import StepTimes, simulate_steps
+from interlace.forecast.profile.types import Interference, Profile
+from interlace.run.recipe.config import Recipe
 from tests.unit.forecast.profile.test_profile_steps import PROFILE, RECIPE
-
-SHARED, APART = LAYOUTS
 
 
 def test_the_speed_of_two_devices_is_found_in_steps_that_share_them() -> None:
     recipe = with_zero_lr(RECIPE, SHARED.schedule(2))
     truth = PROFILE.model_copy(update={"actor": PROFILE.actor.model_copy(update={"efficiency": 0.7})})
-    found = SHARED.refined(PROFILE, simulate_steps(truth, recipe, 2), recipe, 2)
+    found = fit_efficiency(PROFILE, simulate_steps(truth, recipe, 2), recipe, 2)
     assert found.actor.efficiency == pytest.approx(0.7, abs=0.005)
 
 
@@ -30,7 +30,7 @@ def test_what_training_and_generation_cost_each_other_is_found_in_steps_that_do_
     truth = PROFILE.model_copy(update={"interference": pairs})
     start = truth.model_copy(update={"interference": tuple(replace_slowdown(pair) for pair in pairs)})
     real = simulate_steps(truth, recipe, 2)
-    found = APART.refined(start, real, recipe, 2)
+    found = fit_interference(start, real, recipe, 2)
     said = simulate_steps(found, recipe, 2)
     assert said.step_s == pytest.approx(real.step_s, rel=0.03)
     slowdowns = {(pair.role, pair.beside): pair.slowdown for pair in found.interference}
@@ -46,5 +46,47 @@ def test_work_that_never_meets_teaches_nothing() -> None:
     recipe = with_zero_lr(RECIPE, SHARED.schedule(2))
     real = simulate_steps(PROFILE, recipe, 2)
     slower = replace(real, trains_s=[2 * each for each in real.trains_s])
-    pairs = {(pair.role, pair.beside) for pair in APART.refined(PROFILE, slower, recipe, 2).interference}
+    pairs = {(pair.role, pair.beside) for pair in fit_interference(PROFILE, slower, recipe, 2).interference}
     assert ("actor", "rollout") not in pairs
+
+
+PAIRS = (
+    Interference(role="actor", beside="rollout", slowdown=1.8),
+    Interference(role="rollout", beside="actor", slowdown=1.4),
+)
+
+
+def lay(layout: Layout) -> Recipe:
+    return with_zero_lr(RECIPE, layout.schedule(2))
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0), (1.2, 1.2, 1.2), (1.1, 1.0, 0.9)])
+def test_a_drift_of_the_machine_between_layouts_is_no_interference(speeds: tuple[float, float, float]) -> None:
+    truth, seconds = PROFILE.model_copy(update={"interference": PAIRS}), iter(speeds)
+    asked: list[str] = []
+
+    def measure(_profile: Profile, layout: Layout) -> StepTimes:
+        asked.append(layout.name)
+        found, factor = simulate_steps(truth, lay(layout), 2), next(seconds)
+        return StepTimes(
+            steps_s=[factor * each for each in found.steps_s],
+            rollouts_s=[factor * each for each in found.rollouts_s],
+            trains_s=[factor * each for each in found.trains_s],
+        )
+
+    found = fit_layouts(truth, measure, lay, 2)
+    assert asked == [SHARED.name, APART.name, SHARED.name]
+    slowdowns = {(pair.role, pair.beside): pair.slowdown for pair in found.interference}
+    assert slowdowns == pytest.approx({("actor", "rollout"): 1.8, ("rollout", "actor"): 1.4}, rel=0.02)
+    assert found.step_noise == pytest.approx(abs(math.log(speeds[2] / speeds[0])), abs=1e-6)
+
+
+def test_steps_that_differ_by_less_than_the_noise_keep_the_slowdowns_of_calls() -> None:
+    truth = PROFILE.model_copy(update={"interference": PAIRS, "step_noise": 0.2})
+    found = simulate_steps(truth, lay(APART), 2)
+    slower = replace(
+        found, steps_s=[1.15 * each for each in found.steps_s], trains_s=[2 * each for each in found.trains_s]
+    )
+    assert fit_interference(truth, slower, lay(APART), 2).interference == PAIRS
+    quiet = truth.model_copy(update={"step_noise": 0.05})
+    assert fit_interference(quiet, slower, lay(APART), 2).interference != PAIRS
