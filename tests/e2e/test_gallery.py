@@ -1,4 +1,6 @@
-"""Every shipped recipe trains a step at toy size, and the recipes of SmolLM2 pass the check at its published sizes."""
+"""Every shipped recipe trains a step at toy size, is profiled and simulated. The recipes of SmolLM2 pass the check at
+its published sizes.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -6,8 +8,12 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
+from interlace.forecast.profile.profile import profile_recipe
+from interlace.forecast.simulate import Simulation, simulate
 from interlace.models.tiny import build_tiny
+from interlace.observe.progress import QuietProgress
 from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.config import is_offline
 from interlace.run.recipe.load import load_recipe, recipe_names
 from tests.support.training import run_recipe
 
@@ -27,22 +33,38 @@ SIZES = {"student": (576, 1536, 30, 9, 3), "teacher": (960, 2560, 32, 15, 5)}
 PACKAGES = {"maniskill": "mani_skill", "libero": "libero", "react": "langgraph", "program": "openai"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", recipe_names())
-def test_a_shipped_recipe_trains_a_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def list_changes(name: str, folder: Path) -> list[str]:
+    """Returns the settings of a recipe at toy size. Skips the test if a package of the recipe is missing."""
     package = PACKAGES.get(name, "metaworld" if name.startswith(("robot", "metaworld")) else None)
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
-    monkeypatch.chdir(tmp_path)
     recipe = load_recipe(name)
-    changes = [*SMALLER, *CHANGES.get(name, ()), f"model.cache_dir={tmp_path}"]
+    changes = [*SMALLER, *CHANGES.get(name, ()), f"model.cache_dir={folder}"]
     if recipe.warmup is not None:
         changes += ["warmup.steps=2", "warmup.until=null", "warmup.batch_size=4"]
         changes += ["warmup.experts.episodes=1"] if recipe.warmup.experts else []
     if recipe.algorithm.name == "sac":
         changes += ["algorithm.start_turns=4", "algorithm.turns_per_update=4"]
-    report = run_recipe(name, tmp_path, "one", changes)
+    return changes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_shipped_recipe_trains_a_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = run_recipe(name, tmp_path, "one", list_changes(name, tmp_path))
     assert report.done_steps == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in recipe_names() if not is_offline(load_recipe(name))])
+def test_a_shipped_recipe_is_profiled_and_simulated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe(name, [*list_changes(name, tmp_path), "cluster.devices=cpu:2"])
+    check_recipe(recipe)
+    profile = profile_recipe(recipe, QuietProgress(), budget_s=1.0)
+    found = simulate(recipe, Simulation(profile=profile, num_devices=2))
+    assert found.run.values("timing_s/step")[0] > 0
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,13 @@ def test_a_critic_and_a_reference_where_the_algorithm_has_them(tmp_path: Path) -
     assert not found.interference, "one device: nothing works beside anything"
 
 
+def test_the_most_probable_tokens_of_a_teacher_are_measured(tmp_path: Path) -> None:
+    overrides = ("algorithm={name: distill, signal: top_k}", "reference.model=tiny:micro", "cluster.devices=cpu:1")
+    found = measured(tmp_path, *overrides)
+    check(found)
+    assert found.reference is not None and found.reference.token_s + found.reference.call_s > 0
+
+
 @pytest.mark.ray
 def test_workers_of_ray_are_measured_in_their_processes(tmp_path: Path) -> None:
     check(measured(tmp_path, "cluster=ray"))
