@@ -1,8 +1,7 @@
 """Measures whole steps of layouts in which roles share devices, or training overlaps with generation.
 
 The gain of a second device for training and the interference between workers are fitted to whole steps, not to
-isolated calls. The speed of a machine drifts between the layouts, so the shared layout is measured before and after the
-other one, and the speed of its generation, whose costs are known, is the unit of both.
+isolated calls. The speed of a machine drifts meanwhile, so the layout of the first measurement is repeated at the end.
 """
 
 import math
@@ -14,7 +13,6 @@ from typing import TypeAlias
 from interlace.forecast.profile.steps import StepTimes, bisect_interval, ratio, relative_change, simulate_steps
 from interlace.forecast.profile.types import Interference, Profile
 from interlace.run.recipe.config import Recipe
-from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES
 from interlace.schedule.schedule import Schedule
 
@@ -43,13 +41,8 @@ def _place_roles(rollout: str, others: str, **fields: int) -> Schedule:
     return Schedule.parse({"placement": placement, **fields}, where="the placement of a profile")
 
 
-def spread_placement(devices: Sequence[Device]) -> Schedule:
-    """Returns a schedule with engines on every device and all other roles on the last.
-
-    Any two roles that may overlap in a run can do so here. The recipe's schedule determines the sharing of devices, but
-    not the costs of an instance.
-    """
-    return _place_roles("all", str(len(devices) - 1))
+def _spread_roles(num_devices: int) -> Schedule:
+    return _place_roles("all", str(num_devices - 1))
 
 
 def _share_devices(num_devices: int) -> Schedule:
@@ -62,46 +55,38 @@ def _place_apart(num_devices: int) -> Schedule:
     return _place_roles(f"0-{half - 1}", f"{half}-{num_devices - 1}", max_staleness=1)
 
 
+SPREAD = Layout(name="engines on all devices, other roles on the last", schedule=_spread_roles)
+"""Any two roles that may overlap in a run can do so here. The recipe's schedule determines the sharing of devices, but
+not the costs of an instance.
+"""
 SHARED = Layout(name="roles share all devices", schedule=_share_devices)
 APART = Layout(name="training beside generation", schedule=_place_apart)
 
 
-def fit_layouts(profile: Profile, measure: Measure, lay: Lay, num_devices: int) -> Profile:
-    """Measures the layouts, and fits the costs that they determine and the noise of a step."""
-    before = measure(profile, SHARED)
-    apart = measure(profile, APART)
-    after = measure(profile, SHARED) if before else None  # shows the drift of the machine
-    if before and after:
-        noise = max(profile.step_noise, relative_change(before, after))
-        profile = profile.model_copy(update={"step_noise": noise})
-        before = _average_steps(before, after)
-    drift = 1.0
-    if before:
-        predicted = simulate_steps(profile, lay(SHARED), num_devices, before)
-        drift = ratio(before, before.rollouts_s, predicted.rollouts_s)
-        profile = fit_efficiency(profile, _divide_seconds(before, drift), lay(SHARED), num_devices)
+def fit_layouts(profile: Profile, first: StepTimes, measure: Measure, lay: Lay, num_devices: int) -> Profile:
+    """Measures the layouts, and fits the costs that they determine and the noise of a step.
+
+    profile: fitted to `first`, the steps of the layout SPREAD.
+    """
+    shared, apart = measure(profile, SHARED), measure(profile, APART)
+    again = measure(profile, SPREAD)
+    change = relative_change(first, again) if again else 0.0
+    drift = math.exp(change / 2)  # half of the change, because both layouts were measured in between
+    profile = profile.model_copy(update={"step_noise": max(profile.step_noise, abs(change))})
+    if shared:
+        profile = fit_efficiency(profile, _divide_seconds(shared, drift), lay(SHARED), num_devices)
     if apart:
         profile = fit_interference(profile, _divide_seconds(apart, drift), lay(APART), num_devices)
     return profile
 
 
-def _average_steps(one: StepTimes, two: StepTimes) -> StepTimes:
-    """Averages two runs of the same steps, step by step."""
-
-    def mean(these: Sequence[float], those: Sequence[float]) -> list[float]:
-        return [fmean(pair) for pair in zip(these, those, strict=False)]  # one run may have fewer steps
-
-    return replace(
-        one,
-        steps_s=mean(one.steps_s, two.steps_s),
-        rollouts_s=mean(one.rollouts_s, two.rollouts_s),
-        trains_s=mean(one.trains_s, two.trains_s),
-    )
-
-
 def _divide_seconds(times: StepTimes, by: float) -> StepTimes:
-    parts = {name: [each / by for each in getattr(times, name)] for name in ("steps_s", "rollouts_s", "trains_s")}
-    return replace(times, **parts)
+    return replace(
+        times,
+        steps_s=[each / by for each in times.steps_s],
+        rollouts_s=[each / by for each in times.rollouts_s],
+        trains_s=[each / by for each in times.trains_s],
+    )
 
 
 def fit_efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:

@@ -11,7 +11,7 @@ from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.forecast.profile.envs import measure_envs
 from interlace.forecast.profile.episodes import draw_episodes
-from interlace.forecast.profile.layouts import Layout, fit_layouts, spread_placement
+from interlace.forecast.profile.layouts import SPREAD, Layout, fit_layouts
 from interlace.forecast.profile.pairs import measure_interference
 from interlace.forecast.profile.rollout import measure_rollout
 from interlace.forecast.profile.samples import draw_samples, measure_lengths, measure_reward
@@ -59,7 +59,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     each part is measured at least once.
     """
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
-    prompts, spread = recipe_prompts(recipe), with_zero_lr(recipe, spread_placement(devices))
+    prompts, spread = recipe_prompts(recipe), with_zero_lr(recipe, SPREAD.schedule(len(devices)))
 
     async def measure(cluster: Cluster) -> tuple[Profile, StepTimes | None]:
         groups = await _launch_workers(cluster, spread, prompts, progress)
@@ -86,7 +86,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
         progress.say(f"whole steps, {layout.name}")
         return _whole_steps(so_far, laid_out, prompts, progress, budget_s=SHARES["whole steps"] * budget_s)
 
-    return fit_layouts(profile, measure_layout, lay, len(devices))
+    return fit_layouts(profile, steps, measure_layout, lay, len(devices))
 
 
 async def _launch_workers(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:

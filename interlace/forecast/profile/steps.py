@@ -175,9 +175,9 @@ def _step_noise(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: 
 
 
 def relative_change(before: StepTimes, after: StepTimes) -> float:
-    """Returns the relative change of the seconds of a step between two runs of the same steps."""
+    """Returns the logarithm of the change of the seconds of a step between two runs of the same steps."""
     pairs = zip(before.steps_s, after.steps_s, strict=False)  # the later run may have fewer steps
-    return abs(median(math.log(later_s / step_s) for step_s, later_s in pairs))
+    return median(math.log(later_s / step_s) for step_s, later_s in pairs)
 
 
 def bisect_interval(

@@ -96,4 +96,4 @@ def test_the_change_between_two_runs_counts_common_steps() -> None:
     before = StepTimes(steps_s=[1.0, 2.0, 3.0], rollouts_s=[0.1] * 3, trains_s=[0.1] * 3)
     after = StepTimes(steps_s=[1.1, 2.2], rollouts_s=[0.1] * 2, trains_s=[0.1] * 2)
     assert relative_change(before, after) == pytest.approx(0.0953, abs=1e-3)
-    assert relative_change(after, before) == pytest.approx(relative_change(before, after))
+    assert relative_change(after, before) == pytest.approx(-relative_change(before, after))
