@@ -12,7 +12,7 @@ from statistics import fmean, median
 from _planner_workloads import list_words
 
 from interlace.core.errors import UserError
-from interlace.forecast.profile.probe import Comparison, Speed, compare_schedules, measure, noise, num_devices
+from interlace.forecast.profile.probe import ProbeComparison, Speed, compare_schedules, measure, noise, num_devices
 from interlace.forecast.profile.profile import profile_recipe, with_zero_lr
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import Workplace
@@ -47,7 +47,7 @@ class Point:
     predicted_reference: Speed
     staleness_bound: int
     """Largest staleness of a sample, in versions."""
-    measured: Comparison
+    measured: ProbeComparison
 
     @property
     def predicted_ratio(self) -> float:
@@ -69,7 +69,7 @@ class Point:
         """Reads a point from the store's file."""
         measured = {name: Speed(**speed) for name, speed in row["measured"].items()}  # type: ignore[attr-defined]
         speeds = {name: Speed(**row[name]) for name in ("predicted", "predicted_reference")}  # type: ignore[arg-type]
-        return cls(**{**row, **speeds, "measured": Comparison(**measured)})  # type: ignore[arg-type]
+        return cls(**{**row, **speeds, "measured": ProbeComparison(**measured)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

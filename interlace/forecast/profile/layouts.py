@@ -22,7 +22,7 @@ HALVINGS, ROUNDS = 8, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class MeasuredLayout:
     """Placement whose whole steps are measured."""
 
     name: str
@@ -30,9 +30,9 @@ class Layout:
     """Builds the schedule for a number of devices, 2 or more."""
 
 
-Measure: TypeAlias = Callable[[Profile, Layout], StepTimes | None]
+Measure: TypeAlias = Callable[[Profile, MeasuredLayout], StepTimes | None]
 """Runs steps of a layout on this machine; None if it cannot run, or the time is too short."""
-Lay: TypeAlias = Callable[[Layout], Recipe]
+Lay: TypeAlias = Callable[[MeasuredLayout], Recipe]
 """Returns the recipe under the schedule of a layout."""
 
 
@@ -55,12 +55,12 @@ def _place_apart(num_devices: int) -> Schedule:
     return _place_roles(f"0-{half - 1}", f"{half}-{num_devices - 1}", max_staleness=1)
 
 
-SPREAD = Layout(name="engines on all devices, other roles on the last", schedule=_spread_roles)
+SPREAD = MeasuredLayout(name="engines on all devices, other roles on the last", schedule=_spread_roles)
 """Any two roles that may overlap in a run can do so here. The recipe's schedule determines the sharing of devices, but
 not the costs of an instance.
 """
-SHARED = Layout(name="roles share all devices", schedule=_share_devices)
-APART = Layout(name="training beside generation", schedule=_place_apart)
+SHARED = MeasuredLayout(name="roles share all devices", schedule=_share_devices)
+APART = MeasuredLayout(name="training beside generation", schedule=_place_apart)
 
 
 def fit_layouts(profile: Profile, first: StepTimes, measure: Measure, lay: Lay, num_devices: int) -> Profile:

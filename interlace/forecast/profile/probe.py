@@ -39,7 +39,7 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class ProbeComparison:
     """A schedule's speed between two runs of the reference schedule."""
 
     speed: Speed
@@ -59,7 +59,7 @@ class Comparison:
         return math.log(self.after.tokens_per_s / self.before.tokens_per_s)
 
 
-def noise(comparisons: Sequence[Comparison]) -> float:
+def noise(comparisons: Sequence[ProbeComparison]) -> float:
     """Returns the root mean square of the reference's relative change between two runs; 0 without a comparison."""
     return math.sqrt(fmean(each.drift**2 for each in comparisons)) if comparisons else 0.0
 
@@ -69,7 +69,7 @@ class Probed:
     """A plan and its measured speed."""
 
     plan: Planned
-    comparison: Comparison
+    comparison: ProbeComparison
 
     @property
     def speed(self) -> Speed:
@@ -145,7 +145,7 @@ def _report_each(plans: Sequence[Planned], num_steps: int, progress: ProgressVie
         yield plan.schedule
 
 
-def compare_schedules(recipe: Recipe, schedules: Iterable[Schedule], *, num_steps: int) -> Iterator[Comparison]:
+def compare_schedules(recipe: Recipe, schedules: Iterable[Schedule], *, num_steps: int) -> Iterator[ProbeComparison]:
     """Runs each schedule between two runs of the reference, the default schedule."""
     reference = load_schedule(DEFAULT_SCHEDULE)
     before: Speed | None = None
@@ -153,7 +153,7 @@ def compare_schedules(recipe: Recipe, schedules: Iterable[Schedule], *, num_step
         before = before or measure(recipe, reference, num_steps=num_steps)
         speed = measure(recipe, schedule, num_steps=num_steps)
         after = measure(recipe, reference, num_steps=num_steps)
-        yield Comparison(speed=speed, before=before, after=after)
+        yield ProbeComparison(speed=speed, before=before, after=after)
         before = after
 
 

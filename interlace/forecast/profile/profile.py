@@ -11,7 +11,7 @@ from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.forecast.profile.envs import measure_envs
 from interlace.forecast.profile.episodes import draw_episodes
-from interlace.forecast.profile.layouts import SPREAD, Layout, fit_layouts
+from interlace.forecast.profile.layouts import SPREAD, MeasuredLayout, fit_layouts
 from interlace.forecast.profile.pairs import measure_interference
 from interlace.forecast.profile.rollout import measure_rollout
 from interlace.forecast.profile.samples import draw_samples, measure_lengths, measure_reward
@@ -75,10 +75,10 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
         return profile  # no device to share
     refusal_of = AcceptsHere(recipe, devices, len(prompts.longest.token_ids))
 
-    def lay(layout: Layout) -> Recipe:
+    def lay(layout: MeasuredLayout) -> Recipe:
         return with_zero_lr(recipe, layout.schedule(len(devices)))
 
-    def measure_layout(so_far: Profile, layout: Layout) -> StepTimes | None:
+    def measure_layout(so_far: Profile, layout: MeasuredLayout) -> StepTimes | None:
         laid_out = lay(layout)
         if refusal := refusal_of(laid_out.schedule.resolved):
             progress.say(f"left out, {layout.name}: {refusal}")

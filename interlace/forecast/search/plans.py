@@ -235,7 +235,7 @@ class SearchResult:
 
     @property
     def least_stale(self) -> Planned:
-        """Of the tied plans the one with the lowest staleness bound; of several the fastest."""
+        """The tied plan with the lowest staleness bound; of several the fastest."""
         return min(self.tied, key=lambda each: each.staleness_bound)
 
     @property

@@ -9,7 +9,7 @@ from interlace.forecast.profile.layouts import (
     APART,
     SHARED,
     SPREAD,
-    Layout,
+    MeasuredLayout,
     fit_efficiency,
     fit_interference,
     fit_layouts,
@@ -64,7 +64,7 @@ PAIRS = (
 )
 
 
-def lay(layout: Layout) -> Recipe:
+def lay(layout: MeasuredLayout) -> Recipe:
     return with_zero_lr(RECIPE, layout.schedule(2))
 
 
@@ -73,7 +73,7 @@ def test_a_drift_of_the_machine_between_layouts_is_no_interference(speeds: tuple
     truth, seconds = PROFILE.model_copy(update={"interference": PAIRS}), iter(speeds)
     asked: list[str] = []
 
-    def measure(_profile: Profile, layout: Layout) -> StepTimes:
+    def measure(_profile: Profile, layout: MeasuredLayout) -> StepTimes:
         asked.append(layout.name)
         found, factor = simulate_steps(truth, lay(layout), 2), next(seconds)
         return StepTimes(

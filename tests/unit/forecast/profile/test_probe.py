@@ -5,7 +5,7 @@ import math
 import pytest
 
 from interlace.forecast.profile import probe
-from interlace.forecast.profile.probe import Comparison, Probed, Probes, Speed, compare_schedules, noise
+from interlace.forecast.profile.probe import ProbeComparison, Probed, Probes, Speed, compare_schedules, noise
 from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.plans import Planned, Score
 from interlace.run.recipe.config import DEFAULT_SCHEDULE
@@ -18,11 +18,11 @@ def speed(tokens_per_s: float) -> Speed:
     return Speed(step_s=1000 / tokens_per_s, tokens_per_s=tokens_per_s)
 
 
-def compare(tokens_per_s: float, before: float, after: float) -> Comparison:
-    return Comparison(speed=speed(tokens_per_s), before=speed(before), after=speed(after))
+def compare(tokens_per_s: float, before: float, after: float) -> ProbeComparison:
+    return ProbeComparison(speed=speed(tokens_per_s), before=speed(before), after=speed(after))
 
 
-def probed(name: str, comparison: Comparison) -> Probed:
+def probed(name: str, comparison: ProbeComparison) -> Probed:
     schedule = load_schedule(name)
     score = Score(
         step_s=1.0, error_s=0.0, tokens_per_s=1000.0, goodput=0.5, staleness_mean=0.0, staleness_max=0.0,
