@@ -34,12 +34,13 @@ def plan_here(
     """Plans a recipe on this machine. profile: if None, the stored profile, or a new measurement. Raises UserError."""
     from interlace.cli.virtual import load_given_profile
     from interlace.observe.progress import open_progress
-    from interlace.run.recipe.check_objective import refuse_offline
+    from interlace.run.recipe.check_objective import refuse_offline, refuse_transitions
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
 
     recipe = without_schedule(load_recipe(spec, overrides))
     refuse_offline(recipe, "plan")
+    refuse_transitions(recipe, "plan")
     check_settings(recipe)
     given = load_given_profile(profile) if profile else None
     from interlace.forecast.profile.profile import PARTS

@@ -13,7 +13,7 @@ from interlace.forecast.simulate import Simulation, simulate
 from interlace.models.tiny import build_tiny
 from interlace.observe.progress import QuietProgress
 from interlace.run.recipe.check import check_recipe
-from interlace.run.recipe.config import is_offline
+from interlace.run.recipe.config import algorithm_of, is_offline
 from interlace.run.recipe.load import load_recipe, recipe_names
 from tests.support.training import run_recipe
 
@@ -31,6 +31,12 @@ CHANGES = {
 SIZES = {"student": (576, 1536, 30, 9, 3), "teacher": (960, 2560, 32, 15, 5)}
 """SmolLM2-135M and 360M: hidden size, MLP, layers, heads and key-value heads."""
 PACKAGES = {"maniskill": "mani_skill", "libero": "libero", "react": "langgraph", "program": "openai"}
+
+
+def list_profiled() -> list[str]:
+    """Returns the recipes that sample and train on samples; see refuse_offline and refuse_transitions."""
+    recipes = {name: load_recipe(name) for name in recipe_names()}
+    return [name for name, each in recipes.items() if not (is_offline(each) or algorithm_of(each).needs.transitions)]
 
 
 def list_changes(name: str, folder: Path) -> list[str]:
@@ -57,7 +63,7 @@ def test_a_shipped_recipe_trains_a_step(name: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in recipe_names() if not is_offline(load_recipe(name))])
+@pytest.mark.parametrize("name", list_profiled())
 def test_a_shipped_recipe_is_profiled_and_simulated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = load_recipe(name, [*list_changes(name, tmp_path), "cluster.devices=cpu:2"])

@@ -82,6 +82,7 @@ def test_workers_of_ray_are_measured_in_their_processes(tmp_path: Path) -> None:
     [
         (["quickstart", "--out", "nowhere/profile.json"], "there is no folder nowhere"),
         (["quickstart", "steps=none"], "steps"),
+        (["robot-sac"], "algorithm 'sac' learns from replayed transitions"),
     ],
 )
 def test_a_mistake_is_refused_before_anything_runs(arguments: list[str], sentence: str) -> None:

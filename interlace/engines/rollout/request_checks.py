@@ -24,6 +24,10 @@ class Limits:
     """Arrays that the model reads in addition to tokens; None if it reads tokens only."""
     num_drawable: int | None = None
     """Number of ids that may be sampled, from 0; None for the whole vocabulary."""
+    needs_queries: bool = False
+    """True if the model draws all numbers of an answer at once, from query tokens. Its numbers are no token ids, so it
+    cannot continue from them.
+    """
 
     def check(self, request: Request) -> None:
         """Raises UserError for a request that cannot be served."""
@@ -67,6 +71,11 @@ class Limits:
                 raise UserError(f"{what}: token id {wrong[0]} is not in the model's vocabulary of {self.vocab_size}.")
 
     def _check_inputs(self, request: Request, what: str) -> None:
+        if self.needs_queries and not request.query_ids:
+            raise UserError(
+                f"{what}: the model answers in numbers, which it draws at once from query tokens, and the request has "
+                "none. Give query_ids, as the episodes of a robot do."
+            )
         if request.query_ids and len(request.query_ids) != request.params.max_new_tokens:
             raise UserError(
                 f"{what}: {len(request.query_ids)} queries and max_new_tokens={request.params.max_new_tokens}: all "

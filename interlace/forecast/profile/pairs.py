@@ -11,7 +11,7 @@ from statistics import median
 from interlace.core.types import Request, Sample, SamplingParams
 from interlace.flows.run import RoleGroups
 from interlace.forecast.profile.fit import Call, time_call
-from interlace.forecast.profile.rollout import serve_all
+from interlace.forecast.profile.rollout import find_queries, serve_all
 from interlace.forecast.profile.training import train_call
 from interlace.forecast.profile.types import Interference
 from interlace.rollouts.role_groups import RolloutGroup
@@ -111,12 +111,14 @@ def _make_workers(
 
 def _make_generation(engine: RolloutGroup, samples: Sequence[Sample], sampling: SamplingParams) -> Call:
     """Returns a call that serves an engine's share of a step, with the sampling of the step."""
+    query_ids = find_queries(samples)
     requests = [
         Request(
             uid=sample.prompt.uid,
             owner=sample.key,
             prompt_ids=sample.prompt.token_ids.tolist(),
-            params=sampling,
+            params=sampling.model_copy(update={"max_new_tokens": len(query_ids)}) if query_ids else sampling,
+            query_ids=tuple(query_ids),
         )
         for sample in samples
     ]

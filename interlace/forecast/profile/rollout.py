@@ -62,8 +62,10 @@ class Requests:
     Prompts are drawn at random from the tokens of real prompts, because an engine would not recompute a cached prompt.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], temperature: float) -> None:
+    def __init__(self, prompts: Sequence[Prompt], temperature: float, query_ids: Sequence[int] = ()) -> None:
+        """query_ids: tokens from which a policy draws an answer at once; see Request."""
         self._tokens = np.concatenate([prompt.token_ids for prompt in prompts])
+        self._query_ids = tuple(query_ids)
         self._random = np.random.default_rng(0)
         self._temperature = temperature
         self._num_prompts = 0
@@ -80,7 +82,13 @@ class Requests:
                 self._num_prompts += 1
             uid, index = f"profile/{self._num_prompts}", place % cell.per_prompt
             found.append(
-                Request(uid=uid, owner=SampleKey(NO_GROUP, index), prompt_ids=prompt_ids, params=params[steps])
+                Request(
+                    uid=uid,
+                    owner=SampleKey(NO_GROUP, index),
+                    prompt_ids=prompt_ids,
+                    params=params[steps],
+                    query_ids=self._query_ids,
+                )
             )
         return found
 
@@ -107,8 +115,9 @@ async def measure_rollout(
     """Measures the costs of one instance. samples: samples of the policy. budget_s: seconds for decoding; the other
     measurements are a few further calls.
     """
-    requests = Requests([sample.prompt for sample in samples], recipe.sampling.temperature)
-    cells = grid(recipe, samples)
+    query_ids = find_queries(samples)
+    requests = Requests([sample.prompt for sample in samples], recipe.sampling.temperature, query_ids)
+    cells = grid(recipe, samples, num_queries=len(query_ids))
     num_calls = dict.fromkeys(cells, 0)
 
     def call(cell: Cell) -> Call:
@@ -129,9 +138,16 @@ async def measure_rollout(
     return costs.model_copy(update={**state, "min_call_s": MIN_CALL_S, "update_s": await _update_s(engine, actor)})
 
 
-def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
+def find_queries(samples: Sequence[Sample]) -> Sequence[int]:
+    """Returns the query tokens from which the policy drew its answers; empty if it answered token by token."""
+    found = (segment.query_ids for sample in samples for segment in sample.segments)
+    return next((queries.tolist() for queries in found if queries is not None), ())
+
+
+def grid(recipe: Recipe, samples: Sequence[Sample], *, num_queries: int = 0) -> list[Cell]:
     """Returns cells of batches up to the engine's limit: few and many steps, separate and shared prompts, contexts up
-    to the recipe's longest, and responses with the policy's lengths.
+    to the recipe's longest, and responses with the policy's lengths. num_queries: tokens of every answer, if the policy
+    draws an answer at once.
     """
     prompt = max(len(sample.prompt.token_ids) for sample in samples)
     reach = prompt + recipe.sampling.max_new_tokens
@@ -140,6 +156,8 @@ def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
     largest = max(1, min(recipe.rollout.max_running, recipe.rollout.kv_tokens // (long + many)))
     batches = batches_to(largest)
     share = recipe.samples_per_prompt
+    if num_queries:
+        return [Cell.even(batch, prompt, num_queries, each) for batch in batches for each in dict.fromkeys((1, share))]
     lengths = [max(1, sample.num_tokens) for sample in samples]
     return [
         cell

@@ -2,7 +2,7 @@
 
 from interlace.algorithms import Algorithm
 from interlace.core.errors import UserError
-from interlace.run.recipe.config import Recipe, is_offline
+from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 
 
 def refuse_offline(recipe: Recipe, command: str) -> None:
@@ -11,6 +11,15 @@ def refuse_offline(recipe: Recipe, command: str) -> None:
         raise UserError(
             f"`interlace {command}` is for recipes whose policy generates samples, and algorithm "
             f"{recipe.algorithm.name!r} trains on given rows: start it with `interlace train`."
+        )
+
+
+def refuse_transitions(recipe: Recipe, command: str) -> None:
+    """Raises UserError if a forecast needs the costs of updates from replayed transitions, which no profile has."""
+    if algorithm_of(recipe).needs.transitions:
+        raise UserError(
+            f"`interlace {command}` measures training on samples, and algorithm {recipe.algorithm.name!r} learns from "
+            "replayed transitions, whose costs no profile has: start it with `interlace train`."
         )
 
 

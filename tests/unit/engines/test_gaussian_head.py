@@ -48,6 +48,14 @@ def test_bits_do_not_depend_on_what_shares_a_batch() -> None:
     np.testing.assert_array_equal(alone[0].logprobs, together[0].logprobs)
 
 
+def test_a_request_without_query_tokens_is_refused_because_its_numbers_are_no_token_ids() -> None:
+    model, tokenizer = build_tiny_vla(SHAPE, seed=3)
+    engine = NativeEngine(model.eval(), config=NativeConfig(max_running=16, max_tokens=2048))
+    params = SamplingParams(max_new_tokens=6)
+    with pytest.raises(UserError, match="draws at once from query tokens"):
+        engine.submit(replace(request(model, tokenizer, 0), params=params, query_ids=()))
+
+
 def test_it_is_the_normal_distribution() -> None:
     outputs = torch.tensor([[0.3, -0.7]]).repeat(4000, 1)
     uniform = (np.arange(4000) + 0.5) / 4000
