@@ -75,8 +75,10 @@ def plan_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, OnlinePl
     from interlace.forecast.recipe_check import AcceptsHere
     from interlace.observe.progress import open_progress
     from interlace.run.recipe.check import check_recipe
+    from interlace.run.recipe.check_objective import refuse_transitions
     from interlace.run.recipe.config import AUTO, set_schedule
 
+    refuse_transitions(recipe, "train schedule=auto")
     plain, settings = (
         without_schedule(recipe),
         PlanSettings(max_staleness=recipe.schedule.resolved.staleness_bound, search_s=START_S),
