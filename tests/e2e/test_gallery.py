@@ -21,6 +21,7 @@ SMALLER = ("steps=1", "prompts_per_step=2", "minibatches=1", "evaluation.num_pro
 ON_TINY = ("model=tiny:micro",)
 CHANGES = {
     "distill": ("reference.model=tiny:micro",),
+    "one-gpu": ("model=tiny:micro-chat", "sampling.max_new_tokens=32", "rollout.max_tokens=8192"),
     "smollm2": ON_TINY,
     "smollm2-lora": ON_TINY,
     "smollm2-distill": (*ON_TINY, "reference.model=tiny:micro"),
