@@ -97,7 +97,9 @@ class _Export:
 
     def write_model(self, folder: Path) -> None:
         """Writes the whole model, its tokenizer and its card."""
-        stored = self.recipe.model.stored_in(self.checkpoint)
+        # A checkpoint is float32. Loaded as model.dtype, an export would be rounded to the type of the engines first.
+        dtype = "bfloat16" if self.options.dtype == "bfloat16" else "float32"
+        stored = self.recipe.model.stored_in(self.checkpoint).model_copy(update={"dtype": dtype})
         model = self._save_model(stored, folder, is_classifier=self.is_classifier)
         kind = _CLASSIFIER if self.is_classifier else "AutoModelForCausalLM"
         self._write_card(
