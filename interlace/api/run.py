@@ -12,7 +12,7 @@ from rich.console import Console
 from interlace.api.advice import for_python, in_any_loop
 from interlace.cli.eval import evaluate_spec
 from interlace.core.errors import UserError
-from interlace.core.types import JSON
+from interlace.core.types import JSON, SamplingParams
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.observe.best import read_best
 from interlace.observe.checkpoints import Checkpoints
@@ -173,17 +173,17 @@ class TrainedRun:
         """Returns the responses of the trained model; of one prompt that is text, its response.
 
         prompts: texts or chats, written for the model as in training. max_new_tokens, temperature: None takes the
-        run's settings; temperature 0 takes the most probable token.
+        run's settings; temperature 0 takes the most probable token. Truncation and repetition penalty are the run's,
+        too; the model's generation_config has no effect except for its end tokens. Raises UserError for a value that
+        is out of range.
         """
         from interlace.api.generation import generate_texts
 
-        sampling = self.recipe.sampling
-        limit = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
-        heat = sampling.temperature if temperature is None else temperature
+        changes = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+        kept = self.recipe.sampling.model_dump()
+        sampling = SamplingParams.parse(kept | {name: value for name, value in changes.items() if value is not None})
         given = [prompts] if isinstance(prompts, str) else list(prompts)
-        found = generate_texts(
-            self.model, self.tokenizer, given, self.recipe.task.format, max_new_tokens=limit, temperature=heat
-        )
+        found = generate_texts(self.model, self.tokenizer, given, self.recipe.task.format, sampling)
         return found[0] if isinstance(prompts, str) else found
 
     @for_python

@@ -294,6 +294,13 @@ class DataConfig(SourceConfig):
     sampler: SamplerChoice = SamplerChoice()
     """Order of the prompts of a single source."""
 
+    @property
+    def generated_sources(self) -> frozenset[str]:
+        """Returns the names (Prompt.source) of the sources of which reasoning-gym generates the questions."""
+        if self.reasoning_gym is not None:
+            return frozenset({""})
+        return frozenset(part.label for part in self.mixture if part.reasoning_gym is not None)
+
     @model_validator(mode="before")
     @classmethod
     def _expand_mixture(cls, data: object) -> object:

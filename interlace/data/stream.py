@@ -1,7 +1,9 @@
 """The stream of prompts of a run, exactly resumable."""
 
+import hashlib
+import json
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -23,7 +25,7 @@ class StreamState(Config):
     pending: tuple[int, ...] = ()
     """Numbers of draws to serve before new ones, ascending."""
     fingerprint: int
-    """Fingerprint of the prompts and the seed: a stream is restored only over the same ones."""
+    """Fingerprint of the prompts, with their content, and of the seed: a stream is restored only over the same ones."""
     sampler: JsonValue = None
     """State of the sampler; None if its draws follow from their numbers."""
 
@@ -35,8 +37,18 @@ class PromptStream:
     none is skipped or served twice. Not safe for threads.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int, sampler: PromptSampler | None = None) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        seed: int,
+        sampler: PromptSampler | None = None,
+        *,
+        generated: Collection[str] = (),
+    ) -> None:
         """prompts: in a fixed order, with distinct uids. sampler: of these prompts; None shuffles each epoch.
+
+        generated: names of sources (Prompt.source) whose prompts are identified by their uids alone, because a
+        generator may word the same question differently in another process.
 
         Raises ValueError without prompts, or if a uid repeats.
         """
@@ -44,14 +56,21 @@ class PromptStream:
         self._position = {prompt.uid: index for index, prompt in enumerate(self._prompts)}
         if not self._prompts or len(self._position) != len(self._prompts):
             raise ValueError(f"{len(self._prompts)} prompts with {len(self._position)} distinct uids: need one or more")
-        self._seed = seed
+        self._seed, self._generated = seed, frozenset(generated)
         self._sampler = sampler or Shuffle(NoSettings(), self._prompts, seed)
         self._drawn = 0
         self._pending: list[int] = []
 
     @cached_property
     def _fingerprint(self) -> int:
-        return stable_hash(self._seed, *(prompt.uid for prompt in self._prompts))
+        return stable_hash(self._seed, *(self._describe_prompt(prompt) for prompt in self._prompts))
+
+    def _describe_prompt(self, prompt: Prompt) -> str:
+        if prompt.source in self._generated:
+            return prompt.uid
+        # Without the tokens: a chat template may write the date.
+        content = json.dumps([prompt.text, prompt.answer, dict(prompt.metadata)], sort_keys=True)
+        return f"{prompt.uid} {hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}"
 
     def __iter__(self) -> Iterator[Prompt]:
         return self

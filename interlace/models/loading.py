@@ -111,7 +111,7 @@ def load_model(config: ModelConfig, read: "Read | None" = None) -> LoadedModel:
         model_config, tokenizer = _model_config(origin, config), load_tokenizer(config)
         check_vocabulary(config, model_config, tokenizer)
         model = read(origin, config, model_config) if read else _model(origin, config)
-    return LoadedModel(model=model.eval(), tokenizer=tokenizer, stop_token_ids=_stop_tokens(model, tokenizer))
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer, stop_token_ids=list_stop_tokens(model, tokenizer))
 
 
 def portable_name(config: ModelConfig, *, is_warmed_up: bool = False) -> str:
@@ -373,7 +373,7 @@ def _tokenizer(origin: Origin, config: ModelConfig) -> "PreTrainedTokenizerBase"
     return tokenizer
 
 
-def _stop_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+def list_stop_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """Returns the tokens that end a response: the tokenizer's, the generation config's and the chat template's."""
     found = model.generation_config.eos_token_id if model.generation_config is not None else None
     listed = found if isinstance(found, list) else [] if found is None else [found]

@@ -3,6 +3,7 @@
 config.yaml        resolved settings, with masked secrets
 secrets.yaml       the masked values, for a resumed run; mode 0600
 run.json           the id of the run, which its checkpoints record
+warmup.json        the folder with the result of the run's warm-up
 metrics.jsonl      one flat object per step
 evaluations.jsonl  one object per evaluation on held-out prompts; step 0 is before the first step
 timeline.json      Chrome trace of the newest process; traces of earlier processes are timeline-1.json ...

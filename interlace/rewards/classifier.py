@@ -64,7 +64,7 @@ class ModelScorer:
         """Returns the tokens of a sample, and the reason why the model cannot read them; None if it can."""
         chat = self._settings.chat_template
         try:
-            tokens = encode_scored(self._tokenizer, sample.prompt, sample.text, chat_template=chat)
+            tokens = _encode_text(self._tokenizer, sample.prompt, sample.text, chat_template=chat)
         except UserError as error:
             return [], str(error)
         if self._context is not None and len(tokens) > self._context:
@@ -87,11 +87,21 @@ class ModelScorer:
 def encode_scored(
     tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, response: str, *, chat_template: bool
 ) -> list[int]:
-    """Returns the tokens of a prompt and a response as a reward model reads them, in training and in scoring.
+    """Returns the tokens of a prompt and a response up to the one at which transformers' classifiers compute the score.
 
-    chat_template: writes the conversation by the chat template of the tokenizer, if it has one. Raises UserError if the
-    template refuses the conversation.
+    That is the last token which is not the pad token: if the end token is the pad token, it is the token before the end
+    token. chat_template: writes the conversation by the chat template of the tokenizer, if it has one. Raises UserError
+    if the template refuses the conversation.
     """
+    tokens = _encode_text(tokenizer, prompt, response, chat_template=chat_template)
+    read = [place for place, token in enumerate(tokens, start=1) if token != tokenizer.pad_token_id]
+    return tokens[: read[-1] if read else 1]
+
+
+def _encode_text(
+    tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, response: str, *, chat_template: bool
+) -> list[int]:
+    """Returns all tokens of a prompt and a response. Arguments and errors as of encode_scored()."""
     if not (chat_template and tokenizer.chat_template):
         return list(tokenizer(prompt.text + response)["input_ids"])
     conversation = [to_mapping(message) for message in prompt.messages]

@@ -19,7 +19,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.run.best import NEWEST, choose_checkpoint
 from interlace.run.model_card import TAG, CardSubject, model_card
 from interlace.run.recipe.config import Recipe
-from interlace.run.warmup import warmup_folder
+from interlace.run.warmup import find_warmup
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +97,9 @@ class _Export:
 
     def write_model(self, folder: Path) -> None:
         """Writes the whole model, its tokenizer and its card."""
-        stored = self.recipe.model.stored_in(self.checkpoint)
+        # A checkpoint is float32. Loaded as model.dtype, an export would be rounded to the type of the engines first.
+        dtype = "bfloat16" if self.options.dtype == "bfloat16" else "float32"
+        stored = self.recipe.model.stored_in(self.checkpoint).model_copy(update={"dtype": dtype})
         model = self._save_model(stored, folder, is_classifier=self.is_classifier)
         kind = _CLASSIFIER if self.is_classifier else "AutoModelForCausalLM"
         self._write_card(
@@ -121,7 +123,7 @@ class _Export:
         settings.base_model_name_or_path = base = portable_name(self.recipe.model)
         if not _is_on_hub(self.recipe):
             settings.base_model_name_or_path, base = BASE_FOLDER, f"FOLDER/{BASE_FOLDER}"
-            self._save_model(_base_model(self.recipe), folder / BASE_FOLDER, is_classifier=False)
+            self._save_model(_base_model(self.run, self.recipe), folder / BASE_FOLDER, is_classifier=False)
         weights = _cast_weights(load_file(source / WEIGHTS_FILE), self.options.dtype)
         save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         settings.save_pretrained(str(folder))
@@ -203,10 +205,10 @@ def _check_adapter(run: RunFolder, recipe: Recipe, to: str) -> None:
         raise UserError(f"run {run.name!r} trained all weights and has no adapter: export the model (--merge).")
     if to.endswith(GGUF):
         raise UserError(f"{to}: a GGUF file holds a whole model. Export the merged model (--merge), or to a folder.")
-    if not _is_on_hub(recipe) and recipe.warmup is not None and not warmup_folder(recipe).is_dir():
+    if not _is_on_hub(recipe) and recipe.warmup is not None and not find_warmup(run, recipe).is_dir():
         raise UserError(
-            f"the base of run {run.name!r} is the result of its warm-up, and {warmup_folder(recipe)} no longer exists. "
-            "Export the merged model (--merge)."
+            f"the base of run {run.name!r} is the result of its warm-up, and {find_warmup(run, recipe)} does not "
+            "exist. Export the merged model (--merge)."
         )
 
 
@@ -295,8 +297,8 @@ def _is_on_hub(recipe: Recipe) -> bool:
     return recipe.warmup is None and HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
-def _base_model(recipe: Recipe) -> ModelConfig:
-    return recipe.model if recipe.warmup is None else recipe.model.stored_in(warmup_folder(recipe))
+def _base_model(run: RunFolder, recipe: Recipe) -> ModelConfig:
+    return recipe.model if recipe.warmup is None else recipe.model.stored_in(find_warmup(run, recipe))
 
 
 def _is_classifier(folder: Path) -> bool:

@@ -34,7 +34,8 @@ class OfflineSession(RunProcess):
 
     async def _work(self, cluster: Cluster, logger: MetricsLoggers, trace: StepTrace) -> None:
         job, recipe, prompts = self._job, self._recipe, self._prompts
-        stream = PromptStream(prompts.train, recipe.seed, create_sampler(recipe.task, prompts.train, recipe.seed))
+        sampler = create_sampler(recipe.task, prompts.train, recipe.seed)
+        stream = PromptStream(prompts.train, recipe.seed, sampler, generated=recipe.task.generated_sources)
         if job.start.state:
             stream.restore(job.start.state.stream)
         encoded = dict(zip([prompt.uid for prompt in prompts.train], encode_rows(recipe, prompts.train), strict=True))

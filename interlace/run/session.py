@@ -242,7 +242,7 @@ class RunProcess(ABC):
         prompts, newest = self._prompts, self._job.start.checkpoint
         abort = self._stop.abort_if_requested  # an unfinished warm-up is discarded
         began_s = time.monotonic()
-        initial = await make_warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
+        initial = await make_warmed_model(cluster, recipe, prompts, self._progress, on_step=abort, run=self._folder)
         self._began_s += time.monotonic() - began_s  # a start from a checkpoint does not repeat the warm-up
         policy = initial.stored_in(newest) if newest else initial
         sources = ModelSources(

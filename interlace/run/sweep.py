@@ -106,15 +106,14 @@ def load_sweep(spec: str, arguments: Sequence[str]) -> list[Variant]:
 
     arguments: KEY=VALUE, or KEY=A,B,... for a swept key. A comma within brackets or quotes does not separate.
     """
-    fixed: list[str] = []
+    given: set[str] = set()
     swept: dict[str, list[str]] = {}
     for argument in arguments:
         key, values = override_key(argument), split_values(argument)
-        if key in swept or any(override_key(each) == key for each in fixed):
+        if key in given:
             raise UserError(f"{key} is given twice: write all its values at once, as {key}=A,B.")
-        if len(values) == 1:
-            fixed.append(argument)
-        else:
+        given.add(key)
+        if len(values) > 1:
             swept[key] = values
     if not swept:
         raise UserError(
@@ -132,7 +131,9 @@ def load_sweep(spec: str, arguments: Sequence[str]) -> list[Variant]:
         if name != text or name in names:  # a digest, so that the name depends on these values alone
             name = f"{name[:170]}-{hashlib.sha256(repr(chosen).encode()).hexdigest()[:8]}"
         names.add(name)
-        recipe = load_recipe(spec, [*fixed, *(f"{key}={value}" for key, value in chosen.items())])
+        overrides = [f"{key}={chosen[key]}" if (key := override_key(each)) in chosen else each for each in arguments]
+        # A section before its settings: a new algorithm resets the settings that were applied before it.
+        recipe = load_recipe(spec, sorted(overrides, key=lambda each: override_key(each).count(".")))
         if recipe.schedule.open:
             raise UserError("schedule=auto is chosen by `interlace train`. In a sweep name presets: schedule=A,B.")
         check_settings(recipe)

@@ -120,7 +120,8 @@ class _PolicySession(RunProcess):
 
     async def _work(self, cluster: Cluster, logger: MetricsLoggers, trace: StepTrace) -> None:
         job, prompts, recipe = self._job, self._prompts.train, self._recipe
-        stream = PromptStream(prompts, recipe.seed, create_sampler(recipe.task, prompts, recipe.seed))
+        sampler = create_sampler(recipe.task, prompts, recipe.seed)
+        stream = PromptStream(prompts, recipe.seed, sampler, generated=recipe.task.generated_sources)
         if job.start.state:
             stream.restore(job.start.state.stream)
         else:

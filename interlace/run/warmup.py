@@ -1,5 +1,6 @@
 """Makes the warmed-up model of a recipe once, and caches it by content."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +16,16 @@ from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
 from interlace.observe.manifest import write_manifest
 from interlace.observe.progress import ProgressView
+from interlace.observe.run_folder import RunFolder
 from interlace.run.expert_examples import expert_examples
 from interlace.run.launch_services import launch_warmup
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import message_writer
+from interlace.run.warmup_inputs import describe_content, list_warmup_inputs
 from interlace.runtime.cluster import Cluster
+
+WARMUP_FILE = "warmup.json"
+"""File of a run's folder that records the folder with the result of its warm-up."""
 
 
 class _Examples:
@@ -63,15 +69,33 @@ class _Examples:
 
 
 def warmup_folder(recipe: Recipe) -> Path:
-    """Returns the folder of the warmed-up model, whose name is a hash of all inputs of the warm-up."""
+    """Returns the folder of the warmed-up model, whose name is a hash of all inputs of the warm-up.
+
+    The inputs include the content of local files; see MAX_HASHED_BYTES.
+    """
     parts: tuple[Config | None, ...] = (recipe.model, recipe.task, recipe.warmup)
     if not recipe.episode.is_single_turn:
         parts = (*parts, recipe.episode, recipe.renderer)
+    elif recipe.renderer.chat_template_kwargs:
+        parts = (*parts, recipe.renderer)
     content = [part.model_dump_json() for part in parts if part is not None]
+    content += map(describe_content, list_warmup_inputs(recipe))
     if recipe.warmup is not None and recipe.warmup.experts is not None and recipe.warmup.experts.dataset is not None:
         content.append(recipe.warmup.experts.content)
     key = stable_hash(interlace.__version__, recipe.seed, recipe.tokens_per_microbatch, *content)
     return Path(recipe.model.cache_dir).expanduser() / "warmup" / f"{key:016x}"
+
+
+def find_warmup(run: RunFolder, recipe: Recipe) -> Path:
+    """Returns the folder of the warmed-up model that a run started from, if the run recorded it and it exists.
+
+    Else returns the folder that the recipe and the present files give.
+    """
+    try:
+        recorded = Path(str(json.loads((run.path / WARMUP_FILE).read_text(encoding="utf-8"))["folder"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return warmup_folder(recipe)
+    return recorded if recorded.is_dir() else warmup_folder(recipe)
 
 
 async def make_warmed_model(
@@ -81,14 +105,16 @@ async def make_warmed_model(
     progress: ProgressView,
     *,
     on_step: Callable[[], None] = lambda: None,
+    run: RunFolder | None = None,
 ) -> ModelConfig:
     """Returns the initial model: the recipe's model, or the result of its warm-up.
 
-    on_step: called after each step of a warm-up; an exception that it raises ends the warm-up.
+    on_step: called after each step of a warm-up; an exception that it raises ends the warm-up. run: records the result,
+    from which the run then continues if the files that the warm-up read have changed.
     """
     if recipe.warmup is None:
         return recipe.model
-    folder = warmup_folder(recipe)
+    folder = warmup_folder(recipe) if run is None else find_warmup(run, recipe)
     if folder.exists():
         progress.say(f"warm-up: found in {folder}")
     else:
@@ -105,6 +131,8 @@ async def make_warmed_model(
         accuracy = await _warm_up(cluster, recipe, prompts, report_step, folder)
         if accuracy is not None:
             progress.say(f"warm-up: accuracy {accuracy:.2f} of the demonstrated habit after {done_steps} steps")
+    if run is not None:
+        (run.path / WARMUP_FILE).write_text(json.dumps({"folder": str(folder.resolve())}) + "\n", encoding="utf-8")
     return recipe.model.stored_in(folder)
 
 

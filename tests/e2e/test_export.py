@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModelForCausalLM,
@@ -66,6 +67,14 @@ def test_a_folder_in_bfloat16_with_a_card(run: interlace.TrainedRun, tmp_path: P
         run.export(target)
     assert run.export(target, overwrite=True) == str(target)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(target)), logits(run.model))
+
+
+def test_float32_weights_are_those_of_the_checkpoint_if_the_engines_computed_in_bfloat16(tmp_path: Path) -> None:
+    run = train(tmp_path, "run", model={"path": "tiny:micro", "dtype": "bfloat16"})
+    run.export(tmp_path / "out")
+    trained, exported = (load_file(folder / "model.safetensors") for folder in (run.checkpoint, tmp_path / "out"))
+    assert all(torch.equal(exported[name], weight) for name, weight in trained.items())
+    assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in trained.values())
 
 
 def test_an_adapter_with_its_base_is_the_merged_model(tmp_path: Path) -> None:

@@ -144,6 +144,14 @@ def test_values_with_commas_brackets_and_quotes_reach_the_runs(tmp_path: Path) -
     assert names == {variant.name: variant.recipe for variant in load(texts[::-1])}, "the order of values has no effect"
 
 
+def test_a_fixed_setting_of_a_swept_section_reaches_the_runs(tmp_path: Path) -> None:
+    arguments = ["algorithm=grpo,rloo", "algorithm.kl_coefficient=0.05"]
+    for order in (arguments, arguments[::-1]):  # interlace.sweep gives the fixed settings first
+        variants = load_sweep("quickstart", [*settings(tmp_path), *order, "warmup=null"])
+        found = [variant.recipe.algorithm.model_dump(mode="json") for variant in variants]
+        assert [(each["name"], each["kl_coefficient"]) for each in found] == [("grpo", 0.05), ("rloo", 0.05)]
+
+
 def test_runs_are_ordered_in_the_direction_of_best(tmp_path: Path) -> None:
     arguments = [*settings(tmp_path), "optimizer.lr=1e-5,1e-2", "eval_every=1", "best={metric: eval/loss, mode: max}"]
     code, out, err = sweep("sft", *arguments, "--json")

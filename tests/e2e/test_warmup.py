@@ -1,5 +1,6 @@
 """The warmed-up model is made once and completely, even if several processes make it at the same time."""
 
+import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -7,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from interlace.models.tiny import build_tiny
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
+from interlace.run.warmup import find_warmup, warmup_folder
 from tests.support.training import SMALL
 
 
@@ -52,3 +55,34 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_warm_up(tmp_path: Path) -> None:
     with StopSignal(lambda: None) as stop, pytest.raises(KeyboardInterrupt):
         train(recipe, RunFolder.create(tmp_path, "run"), resume=False, progress=Impatient(), stop=stop)
     assert list((cache / "warmup").iterdir()) == [], "nothing half made is left"
+
+
+def test_an_edited_data_file_and_a_replaced_model_have_a_warm_up_of_their_own(tmp_path: Path) -> None:
+    rows, model_folder = tmp_path / "rows.jsonl", tmp_path / "model"
+
+    def write_rows(shift: int) -> None:
+        pairs = [{"prompt": f"{n}+1=", "answer": str(n + shift)} for n in range(8)]
+        rows.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+
+    def write_model(seed: int) -> None:
+        for part in build_tiny("micro", seed):
+            part.save_pretrained(model_folder)
+
+    write_rows(1)
+    write_model(0)
+    settings = [f"model.path={model_folder}", f"model.cache_dir={tmp_path}", f"task={rows}", "reward=exact", "steps=1"]
+    settings += ["warmup.steps=1", "warmup.demonstrations={style: answer}", "cluster.devices=cpu:2"]
+    recipe = load_recipe("quickstart", [*settings, "prompts_per_step=2", "logging.loggers=[]"])
+    run = RunFolder.create(tmp_path, "run")
+    train(recipe, run, resume=False, progress=QuietProgress(), stop=StopSignal(lambda: None))
+    first = warmup_folder(recipe)
+    assert first.is_dir()
+    write_rows(1)
+    write_model(0)
+    assert warmup_folder(recipe) == first, "the same content in new files"
+    write_model(7)
+    other_model = warmup_folder(recipe)
+    write_rows(5)
+    other_rows = warmup_folder(recipe)
+    assert len({first, other_model, other_rows}) == 3
+    assert find_warmup(run, recipe) == first, "the run records the warm-up that it started from"

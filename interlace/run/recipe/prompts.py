@@ -46,10 +46,10 @@ def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" =
     if is_offline(recipe):
         return offline_prompts(recipe.task, tokenizer, renderer)
     _check_chat(recipe, tokenizer, renderer)
-    if renderer is None:
+    write_prompt = prompt_writer(recipe, tokenizer)
+    if write_prompt is None:
         prompts = load_prompts(recipe.task, tokenizer)
     else:
-        tools_of = _tools_by_row(recipe)
 
         def write(messages: Messages, row: Row) -> list[int]:
             if row.tools:
@@ -57,11 +57,25 @@ def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" =
                     f"{row.origin}: column 'tools' lists the tools of a row, and the recipe's episode shows the tools "
                     "that it can call. Set task.columns.tools=null, or take episode=single_turn."
                 )
-            return renderer.render(messages, tools_of(row.metadata))
+            return write_prompt(messages, row.metadata)
 
         prompts = load_prompts(recipe.task, tokenizer, write)
     check_rows(recipe.episode, [*prompts.train, *prompts.heldout])
     return prompts
+
+
+def prompt_writer(
+    recipe: Recipe, tokenizer: "PreTrainedTokenizerBase"
+) -> Callable[[Messages, Mapping[str, JSON]], list[int]] | None:
+    """Returns the function from messages and a row's metadata to the tokens of a prompt, tools of the episode included.
+
+    Returns None if prompts are written without a renderer: as plain text, or by the chat template alone.
+    """
+    renderer = renderer_of(recipe, tokenizer)
+    if renderer is None:
+        return None
+    tools_of = _tools_by_row(recipe)
+    return lambda messages, metadata: renderer.render(messages, tools_of(metadata))
 
 
 def message_writer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> MessageWriter | None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from interlace.core.errors import UserError
-from interlace.core.messages import Message, to_mapping
+from interlace.core.messages import Messages, to_mapping
 from interlace.core.types import Prompt
 from interlace.data.chat import with_last
 from interlace.data.config import PromptFormat
@@ -16,6 +17,7 @@ from interlace.data.rows import Row
 from interlace.models.loading import load_tokenizer
 from interlace.models.token_text import lossy_text
 from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.prompts import prompt_writer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,10 +29,12 @@ CHECKED_PROMPTS = 256
 def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Callable[[Prompt], Prompt] | None:
     """Returns the function from a prompt to the prompt that the teachers read; None if both are equal.
 
-    The context precedes the text of a prompt; of a chat, the content of its last message.
+    The context precedes the text of a prompt, after its start token; of a chat, the content of its last message. A chat
+    is written as the policy's, with the same tools and variables of the chat template.
     """
     if not recipe.reference.context:
         return None
+    write = prompt_writer(recipe, tokenizer)
     style = PromptFormat(template=recipe.reference.context)
 
     def read(prompt: Prompt) -> Prompt:
@@ -44,8 +48,11 @@ def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Calla
         context = render(row, style)
         if not prompt.messages:
             ids = tokenizer(context, add_special_tokens=False)["input_ids"]
-            return replace(prompt, token_ids=np.concatenate([np.array(ids, np.int32), prompt.token_ids]))
-        return replace(prompt, token_ids=_chat_ids(tokenizer, prompt.messages, context))
+            start = _count_start_tokens(tokenizer, prompt)
+            return replace(prompt, token_ids=np.insert(prompt.token_ids, start, np.array(ids, np.int32)))
+        longer = _put_before_last(prompt.messages, context)
+        ids = write(longer, prompt.metadata) if write else _chat_ids(tokenizer, longer)
+        return replace(prompt, token_ids=np.array(ids, np.int32))
 
     return read
 
@@ -71,7 +78,7 @@ def text_reader(teacher: "PreTrainedTokenizerBase") -> Callable[[Prompt], Prompt
 
     def read(prompt: Prompt) -> Prompt:
         if prompt.messages and teacher.chat_template:
-            return replace(prompt, token_ids=_chat_ids(teacher, prompt.messages, ""))
+            return replace(prompt, token_ids=np.array(_chat_ids(teacher, prompt.messages), np.int32))
         ids = teacher(prompt.text, add_special_tokens=True)["input_ids"]
         end = teacher.eos_token_id
         ids = ids[:-1] if ids and ids[-1] == end else ids  # some tokenizers end every text
@@ -100,11 +107,20 @@ def check_alignment(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTr
             )
 
 
-def _chat_ids(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], context: str
-) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+def _count_start_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt) -> int:
+    """Counts the special tokens with which the tokenizer begins a text, such as <s>, at the start of a prompt."""
+    special = tokenizer("")["input_ids"]
+    pairs = zip(special, prompt.token_ids.tolist(), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _put_before_last(messages: Messages, context: str) -> Messages:
+    return with_last(messages, context + messages[-1].content)
+
+
+def _chat_ids(tokenizer: "PreTrainedTokenizerBase", messages: Messages) -> list[int]:
     from interlace.data.chat_template_limits import render_chat  # imports jinja
 
-    longer = with_last(tuple(messages), context + messages[-1].content)
-    text = render_chat(tokenizer, [to_mapping(message) for message in longer], tools=None, add_generation_prompt=True)
-    return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+    text = render_chat(tokenizer, [to_mapping(message) for message in messages], tools=None, add_generation_prompt=True)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids

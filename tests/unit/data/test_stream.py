@@ -1,5 +1,8 @@
 """A stream yields every prompt once per epoch, and a restored stream continues exactly."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -105,6 +108,18 @@ def test_a_state_of_other_prompts_is_refused() -> None:
     for other in (PromptStream(prompts(6), seed=0), PromptStream(prompts(5), seed=1)):
         with pytest.raises(UserError, match="are not the prompts of this run"):
             other.restore(state)
+
+
+def test_a_state_of_edited_rows_is_refused() -> None:
+    given = prompts(5)
+    state = PromptStream(given, seed=0).state()
+    changes: list[dict[str, Any]] = [{"text": "new"}, {"answer": "new"}, {"metadata": {"completion": "new"}}]
+    for change in changes:
+        edited = [*given[:4], replace(given[4], **change)]
+        with pytest.raises(UserError, match="a data file or the seed changed"):
+            PromptStream(edited, seed=0).restore(state)
+        generated = PromptStream(edited, seed=0, generated={""})
+        generated.restore(PromptStream(given, seed=0, generated={""}).state())
 
 
 def test_prompts_need_distinct_names() -> None:

@@ -13,7 +13,7 @@ from interlace.core.messages import Message
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.models.classifier import check_classifier, load_classifier
 from interlace.rewards.base import RewardConfig
-from interlace.rewards.classifier import ModelScorer
+from interlace.rewards.classifier import ModelScorer, encode_scored
 from tests.support.reward_model import CONTEXT, write_model
 
 TEXTS = (("2+2=", "4"), ("name a colour: ", "green, and then blue"), ("", "x"), ("long " * 8, "!"), ("a", "b"))
@@ -63,6 +63,20 @@ def test_a_chat_template_makes_two_turns(tmp_path: Path) -> None:
     [without] = scorer(path, chat_template=False).score(samples(TEXTS[:1]))
     assert with_template.reward == pytest.approx(alone(path, "[user]2+2=[assistant]4"), abs=1e-5)
     assert without.reward == pytest.approx(alone(path, "2+2=4"), abs=1e-5)
+
+
+def test_training_computes_the_score_where_transformers_does_if_the_end_token_is_the_pad_token(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = f"{TEMPLATE}{tokenizer.eos_token}"
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(path)
+    [sample] = samples((("2+2=", "4"),))
+    ids = encode_scored(tokenizer, sample.prompt, sample.text, chat_template=True)
+    model = AutoModelForSequenceClassification.from_pretrained(path)
+    with torch.no_grad():
+        trained = float(model.score(model.model(torch.tensor([ids])).last_hidden_state[0, -1]))
+    assert scorer(path).score([sample])[0].reward == pytest.approx(trained, abs=1e-5)
 
 
 def test_a_conversation_is_read_as_its_own_template_writes_it(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from interlace.core.errors import UserError
 from interlace.models.loading import load_tokenizer
+from interlace.models.tiny import build_tokenizer
 from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.prompts import recipe_prompts
-from interlace.run.recipe.teacher_prompts import check_context
+from interlace.run.recipe.teacher_prompts import check_context, prompt_reader
 
 
 def test_a_later_row_without_the_column_is_found(tmp_path: Path) -> None:
@@ -18,3 +20,25 @@ def test_a_later_row_without_the_column_is_found(tmp_path: Path) -> None:
     recipe = load_recipe("distill", changes)
     with pytest.raises(UserError, match="has no column"):
         check_context(recipe, recipe_prompts(recipe).train, load_tokenizer(recipe.model))
+
+
+def test_the_teacher_reads_the_context_within_the_prompt_of_the_policy(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "7 + 5 =", "answer": "12"}\n')
+    changes = [f"task={path}", "reference.model=null", "reference.context='It is {answer}. '"]
+
+    plain = build_tokenizer(256)
+    plain.add_special_tokens({"bos_token": "<bos>"})
+    start = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", plain.bos_token_id)])
+    plain.backend_tokenizer.post_processor = start
+    chat = build_tokenizer(256, chat=True)
+    chat.chat_template += "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    off = ["model=tiny:micro-chat", "renderer.chat_template_kwargs={enable_thinking: false}"]
+    for tokenizer, further in ((plain, []), (chat, off)):
+        recipe = load_recipe("distill", [*changes, *further])
+        [prompt] = recipe_prompts(recipe, tokenizer).train
+        read = prompt_reader(recipe, tokenizer)
+        assert read is not None
+        whole = tokenizer.decode(prompt.token_ids)
+        assert whole.startswith("<bos>") or whole.endswith("<think></think>")
+        assert tokenizer.decode(read(prompt).token_ids) == whole.replace("7 + 5", "It is 12. 7 + 5")

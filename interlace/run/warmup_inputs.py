@@ -1,0 +1,37 @@
+"""Local files that a warm-up reads: their list, and a text that changes with their content."""
+
+import hashlib
+from pathlib import Path
+
+from interlace.run.recipe.config import Recipe
+
+MAX_HASHED_BYTES = 64 << 20
+"""Size up to which a file is identified by its content, which takes below 0.1 s. A larger file, such as the weights of
+a model, is identified by its size and modification time, so that a run does not read it once more at its start."""
+
+
+def list_warmup_inputs(recipe: Recipe) -> list[Path]:
+    """Returns the existing files and folders with the model, the tokenizer and the rows of a recipe's warm-up."""
+    task = recipe.task
+    files = [part.files for part in (task, *task.mixture, *task.heldout_sets.values()) if part.files is not None]
+    rows = [path for source in files for path in (source.train, source.heldout)]
+    paths = [Path(path).expanduser() for path in (recipe.model.path, recipe.model.tokenizer, *rows) if path is not None]
+    return [path for path in paths if path.exists()]
+
+
+def describe_content(path: Path) -> str:
+    """Returns a text that changes with the content of a file, or of the files in a folder without its subfolders.
+
+    It contains no path, so that a copy of the files has the same text, except for files above MAX_HASHED_BYTES.
+    """
+    if path.is_file():
+        return _describe_file(path)
+    return "\n".join(f"{file.name} {_describe_file(file)}" for file in sorted(path.iterdir()) if file.is_file())
+
+
+def _describe_file(file: Path) -> str:
+    found = file.stat()
+    if found.st_size > MAX_HASHED_BYTES:
+        return f"{found.st_size} bytes at {found.st_mtime_ns}"
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "blake2b").hexdigest()
