@@ -256,14 +256,14 @@ class PrefixIndex:
     def take(self, sequence: SequenceState) -> int:
         """Moves the tokens kept for a sample into the row of its next turn. Returns their number, 0 if none was kept.
 
-        A turn that continues from an earlier position of its sample takes nothing, because the later tokens may be
-        needed.
+        A turn that continues from an earlier position of its sample takes nothing: the later tokens may be needed, and
+        rows that share their cells read them.
         """
         holder = self.retained.find_kept(sequence.request.owner) if sequence.shares_prefixes else None
         if holder is None or holder.left_behind is None:
             return 0
         shared = _num_shared(holder.left_behind, sequence.token_ids)
-        if shared < min(holder.num_tokens, len(sequence.token_ids) - 1):
+        if shared < holder.num_tokens:
             return 0
         self._taken = holder
         self.retained.take(holder, sequence.row)

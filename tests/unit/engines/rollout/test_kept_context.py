@@ -141,6 +141,35 @@ def test_turns_side_by_side_share_their_beginning(make_model: ModelMaker) -> Non
     assert [done.num_cached_tokens for done in found] == [len(so_far) - 1] * 2
 
 
+@pytest.mark.parametrize("kv", ["slots", "pages"])
+def test_another_answer_to_a_prompt_leaves_the_kept_context_to_turns_that_share_it(
+    make_model: ModelMaker, kv: KVKind
+) -> None:
+    def play_branches(config: NativeConfig) -> dict[int, Response]:
+        engine, found = NativeEngine(make_model(), config=config), dict[int, Response]()
+
+        def run_until(number: int) -> None:
+            while number not in found:
+                found.update((done.request.turn, done) for done in engine.step().finished)
+
+        engine.submit(turn(0, 0, SYSTEM, 40))
+        run_until(0)
+        so_far = [*SYSTEM, *found[0].token_ids]
+        engine.submit(turn(0, 1, [*so_far, 1], 2))
+        engine.submit(turn(0, 2, [*so_far, 2], 60))
+        run_until(1)
+        engine.submit(turn(0, 3, SYSTEM, 40))  # while turn 2 runs
+        run_until(2)
+        run_until(3)
+        return found
+
+    apart = NativeConfig(kv=kv, max_running=4, steps_per_schedule=1, draft_tokens=0, prefix_cache=False)
+    expected, found = (play_branches(apart.model_copy(update={"prefix_cache": keeps})) for keeps in (False, True))
+    assert found[3].num_cached_tokens == len(SYSTEM) - 1
+    for number, one in expected.items():
+        assert (found[number].token_ids, found[number].logprobs) == (one.token_ids, one.logprobs)
+
+
 def test_running_sequences_go_before_what_is_kept_and_ended_samples_before_both(make_model: ModelMaker) -> None:
     engine = NativeEngine(make_model(), config=NativeConfig(max_tokens=256, max_running=4, kv="pages"))
     contexts = {}
