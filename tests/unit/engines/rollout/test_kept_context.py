@@ -100,6 +100,18 @@ def test_what_older_weights_computed_serves_its_own_sample_alone_and_only_under_
     assert cached("keep", gid=5) == 0
 
 
+def test_a_branch_of_a_context_of_older_weights_serves_no_other_sample(make_model: ModelMaker) -> None:
+    engine, fresh = NativeEngine(make_model()), NativeEngine(make_model(1))
+    engine.submit(turn(0, 0, [*SYSTEM, 1]))
+    drain(engine)
+    engine.update_weights(dict(make_model(1).named_parameters()), 1, "keep")
+    engine.submit(turn(0, 1, [*SYSTEM, 2]))
+    assert drain(engine)[0].num_cached_tokens == len(SYSTEM)
+    for each in (engine, fresh):
+        each.submit(turn(7, 0, [*SYSTEM, 2]))
+    assert drain(engine)[7].logprobs == drain(fresh)[7].logprobs
+
+
 @pytest.mark.parametrize(("kv_on_switch", "expected"), [("offload", len(SYSTEM) + 12 - 1), ("recompute", 0)])
 def test_a_context_outlives_a_switch_of_the_device(make_model: ModelMaker, kv_on_switch: str, expected: int) -> None:
     engine, fresh = NativeEngine(make_model()), NativeEngine(make_model())
