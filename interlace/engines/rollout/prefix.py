@@ -242,7 +242,8 @@ class PrefixIndex:
         self.retained = RetainedRows(store, self._marks, spare_rows=spare_rows, now=now)
         """Rows of ended sequences."""
         self._taken: Holder | None = None
-        """Holder whose cells take() moved, until announce() or put_back(); its row is spare in that time."""
+        """Holder whose cells take() moved, until announce(), put_back() or drop_taken(); its row is spare in that time.
+        """
         self._reuses_old = False
         """True if older weights computed some of the tokens that take() or fork() found, until announce()."""
         self._keeps_old = False
@@ -276,6 +277,18 @@ class PrefixIndex:
         holder, self._taken, self._reuses_old = self._taken, None, False
         if holder is not None:
             self.retained.put_back(holder, sequence.row)
+
+    def drop_taken(self, sequence: SequenceState) -> bool:
+        """Frees the cells that take() moved, because they leave no room for the rest of the turn.
+
+        Returns False if it moved none.
+        """
+        holder, self._taken, self._reuses_old = self._taken, None, False
+        if holder is None:
+            return False
+        self._store.free(sequence.row)
+        self.retained.finish_take(holder)
+        return True
 
     def fork(self, sequence: SequenceState, room: int) -> int:
         """Copies a computed prefix into the row of `sequence`, with room for more tokens. Returns its length, 0 if

@@ -182,6 +182,24 @@ def test_another_answer_to_a_prompt_leaves_the_kept_context_to_turns_that_share_
         assert (found[number].token_ids, found[number].logprobs) == (one.token_ids, one.logprobs)
 
 
+@pytest.mark.parametrize(("kv", "num_samples"), [("slots", 1), ("slots", 2), ("pages", 2)])
+def test_a_turn_gets_room_if_its_context_and_those_kept_fill_the_cache(
+    make_model: ModelMaker, kv: KVKind, num_samples: int
+) -> None:
+    config = NativeConfig(kv=kv, max_tokens=128, max_running=2)
+    engine, alone = NativeEngine(make_model(), config=config), NativeEngine(make_model(), config=config)
+    contexts = {}
+    for gid in range(num_samples):
+        engine.submit(turn(gid, 0, [gid, *SYSTEM]))
+        contexts[gid] = [gid, *SYSTEM, *drain(engine)[gid].token_ids]
+    for each in (engine, alone):
+        each.submit(turn(0, 1, [*contexts[0], *range(30)]))
+    found = []
+    for _ in range(50):
+        found += engine.step().finished
+    assert [done.logprobs for done in found] == [drain(alone)[0].logprobs]
+
+
 def test_running_sequences_go_before_what_is_kept_and_ended_samples_before_both(make_model: ModelMaker) -> None:
     engine = NativeEngine(make_model(), config=NativeConfig(max_tokens=256, max_running=4, kv="pages"))
     contexts = {}
