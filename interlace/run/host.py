@@ -61,9 +61,12 @@ class Hosted:
 
 
 async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
-    """Returns the recipe's sampling parameters, with the stop tokens of the engine's model added."""
+    """Returns the recipe's sampling parameters, with the stop tokens of the engine's model added.
+
+    Raises UserError if these are too many together.
+    """
     stops = dict.fromkeys((*recipe.sampling.stop_token_ids, *await engine.stop_token_ids()))
-    return recipe.sampling.model_copy(update={"stop_token_ids": tuple(stops)})
+    return SamplingParams.parse({**recipe.sampling.model_dump(), "stop_token_ids": tuple(stops)}, where="sampling")
 
 
 def session_limits(recipe: Recipe, actions: ActionTokens | None, context: int | None) -> SessionLimits:
