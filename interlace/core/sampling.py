@@ -13,6 +13,9 @@ LARGEST = 1e4
 """Largest temperature, penalty and bias: products of these and a model's logits stay within the range of a float32."""
 LARGEST_INT32 = 2**31 - 1
 """Largest token id and count that an engine's arrays hold."""
+MAX_STOP_TOKENS = 256
+"""Most stop tokens of a request. An engine compares each sampled token of every request with as many ids as the request
+with the most stop tokens has."""
 
 TokenId = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
 
@@ -29,7 +32,7 @@ class SamplingParams(Config):
     min_p: float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: float = Field(default=1.0, ge=1 / LARGEST, le=LARGEST)
     presence_penalty: float = Field(default=0.0, ge=-LARGEST, le=LARGEST)
-    stop_token_ids: tuple[TokenId, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKENS)
     """Generation ends with one of these; the response keeps it as its last token."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Generation ends when the decoded response contains one of these."""

@@ -133,7 +133,7 @@ class ContextEncoder:
         if most is not None and num_tokens >= most:
             raise UserError(
                 f"the context of turn {number} has {bound}{num_tokens} tokens, and an engine holds {most} of one "
-                "sequence. Raise rollout.max_tokens, or end the episode sooner."
+                "sequence. Raise rollout.max_tokens if the model's context is longer, or end the episode sooner."
             )
 
     def limit_params(self, params: SamplingParams, num_tokens: int) -> SamplingParams:

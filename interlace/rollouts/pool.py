@@ -87,12 +87,16 @@ class TokenBudget:
         return replace(job, request=_limit_request(job.request, min(job.request.params.max_new_tokens, left)))
 
     def charge(self, job: Job, done: Response) -> bool:
-        """Records the tokens of a response. Returns whether only the budget ended it, so that it is to continue."""
+        """Records the tokens of a response. Returns whether only the budget ended it, so that it is to continue.
+
+        A response that is shorter than its request's limit was ended by the model's context: it cannot continue.
+        """
         if self.tokens is None or job.max_new_tokens is None:
             return False
-        owner = done.request.owner
-        self._spent[owner] = self._spent.get(owner, 0) + len(done.token_ids) - job.num_before
-        return done.finish_reason == FinishReason.LENGTH and len(done.token_ids) < job.max_new_tokens
+        owner, num_tokens = done.request.owner, len(done.token_ids)
+        self._spent[owner] = self._spent.get(owner, 0) + num_tokens - job.num_before
+        is_at_limit = job.request.params.max_new_tokens <= num_tokens < job.max_new_tokens
+        return done.finish_reason == FinishReason.LENGTH and is_at_limit
 
     def suspend(self, job: Job) -> None:
         """Keeps a job until its budget is renewed."""

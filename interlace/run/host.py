@@ -17,6 +17,7 @@ from interlace.flows.run import SINGLE_TURN, PolicyRun, RoleGroups
 from interlace.flows.steps import LoopSettings, StepObserver
 from interlace.models.action_tokens import ActionTokens, action_tokens
 from interlace.models.loading import empty_model
+from interlace.models.size import context_length
 from interlace.rewards.shaping import ShapingConfig
 from interlace.robots.env_stage import fleet_of, simulators_of
 from interlace.robots.envs.fleet import EnvFleet
@@ -60,13 +61,16 @@ class Hosted:
 
 
 async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
-    """Returns the recipe's sampling parameters, with the stop tokens of the engine's model added."""
+    """Returns the recipe's sampling parameters, with the stop tokens of the engine's model added.
+
+    Raises UserError if these are too many together.
+    """
     stops = dict.fromkeys((*recipe.sampling.stop_token_ids, *await engine.stop_token_ids()))
-    return recipe.sampling.model_copy(update={"stop_token_ids": tuple(stops)})
+    return SamplingParams.parse({**recipe.sampling.model_dump(), "stop_token_ids": tuple(stops)}, where="sampling")
 
 
-def session_limits(recipe: Recipe, actions: ActionTokens | None) -> SessionLimits:
-    """Returns the limits of a recipe's episodes. actions: see policy_actions_of()."""
+def session_limits(recipe: Recipe, actions: ActionTokens | None, context: int | None) -> SessionLimits:
+    """Returns the limits of a recipe's episodes. actions: see policy_actions_of(). context: the model's, in tokens."""
     if recipe.episode.is_single_turn:
         return NO_LIMITS
     return SessionLimits(
@@ -74,7 +78,7 @@ def session_limits(recipe: Recipe, actions: ActionTokens | None) -> SessionLimit
         actions=actions,
         timeout_s=recipe.episode.timeout_s,
         max_turns=recipe.episode.max_turns,
-        max_tokens=create_kind(recipe.rollout).longest_sequence(),
+        max_tokens=create_kind(recipe.rollout).longest_sequence(context),
     )
 
 
@@ -87,25 +91,27 @@ def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> t
     """Returns the recipe's episode, run here or in processes that end with the cluster, and its limits here."""
     if recipe.episode.is_single_turn:
         return SINGLE_TURN, NO_LIMITS
-    actions = policy_actions_of(recipe)
+    actions, context = policy_actions_of(recipe), context_length(empty_model(recipe.model).config)
     if not recipe.episode.workers:
-        episode, limits = _in_process(recipe, actions)
+        episode, limits = _in_process(recipe, actions, context)
         if isinstance(episode, Closing):
             cluster.at_end(episode.close)
         return episode, limits
     budget = RestartBudget("episode", recipe.recovery.restarts_per_hour.get("episode"))
     place = cluster.place_child
-    make = partial(_in_process, recipe, actions)
+    make = partial(_in_process, recipe, actions, context)
     workers = WorkerEpisodes(make, sampling, recipe.episode.workers, place=place, budget=budget)
     cluster.at_end(workers.close)
     # The processes render messages and apply timeouts; the limit here only catches a process that hangs.
-    limits = replace(session_limits(recipe, actions), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))
+    limits = replace(
+        session_limits(recipe, actions, context), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s)
+    )
     return workers, limits
 
 
-def _in_process(recipe: Recipe, actions: ActionTokens | None) -> tuple[Episode, SessionLimits]:
+def _in_process(recipe: Recipe, actions: ActionTokens | None, context: int | None) -> tuple[Episode, SessionLimits]:
     # Without the model, whose import would delay each start of a process by seconds.
-    return create_episode(recipe.episode), session_limits(recipe, actions)
+    return create_episode(recipe.episode), session_limits(recipe, actions, context)
 
 
 def envs_of(cluster: Cluster, recipe: Recipe, groups: Sequence[EnvGroup]) -> EnvFleet | None:

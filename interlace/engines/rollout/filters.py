@@ -31,20 +31,27 @@ def truncates(params: SamplingParams) -> bool:
 def reshape_logits(logits: Tensor, params: SamplingParams, prompt: Int64Array, generated: Int64Array) -> Tensor:
     """Applies bias, repetition penalty and presence penalty to one row's logits [V]. Returns new logits [V].
 
-    The repetition penalty (arXiv 1909.05858) counts prompt and response, the presence penalty the response alone.
+    The repetition penalty (arXiv 1909.05858) counts prompt and response, the presence penalty the response alone. Token
+    ids from V on have no logit, because they are never sampled; their biases and penalties have no effect.
     """
     logits = logits.clone()
-    if params.logit_bias:
-        ids, values = zip(*params.logit_bias, strict=True)
+    biases = [(token, bias) for token, bias in params.logit_bias if token < len(logits)]
+    if biases:
+        ids, values = zip(*biases, strict=True)
         logits.index_add_(0, torch.tensor(ids, device=logits.device), torch.tensor(values, device=logits.device))
     if params.repetition_penalty != 1:
-        seen = torch.from_numpy(np.unique(np.r_[prompt, generated])).to(logits.device)
+        seen = _unique_below(np.r_[prompt, generated], len(logits)).to(logits.device)
         found = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(found > 0, found / penalty, found * penalty)
     if params.presence_penalty and len(generated):
-        logits[torch.from_numpy(np.unique(generated)).to(logits.device)] -= params.presence_penalty
+        logits[_unique_below(generated, len(logits)).to(logits.device)] -= params.presence_penalty
     return logits
+
+
+def _unique_below(token_ids: Int64Array, bound: int) -> Tensor:
+    """Returns the different token ids below a bound."""
+    return torch.from_numpy(np.unique(token_ids[token_ids < bound]))
 
 
 def draw_truncated(

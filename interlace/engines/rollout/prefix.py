@@ -242,7 +242,10 @@ class PrefixIndex:
         self.retained = RetainedRows(store, self._marks, spare_rows=spare_rows, now=now)
         """Rows of ended sequences."""
         self._taken: Holder | None = None
-        """Holder whose cells take() moved, until announce() or put_back(); its row is spare in that time."""
+        """Holder whose cells take() moved, until announce(), put_back() or drop_taken(); its row is spare in that time.
+        """
+        self._reuses_old = False
+        """True if older weights computed some of the tokens that take() or fork() found, until announce()."""
         self._keeps_old = False
         self.num_reused_tokens = 0
 
@@ -256,32 +259,47 @@ class PrefixIndex:
     def take(self, sequence: SequenceState) -> int:
         """Moves the tokens kept for a sample into the row of its next turn. Returns their number, 0 if none was kept.
 
-        A turn that continues from an earlier position of its sample takes nothing, because the later tokens may be
-        needed.
+        A turn that continues from an earlier position of its sample takes nothing: the later tokens may be needed, and
+        rows that share their cells read them.
         """
         holder = self.retained.find_kept(sequence.request.owner) if sequence.shares_prefixes else None
         if holder is None or holder.left_behind is None:
             return 0
         shared = _num_shared(holder.left_behind, sequence.token_ids)
-        if shared < min(holder.num_tokens, len(sequence.token_ids) - 1):
+        if shared < holder.num_tokens:
             return 0
-        self._taken = holder
+        self._taken, self._reuses_old = holder, not holder.is_current
         self.retained.take(holder, sequence.row)
         return shared
 
     def put_back(self, sequence: SequenceState) -> None:
         """Undoes take(), if it moved something, because there is no room for the turn yet."""
-        holder, self._taken = self._taken, None
+        holder, self._taken, self._reuses_old = self._taken, None, False
         if holder is not None:
             self.retained.put_back(holder, sequence.row)
+
+    def drop_taken(self, sequence: SequenceState) -> bool:
+        """Frees the cells that take() moved, because they leave no room for the rest of the turn.
+
+        Returns False if it moved none.
+        """
+        holder, self._taken, self._reuses_old = self._taken, None, False
+        if holder is None:
+            return False
+        self._store.free(sequence.row)
+        self.retained.finish_take(holder)
+        return True
 
     def fork(self, sequence: SequenceState, room: int) -> int:
         """Copies a computed prefix into the row of `sequence`, with room for more tokens. Returns its length, 0 if
         none.
         """
-        row, shared = self._find_longest(sequence) if sequence.shares_prefixes else (-1, 0)
+        if not sequence.shares_prefixes:
+            return 0
+        row, shared, is_current = self._find_longest(sequence)
         if not shared or not self._store.fork(row, sequence.row, shared, room):
             return 0
+        self._reuses_old = not is_current
         return shared
 
     def announce(self, sequence: SequenceState) -> None:
@@ -289,10 +307,11 @@ class PrefixIndex:
 
         Prefixes with input arrays, or computed by older weights, are not shared: equal tokens do not imply equal keys.
         """
-        taken, self._taken = self._taken, None
+        taken, reuses_old = self._taken, self._reuses_old
+        self._taken, self._reuses_old = None, False
         if taken is not None:
             self.retained.finish_take(taken)
-        if not self._enabled or not sequence.shares_prefixes or (taken is not None and not taken.is_current):
+        if not self._enabled or not sequence.shares_prefixes or reuses_old:
             return
         self._leaders.setdefault(sequence.prompt, sequence)
         holder = None
@@ -331,8 +350,12 @@ class PrefixIndex:
         self._running.clear()
         self._marks.clear()
 
-    def _find_longest(self, sequence: SequenceState) -> tuple[int, int]:
-        """Finds the row with the longest common prefix, and its length; at most all but the sequence's last token."""
+    def _find_longest(self, sequence: SequenceState) -> tuple[int, int, bool]:
+        """Finds the row with the longest common prefix.
+
+        Returns the row, the length of the prefix (at most all but the sequence's last token), and False if older
+        weights computed some of the row.
+        """
         best, row, token_ids = 0, -1, sequence.token_ids
         leader = self._leaders.get(sequence.prompt)
         if leader is not None:
@@ -347,7 +370,7 @@ class PrefixIndex:
             if shared > best:
                 best, row, chosen = shared, holder.row, holder
         self.retained.touch(chosen)
-        return row, best
+        return row, best, chosen is None or chosen.is_current
 
     def _list_candidates(self, sequence: SequenceState) -> list[Holder]:
         """Lists the row kept for the same sample, and the newest row that shares the most whole marks with the

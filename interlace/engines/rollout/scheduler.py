@@ -125,19 +125,25 @@ class Scheduler:
             self._stale = True
 
     def _enter_row(self, sequence: SequenceState) -> bool:
-        table, total = self._table, len(sequence.token_ids)
+        table, store, retained = self._table, self._store, self._prefixes.retained
+        total = len(sequence.token_ids)
         table.enter(sequence)
         room = total + min(sequence.limit - total, max(total, 32))
         found = self._prefixes.take(sequence)
         while True:
             found = found or self._prefixes.fork(sequence, room) or self._prefixes.fork(sequence, total + 1)
-            if self._store.reserve(sequence.row, room) or self._store.reserve(sequence.row, total + 1):
+            if store.reserve(sequence.row, room) or store.reserve(sequence.row, total + 1):
                 break
-            # If freeing all reusable cells is not enough, keep them.
-            if self._store.num_free + self._prefixes.retained.num_held <= total or not self._prefixes.retained.evict():
+            # If freeing all reusable cells is not enough, keep them. The cells that the row took are the last to go: a
+            # slot that grows needs its old and its new cells together, for which the whole store may be too small.
+            is_enough = store.num_free + retained.num_held + int(store.capacity[sequence.row]) > total
+            if is_enough and retained.evict():
+                continue
+            if not is_enough or not self._prefixes.drop_taken(sequence):
                 self._prefixes.put_back(sequence)
                 table.leave(sequence)
                 return False
+            found = 0
         table.num_computed[sequence.row] = found
         self._prefixes.num_reused_tokens += found
         if sequence.num_cached < 0:

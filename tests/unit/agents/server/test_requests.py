@@ -144,6 +144,7 @@ def test_end_tokens_and_template_variables_of_a_client_reach_the_session() -> No
         ("/v1/completions", {"prompt": [-1]}, {}, 400),
         ("/inference/v1/generate", {"token_ids": [2**70]}, {}, 400),
         ("/v1/completions", {"prompt": [5], "stop_token_ids": [2**31]}, {}, 400),
+        ("/v1/completions", {"prompt": [5], "stop_token_ids": [*range(257)]}, {}, 400),
         ("/v1/completions", {"prompt": [5], "n": 129}, {}, 400),
         ("/v1/completions", {"prompt": [5], "max_tokens": 2**70}, {}, 400),
         ("/v1/completions", b"[" * 100_000, {}, 400),

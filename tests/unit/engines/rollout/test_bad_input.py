@@ -47,6 +47,13 @@ def test_an_empty_stop_string() -> None:
         SamplingParams(stop=("",))
 
 
+def test_more_stop_tokens_than_an_engine_compares() -> None:
+    """Each sampled token of every request is compared with as many ids."""
+    SamplingParams(stop_token_ids=tuple(range(256)))
+    with pytest.raises(UserError, match=r"stop_token_ids .* must have 256 items or fewer"):
+        SamplingParams.parse({"stop_token_ids": range(257)})
+
+
 def test_resuming_without_logprobs_or_with_nothing_left(engine: NativeEngine) -> None:
     def request(generated: tuple[int, ...], logprobs: tuple[float, ...]) -> Request:
         return Request(

@@ -100,6 +100,18 @@ def test_what_older_weights_computed_serves_its_own_sample_alone_and_only_under_
     assert cached("keep", gid=5) == 0
 
 
+def test_a_branch_of_a_context_of_older_weights_serves_no_other_sample(make_model: ModelMaker) -> None:
+    engine, fresh = NativeEngine(make_model()), NativeEngine(make_model(1))
+    engine.submit(turn(0, 0, [*SYSTEM, 1]))
+    drain(engine)
+    engine.update_weights(dict(make_model(1).named_parameters()), 1, "keep")
+    engine.submit(turn(0, 1, [*SYSTEM, 2]))
+    assert drain(engine)[0].num_cached_tokens == len(SYSTEM)
+    for each in (engine, fresh):
+        each.submit(turn(7, 0, [*SYSTEM, 2]))
+    assert drain(engine)[7].logprobs == drain(fresh)[7].logprobs
+
+
 @pytest.mark.parametrize(("kv_on_switch", "expected"), [("offload", len(SYSTEM) + 12 - 1), ("recompute", 0)])
 def test_a_context_outlives_a_switch_of_the_device(make_model: ModelMaker, kv_on_switch: str, expected: int) -> None:
     engine, fresh = NativeEngine(make_model()), NativeEngine(make_model())
@@ -139,6 +151,53 @@ def test_turns_side_by_side_share_their_beginning(make_model: ModelMaker) -> Non
     while len(found) < 2:
         found += engine.step().finished
     assert [done.num_cached_tokens for done in found] == [len(so_far) - 1] * 2
+
+
+@pytest.mark.parametrize("kv", ["slots", "pages"])
+def test_another_answer_to_a_prompt_leaves_the_kept_context_to_turns_that_share_it(
+    make_model: ModelMaker, kv: KVKind
+) -> None:
+    def play_branches(config: NativeConfig) -> dict[int, Response]:
+        engine, found = NativeEngine(make_model(), config=config), dict[int, Response]()
+
+        def run_until(number: int) -> None:
+            while number not in found:
+                found.update((done.request.turn, done) for done in engine.step().finished)
+
+        engine.submit(turn(0, 0, SYSTEM, 40))
+        run_until(0)
+        so_far = [*SYSTEM, *found[0].token_ids]
+        engine.submit(turn(0, 1, [*so_far, 1], 2))
+        engine.submit(turn(0, 2, [*so_far, 2], 60))
+        run_until(1)
+        engine.submit(turn(0, 3, SYSTEM, 40))  # while turn 2 runs
+        run_until(2)
+        run_until(3)
+        return found
+
+    apart = NativeConfig(kv=kv, max_running=4, steps_per_schedule=1, draft_tokens=0, prefix_cache=False)
+    expected, found = (play_branches(apart.model_copy(update={"prefix_cache": keeps})) for keeps in (False, True))
+    assert found[3].num_cached_tokens == len(SYSTEM) - 1
+    for number, one in expected.items():
+        assert (found[number].token_ids, found[number].logprobs) == (one.token_ids, one.logprobs)
+
+
+@pytest.mark.parametrize(("kv", "num_samples"), [("slots", 1), ("slots", 2), ("pages", 2)])
+def test_a_turn_gets_room_if_its_context_and_those_kept_fill_the_cache(
+    make_model: ModelMaker, kv: KVKind, num_samples: int
+) -> None:
+    config = NativeConfig(kv=kv, max_tokens=128, max_running=2)
+    engine, alone = NativeEngine(make_model(), config=config), NativeEngine(make_model(), config=config)
+    contexts = {}
+    for gid in range(num_samples):
+        engine.submit(turn(gid, 0, [gid, *SYSTEM]))
+        contexts[gid] = [gid, *SYSTEM, *drain(engine)[gid].token_ids]
+    for each in (engine, alone):
+        each.submit(turn(0, 1, [*contexts[0], *range(30)]))
+    found = []
+    for _ in range(50):
+        found += engine.step().finished
+    assert [done.logprobs for done in found] == [drain(alone)[0].logprobs]
 
 
 def test_running_sequences_go_before_what_is_kept_and_ended_samples_before_both(make_model: ModelMaker) -> None:

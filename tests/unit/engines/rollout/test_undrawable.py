@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from interlace.core.errors import UserError
-from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
+from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.models.tiny import build_tokenizer
 
@@ -19,6 +19,15 @@ OVERFLOWS = SamplingParams.model_construct(logit_bias=((5, 1e39),), max_new_toke
 
 def request(index: int, params: SamplingParams) -> Request:
     return Request(uid="p", owner=SampleKey(NO_GROUP, index), prompt_ids=[3, 4], params=params)
+
+
+def make_padded_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Makes a model with four times as many embeddings as its tokenizer has tokens."""
+    tokenizer = build_tokenizer(256, chat=True)
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=4 * len(tokenizer), num_key_value_heads=2, max_position_embeddings=256, **size)
+    return AutoModelForCausalLM.from_config(config).eval(), tokenizer
 
 
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 3}])
@@ -50,14 +59,42 @@ def test_a_bias_that_forbids_every_token_is_refused(make_model: ModelMaker) -> N
 )
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"top_p": 0.9}, {"presence_penalty": 0.5}])
 def test_ids_beyond_the_tokenizer_are_not_sampled(config: dict[str, bool], params: dict[str, float]) -> None:
-    tokenizer = build_tokenizer(256, chat=True)
-    torch.manual_seed(0)
-    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-    model = AutoModelForCausalLM.from_config(
-        LlamaConfig(vocab_size=4 * len(tokenizer), num_key_value_heads=2, max_position_embeddings=256, **size)
-    ).eval()
+    model, tokenizer = make_padded_model()
     settings = NativeConfig(max_running=8, max_tokens=1024, **config)
     engine = NativeEngine(model, config=settings, tokenizer=tokenizer)
     found = engine.generate([[5, 6, 7]] * 8, SamplingParams(max_new_tokens=30, **params))
     assert max(token for one in found for token in one.token_ids) < len(tokenizer)
     assert all(np.isfinite(one.logprobs).all() for one in found)
+
+
+@pytest.mark.parametrize("compile_kernels", [True, False], ids=["kernels", "torch"])
+@pytest.mark.parametrize("penalty", [{"repetition_penalty": 1.5}, {"presence_penalty": 0.5}])
+def test_biases_and_penalties_of_ids_beyond_the_tokenizer_have_no_effect(
+    compile_kernels: bool, penalty: dict[str, float]
+) -> None:
+    """Such an id may stand in a prompt, or in a response that another engine began."""
+    model, tokenizer = make_padded_model()
+    beyond = len(tokenizer) + 3
+    settings = NativeConfig(max_running=4, max_tokens=256, compile_kernels=compile_kernels, prefix_cache=False)
+    engine = NativeEngine(model, config=settings, tokenizer=tokenizer)
+
+    def generate(params: SamplingParams) -> Response:
+        engine.submit(
+            Request(
+                uid="p",
+                owner=SampleKey(NO_GROUP, 0),
+                prompt_ids=[5, beyond],
+                params=params,
+                generated_ids=[beyond],
+                generated_logprobs=[-1.0],
+                generated_versions=[0],
+            )
+        )
+        while not (done := engine.step().finished):
+            pass
+        return done[0]
+
+    params = SamplingParams(max_new_tokens=5, temperature=0.5, **penalty)
+    biased = params.model_copy(update={"logit_bias": ((beyond, 5.0), (6, 5.0))})
+    assert len(generate(params).token_ids) == 5
+    assert generate(biased).token_ids == generate(biased.model_copy(update={"logit_bias": ((6, 5.0),)})).token_ids
