@@ -190,6 +190,20 @@ def test_sglang_gives_what_is_new_of_chunks_that_hold_all_tokens() -> None:
     talk("sglang", handle, use)
 
 
+def test_sglang_refuses_a_request_by_an_abort_with_a_status() -> None:
+    async def handle(path: str, body: Body) -> Any:
+        reason = {"type": "abort", "message": "too long", "status_code": 400}
+        return [{"meta_info": {"output_token_logprobs": [], "finish_reason": reason}}]
+
+    async def use(client: EngineClient) -> None:
+        deltas: list[Delta] = []
+        await client.generate([request()], lambda _, delta: deltas.append(delta))
+        [delta] = deltas
+        assert "too long" in delta.refusal and delta.finish_reason is None
+
+    talk("sglang", handle, use)
+
+
 @pytest.mark.parametrize(
     ("status", "text", "error"),
     [
