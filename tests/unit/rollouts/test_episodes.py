@@ -376,7 +376,7 @@ def test_a_turn_that_is_given_up_leaves_its_engine() -> None:
             await asyncio.wait_for(session.generate([1, 2]), timeout=0.5)
         begun_s = cluster.clock.now()
         turn = await session.generate([1, 2], params=SamplingParams(max_new_tokens=1))
-        assert (turn.number, len(turn.token_ids)) == (1, 1)
+        assert (turn.number, turn.finish_reason, len(turn.token_ids)) == (0, FinishReason.LENGTH, 1)
         assert pool.drivers[0].load.num_requests == 0 and cluster.clock.now() - begun_s < 0.1
         session.close()
         pool.finish(OWNER)
