@@ -101,6 +101,8 @@ class Request:
     noise, of which the earlier ones may still be aborted."""
     turn: int = 0
     """Number of the request among the requests of its sample. An episode makes several, in sequence or concurrently."""
+    repeat: int = 0
+    """Number of earlier requests of this turn, which the episode withdrew. They may still be aborted."""
     prompt_ids: Sequence[int] | IntArray
     """[P] tokens of the context. A run passes int32 arrays: a list of Python integers takes nine times the memory."""
     params: SamplingParams
@@ -125,7 +127,8 @@ class Request:
 
     def __post_init__(self) -> None:
         session = f"~{self.session}" if self.session else ""
-        object.__setattr__(self, "id", f"{self.noise_key}#{self.owner.gid}{session}")
+        repeat = f"+{self.repeat}" if self.repeat else ""
+        object.__setattr__(self, "id", f"{self.noise_key}#{self.owner.gid}{session}{repeat}")
 
     @property
     def key(self) -> SampleKey:

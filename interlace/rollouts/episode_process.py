@@ -75,13 +75,14 @@ class TurnAsk:
     """Message to the run: requests a turn of an episode."""
 
     turn: int
+    repeat: int
     prompt_ids: Sequence[int] | IntArray
     params: SamplingParams | None
     """Sampling parameters. If None, the session's."""
     inputs: Inputs | None = None
     query_ids: Sequence[int] = ()
     streams: bool = False
-    """These three fields: see Request."""
+    """These three fields, and `repeat`: see Request."""
     patience_s: float = math.inf
     """Limit of the wait for new weights; see TurnOptions."""
 
@@ -91,6 +92,8 @@ class TurnAnswer:
     """Message to the process: a requested turn, or the reason why it failed."""
 
     turn: int
+    repeat: int
+    """See Request. The answer may arrive after the episode has withdrawn the turn and requested it again."""
     token_ids: IntArray
     logprobs: FloatArray
     versions: Runs[int]
@@ -108,6 +111,7 @@ class TurnSoFar:
     """Message to the process: the tokens so far of a turn that streams."""
 
     turn: int
+    repeat: int
     token_ids: Sequence[int]
     text: str
 
@@ -192,8 +196,9 @@ class _Running:
 
     def __init__(self, server: "_EpisodeServer", number: int, params: SamplingParams) -> None:
         self._server, self._number, self.params = server, number, params
-        self._answers: dict[int, asyncio.Future[TurnAnswer]] = {}
-        self._listeners: dict[int, Callable[[TurnSoFar], None]] = {}
+        self._answers: dict[tuple[int, int], asyncio.Future[TurnAnswer]] = {}
+        """Requested turns, by number and repeat."""
+        self._listeners: dict[tuple[int, int], Callable[[TurnSoFar], None]] = {}
         self.envs = EnvProxies(partial(server.send, number))
         self.task: asyncio.Task[None] | None = None
 
@@ -208,10 +213,12 @@ class _Running:
     ) -> Response:
         """Requests a turn from the run."""
         answer: asyncio.Future[TurnAnswer] = asyncio.get_running_loop().create_future()
-        self._answers[request.turn] = answer
+        key = request.turn, request.repeat
+        self._answers[key] = answer
         params = None if request.params is self.params else request.params
         ask = TurnAsk(
             turn=request.turn,
+            repeat=request.repeat,
             prompt_ids=request.prompt_ids,
             params=params,
             inputs=request.inputs,
@@ -220,7 +227,7 @@ class _Running:
             patience_s=patience_s,
         )
         if on_draft:
-            self._listeners[request.turn] = partial(_pass_on, request.id, on_draft)
+            self._listeners[key] = partial(_pass_on, request.id, on_draft)
         self._server.send(self._number, ask)
         try:
             found = await answer
@@ -228,8 +235,8 @@ class _Running:
             self._server.send(self._number, TurnWithdraw(turn=request.turn))
             raise
         finally:
-            del self._answers[request.turn]
-            self._listeners.pop(request.turn, None)
+            del self._answers[key]
+            self._listeners.pop(key, None)
         if found.refusal:
             raise EnginesBusyError(found.refusal) if found.is_busy else UserError(found.refusal)
         return Response(
@@ -244,12 +251,12 @@ class _Running:
 
     def got_more(self, found: TurnSoFar) -> None:
         """Passes an incomplete turn to its listener, if the turn is awaited."""
-        if listener := self._listeners.get(found.turn):
+        if listener := self._listeners.get((found.turn, found.repeat)):
             listener(found)
 
     def answered(self, answer: TurnAnswer) -> None:
         """Sets the result of a turn, if the turn is awaited."""
-        waiting = self._answers.get(answer.turn)
+        waiting = self._answers.get((answer.turn, answer.repeat))
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 

@@ -331,12 +331,13 @@ class _Exchange:
                 inputs=ask.inputs,
                 query_ids=ask.query_ids,
                 options=TurnOptions(
-                    on_draft=partial(self._send_draft, ask.turn) if ask.streams else None, patience_s=ask.patience_s
+                    on_draft=partial(self._send_draft, ask) if ask.streams else None, patience_s=ask.patience_s
                 ),
             )
         except UserError as error:
             nothing = TurnAnswer(
                 turn=ask.turn,
+                repeat=ask.repeat,
                 token_ids=EMPTY_INT,
                 logprobs=EMPTY_FLOAT,
                 versions=Runs(()),
@@ -352,6 +353,7 @@ class _Exchange:
         self._done[ask.turn] = turn
         answer = TurnAnswer(
             turn=ask.turn,
+            repeat=ask.repeat,
             token_ids=turn.token_ids,
             logprobs=turn.logprobs,
             versions=turn.versions,
@@ -361,8 +363,9 @@ class _Exchange:
         )
         self._processes.tell(self._job, answer)
 
-    def _send_draft(self, turn: int, draft: TurnDraft) -> None:
-        self._processes.tell(self._job, TurnSoFar(turn=turn, token_ids=draft.token_ids, text=draft.text))
+    def _send_draft(self, ask: TurnAsk, draft: TurnDraft) -> None:
+        message = TurnSoFar(turn=ask.turn, repeat=ask.repeat, token_ids=draft.token_ids, text=draft.text)
+        self._processes.tell(self._job, message)
 
     async def _hold_wait(self, note: WaitNote) -> None:
         if note.what is None:

@@ -160,11 +160,22 @@ def sample_after_loss(sample: Sample, error: EpisodeLostError) -> Sample:
 
 
 async def run_episode(episode: Episode, session: EpisodeSession, prompt: Prompt) -> Columns:
-    """Runs one episode and returns the columns of its sample. Raises the episode's errors, and TimeoutError."""
+    """Runs one episode and returns the columns of its sample. Raises the episode's errors, and TimeoutError.
+
+    CancelledError is raised only if the calling task is cancelled, because it ends a task without an error. If the
+    episode awaits a cancelled task or future, RuntimeError is raised instead.
+    """
     session.begin()
     try:
         outcome = outcome_of(await session.limit_time(episode.run(prompt, session)))
         return turn_columns(prompt, session.turns, outcome, session.rewards, session.tool_uses)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError(
+            "the episode raised CancelledError: it awaited a task or a future that was cancelled"
+        ) from error
     finally:
         session.close()
 

@@ -1,5 +1,6 @@
 """Sessions of episodes: each model call becomes one request to the engine pool and is recorded as a turn."""
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -186,6 +187,9 @@ class EpisodeSession:
         except EnginesBusyError:
             self._record.free(place)
             raise
+        except asyncio.CancelledError:
+            self._record.withdraw(place)
+            raise
         if response.failure:
             raise UserError(f"the engine refused turn {place}: {response.failure}")
         turn = read_turn(place, response, renderer, shown)
@@ -241,6 +245,7 @@ class EpisodeSession:
             attempt=prompt.attempt,
             session=self.num_begun - 1,
             turn=place,
+            repeat=self._record.num_withdrawn(place),
             prompt_ids=ids,
             params=self._contexts.limit_params(params, len(ids)),
             may_continue=True,

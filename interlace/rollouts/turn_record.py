@@ -1,6 +1,7 @@
 """Record of one session: its turns, their rewards, and its calls of tools."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,7 @@ class TurnRecord:
         self._name, self._max_turns = name, max_turns
         self._turns: dict[int, Turn | None] = {}
         """Turns by number; None for a turn in progress."""
+        self._num_withdrawn = Counter[int]()
         self.rewards: dict[int, float] = {}
         """Rewards by the number of the turn, without turns that have none."""
         self._reported: list[ToolUse] = []
@@ -94,6 +96,15 @@ class TurnRecord:
     def free(self, number: int) -> None:
         """Returns the number of a turn that was not begun."""
         del self._turns[number]
+
+    def withdraw(self, number: int) -> None:
+        """Returns the number of a turn whose request was withdrawn."""
+        self.free(number)
+        self._num_withdrawn[number] += 1
+
+    def num_withdrawn(self, number: int) -> int:
+        """Returns the number of requests of a turn that were withdrawn."""
+        return self._num_withdrawn[number]
 
     def request(self, messages: Sequence[Message] | None, now_s: float) -> None:
         """Records the request of a turn. messages: its context; None if the context is token ids."""

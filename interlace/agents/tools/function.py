@@ -100,7 +100,10 @@ class StatefulSource(ToolSource):
         methods.pop("close", None)
         if not methods:
             raise UserError(f"tool class {cls.__name__!r} has no public method, and each public method is a tool.")
-        self._signatures = {name: signature_of(found, name, is_method=True) for name, found in methods.items()}
+        self._signatures = {
+            name: signature_of(found, name, is_method=not isinstance(inspect.getattr_static(cls, name), staticmethod))
+            for name, found in methods.items()
+        }
         known = inspect.signature(cls).parameters
         self._given = [name for name in ("prompt", "seed") if name in known and name not in self._options]
         try:

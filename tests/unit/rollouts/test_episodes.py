@@ -126,16 +126,23 @@ def test_a_single_turn_is_the_same_sample_with_and_without_a_coroutine(fields: d
         assert one.sample.versions.pieces == other.sample.versions.pieces
 
 
-def test_an_episode_that_raises_ends_its_sample_alone() -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no such page"), "ValueError: no such page"),
+        (asyncio.CancelledError(), "RuntimeError: the episode raised CancelledError: it awaited a .* was cancelled"),
+    ],
+)
+def test_an_episode_that_raises_ends_its_sample_alone(error: BaseException, reason: str) -> None:
     async def breaks(prompt: Prompt, session: Session) -> None:
         await session.generate(prompt.token_ids.tolist())
         if session.seed % 5 == 0:
-            raise ValueError("no such page")
+            raise error
 
     record = simulate(Schedule(), replace(WORK, samples_per_prompt=5, episode=Calls(breaks)))
     assert record.events[TerminalEvent.TRAINED] > 0 and record.events[TerminalEvent.FAILED] > 0
-    failed = {entry.reason for entry in record.entries if entry.event == TerminalEvent.FAILED}
-    assert failed == {"ValueError: no such page"}
+    [failed] = {entry.reason for entry in record.entries if entry.event == TerminalEvent.FAILED}
+    assert re.fullmatch(reason, failed)
     assert [len(step) for step in record.trained] == [4] * 4
 
 
@@ -369,7 +376,7 @@ def test_a_turn_that_is_given_up_leaves_its_engine() -> None:
             await asyncio.wait_for(session.generate([1, 2]), timeout=0.5)
         begun_s = cluster.clock.now()
         turn = await session.generate([1, 2], params=SamplingParams(max_new_tokens=1))
-        assert (turn.number, len(turn.token_ids)) == (1, 1)
+        assert (turn.number, turn.finish_reason, len(turn.token_ids)) == (0, FinishReason.LENGTH, 1)
         assert pool.drivers[0].load.num_requests == 0 and cluster.clock.now() - begun_s < 0.1
         session.close()
         pool.finish(OWNER)

@@ -1,6 +1,6 @@
 """Rollout engine that is a server: the rollout protocol over a client of an engine service."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,8 +155,8 @@ class ServiceEngine(LinkedServer):
         sent = [name for name in wanted if self._link.inbox.is_running(name)]
         if sent and not self._link.lost:
             self._link.abort(sent, patience_s=ABORT_S)
-        _, ended = self._take_deltas()
         chosen, found = set(wanted), list[Response]()
+        _, ended = self._take_deltas(aborted=chosen)
         for one in ended:
             # A refused request is not submitted again: the next step reports it.
             (self._finished if one.failure or one.request.id not in chosen else found).append(one)
@@ -266,8 +266,12 @@ class ServiceEngine(LinkedServer):
             requests, self._unsent = [*self._unsent.values()], {}
             self._link.send(requests)
 
-    def _take_deltas(self) -> tuple[int, list[Response]]:
-        """Processes the deltas that have arrived. Returns the number of new tokens, and the ended requests."""
+    def _take_deltas(self, aborted: Set[str] = frozenset()) -> tuple[int, list[Response]]:
+        """Processes the deltas that have arrived. Returns the number of new tokens, and the ended requests.
+
+        aborted: requests that the caller aborted. The others that the server aborts are submitted again, with their
+        tokens so far: another client that takes over the server ends the requests of all clients.
+        """
         count, ended = 0, list[Response]()
         for name, delta in self._link.inbox.take():
             if name not in self._live:
@@ -281,8 +285,13 @@ class ServiceEngine(LinkedServer):
                 self._link.lose(f"it returned an invalid result: {error}")
                 break
             count += len(delta.token_ids)
-            if delta.finish_reason is not None:
-                ended.append(self._live.end(name, delta.finish_reason, delta.num_cached_tokens))
+            if delta.finish_reason is None:
+                continue
+            response = self._live.end(name, delta.finish_reason, delta.num_cached_tokens)
+            if response.finish_reason == FinishReason.ABORTED and name not in aborted:
+                self.submit(response.resumed)
+            else:
+                ended.append(response)
         return count, ended
 
     def _extend_sequence(self, name: str, delta: Delta) -> None:

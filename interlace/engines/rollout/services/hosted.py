@@ -72,8 +72,8 @@ class HostedEngine:
             HostedRequest(request, lambda delta, name=request.id: send(name, delta), len(request.generated_ids))  # type: ignore[misc]
             for request in requests
         ]
-        await self._call_function(lambda: self._requests.begin(tickets))
         try:
+            await self._call_function(lambda: self._requests.begin(tickets))
             await done
         except asyncio.CancelledError:
             self._put_command(lambda: self._requests.end(left))

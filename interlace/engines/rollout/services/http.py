@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 from interlace.core.errors import DiskFullError, UserError
@@ -67,12 +67,18 @@ class Connection:
         """
         return await self._send_request("POST", path, body, timeout_s)
 
-    async def lines(self, path: str, body: Mapping[str, JSON]) -> AsyncIterator[bytes]:
-        """Sends a JSON object and yields the lines of the answer as they arrive. Raises the errors of post()."""
+    async def lines(
+        self, path: str, body: Mapping[str, JSON], on_answer: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[bytes]:
+        """Sends a JSON object and yields the lines of the answer as they arrive. Raises the errors of post().
+
+        on_answer: called when the answer begins, before its first line.
+        """
         try:
             async with self._session.post(f"{self._base}{path}", json=body) as response:
                 if response.status != 200:
                     self._raise_error(path, response.status, await response.text())
+                on_answer()
                 async for line in response.content:
                     yield line
         except (self._aiohttp.ClientError, OSError, ValueError) as error:

@@ -71,6 +71,15 @@ class Basket:
         type(self).closed += 1
 
 
+class Adder:
+    """Sums of one episode."""
+
+    @staticmethod
+    def add(first: int, second: int) -> int:
+        """Adds two numbers."""
+        return first + second
+
+
 class Empty:
     pass
 
@@ -133,6 +142,12 @@ def test_a_tool_that_raises_stop_iteration_fails() -> None:
 
     with pytest.raises(RuntimeError, match="StopIteration"):
         asyncio.run(call())
+
+
+def test_a_static_method_of_a_class_is_a_tool_with_all_its_parameters() -> None:
+    [tool] = source(f"{HERE}:Adder").open(VISIT)
+    assert tool.spec.parameters["required"] == ["first", "second"]
+    assert called(tool, {"first": 1, "second": 2}) == 3
 
 
 def test_each_episode_has_an_object_of_its_own() -> None:

@@ -1,5 +1,6 @@
 """`interlace`: the engine routes of `interlace serve`."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +24,27 @@ class InterlaceClient(HttpClient):
     stream.
     """
 
+    def __init__(self, address: Address) -> None:
+        super().__init__(address)
+        self._arrivals: dict[str, asyncio.Event] = {}
+        """Requests that are being sent; the event is set when the server has them, or when sending has failed."""
+
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
         """See EngineClient."""
+        arrival = asyncio.Event()
+        self._arrivals.update((request.id, arrival) for request in requests)
+        try:
+            await self._stream_requests(requests, on_delta, arrival)
+        finally:
+            arrival.set()
+            for request in requests:
+                if self._arrivals.get(request.id) is arrival:
+                    del self._arrivals[request.id]
+
+    async def _stream_requests(self, requests: Sequence[Request], on_delta: OnDelta, arrival: asyncio.Event) -> None:
         left = {request.id for request in requests}
         body = {"requests": [write_request(request) for request in requests]}
-        async for line in self._connection.lines(f"{ROUTES}/generate", body):
+        async for line in self._connection.lines(f"{ROUTES}/generate", body, arrival.set):
             try:
                 data = json.loads(line)
             except ValueError:
@@ -45,6 +62,12 @@ class InterlaceClient(HttpClient):
         return found["logprobs"]  # type: ignore[return-value]
 
     async def abort(self, ids: Sequence[str]) -> None:
+        """See EngineClient. It waits until the server has the requests, because it ignores ids that it does not know.
+
+        The message of many requests takes seconds to arrive, and the abort would overtake it on another connection.
+        """
+        for arrival in {event for name in ids if (event := self._arrivals.get(name))}:
+            await arrival.wait()
         await self._connection.post(f"{ROUTES}/abort", {"ids": list(ids)}, timeout_s=SHORT_S)
 
     async def pause(self, mode: PauseMode) -> None:

@@ -28,6 +28,7 @@ from interlace.engines.rollout.services.protocol import (
 )
 
 DATA, DONE = b"data:", b"[DONE]"
+BAD_REQUEST = 400
 MEMORY_TAGS = ("kv_cache", "weights")
 
 
@@ -152,10 +153,15 @@ def write_sampling(request: Request, seed: int, own_stops: frozenset[int]) -> di
 
 
 def read_chunk(name: str, content: bytes, num_seen: int) -> tuple[Delta, int]:
-    """Reads a chunk with all tokens so far; returns the new tokens and the number of all tokens."""
+    """Reads a chunk with all tokens so far; returns the new tokens and the number of all tokens.
+
+    Raises UserError if the server refuses the request, which it reports in a stream as an abort with a status.
+    """
     meta = read_json_chunk(name, content, "meta_info")["meta_info"]
     rows = meta.get("output_token_logprobs") or ()
     reason = meta.get("finish_reason")
+    if reason and reason["type"] == "abort" and reason.get("status_code") == BAD_REQUEST:
+        raise UserError(f"{name} refused the request: {reason.get('message')}")
     delta = Delta(
         token_ids=[int(row[1]) for row in rows[num_seen:]],
         logprobs=[float(row[0]) for row in rows[num_seen:]],

@@ -190,6 +190,42 @@ def test_sglang_gives_what_is_new_of_chunks_that_hold_all_tokens() -> None:
     talk("sglang", handle, use)
 
 
+def test_an_abort_does_not_overtake_the_message_of_its_requests() -> None:
+    processed: list[str] = []
+    is_slow = asyncio.Event()
+    end = {"id": request().id, "token_ids": [], "logprobs": [], "versions": [], "finish_reason": "aborted"}
+
+    async def handle(path: str, body: Body) -> Any:
+        if path.endswith("generate"):
+            await is_slow.wait()
+        processed.append(path)
+        return end if path.endswith("generate") else {"version": 0}
+
+    async def use(client: EngineClient) -> None:
+        work = asyncio.create_task(client.generate([request()], lambda *_: None))
+        abort = asyncio.create_task(client.abort([request().id]))
+        await client.health()
+        is_slow.set()
+        await asyncio.gather(work, abort)
+
+    talk("interlace", handle, use)
+    assert [path.rpartition("/")[2] for path in processed] == ["health", "generate", "abort"]
+
+
+def test_sglang_refuses_a_request_by_an_abort_with_a_status() -> None:
+    async def handle(path: str, body: Body) -> Any:
+        reason = {"type": "abort", "message": "too long", "status_code": 400}
+        return [{"meta_info": {"output_token_logprobs": [], "finish_reason": reason}}]
+
+    async def use(client: EngineClient) -> None:
+        deltas: list[Delta] = []
+        await client.generate([request()], lambda _, delta: deltas.append(delta))
+        [delta] = deltas
+        assert "too long" in delta.refusal and delta.finish_reason is None
+
+    talk("sglang", handle, use)
+
+
 @pytest.mark.parametrize(
     ("status", "text", "error"),
     [

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
+from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine, ServiceTraits
@@ -49,6 +49,28 @@ def test_a_refusal_that_arrives_during_an_abort_is_reported_by_the_next_step(lin
     assert ended.request == good and ended.finish_reason in (FinishReason.ABORTED, FinishReason.LENGTH)
     [refused] = engine.step().finished
     assert refused.request == wrong and "not in the model's vocabulary" in refused.failure
+
+
+def test_a_request_continues_after_another_client_aborts_it(link: ServerLink) -> None:
+    traits = ServiceTraits(name="server", invariant=True, reason="")
+    engine, asked = ServiceEngine(link, ServedModel(limits=WIDE), traits), request(0, token=5)
+    asked = replace(asked, params=SamplingParams(max_new_tokens=400), streams=True)
+
+    def finish() -> Response:
+        while True:
+            for done in engine.step().finished:
+                return done
+
+    engine.submit(asked)
+    whole = finish()
+    engine.submit(asked)
+    while not engine.step().num_new_tokens:
+        continue
+    link.call(lambda client: client.pause("abort"))  # as another run does when it takes the server over
+    link.call(lambda client: client.resume())
+    found = finish()
+    assert (found.finish_reason, found.failure) == (FinishReason.LENGTH, "")
+    assert [*found.token_ids] == [*whole.token_ids] and len(found.token_ids) == 400
 
 
 def test_a_server_that_answers_only_about_its_health_is_refused_with_the_limit() -> None:

@@ -1,6 +1,7 @@
 """The client protocol works without a socket: an engine in this process serves coroutines."""
 
 import asyncio
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,26 @@ def test_an_engine_that_a_run_takes_over_reuses_no_older_tokens(
         return received.deltas[turn.id][-1].num_cached_tokens
 
     assert (asyncio.run(run()) > 0) is reused
+
+
+def test_a_request_that_is_withdrawn_while_the_engine_is_busy_does_not_run(hosted: HostedEngine) -> None:
+    long, received = request(params=SamplingParams(max_new_tokens=900)), Received()
+    begun, go = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        busy = asyncio.create_task(hosted.call(lambda _: (begun.set(), go.wait())))  # as a load of weights
+        await asyncio.to_thread(begun.wait)
+        work = asyncio.create_task(hosted.generate([long], lambda *_: None))
+        while not hosted._commands.qsize():
+            await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        go.set()
+        await busy
+        await hosted.generate([long], received)
+
+    asyncio.run(run())
+    assert received.end(long.id) == FinishReason.LENGTH and len(received.tokens(long.id)) == 900
 
 
 def test_a_refused_request_ends_alone(hosted: HostedEngine) -> None:
