@@ -17,7 +17,7 @@ from interlace.flows.run import SINGLE_TURN, PolicyRun, RoleGroups
 from interlace.flows.steps import LoopSettings, StepObserver
 from interlace.models.action_tokens import ActionTokens, action_tokens
 from interlace.models.loading import empty_model
-from interlace.rewards.shaping import ShapingConfig
+from interlace.rewards.shaping import ShapingConfig, SourceShaping
 from interlace.robots.env_stage import fleet_of, simulators_of
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.rollouts.base import Closing, Episode, Filming
@@ -139,7 +139,10 @@ async def host(
     settings = LoopSettings(
         sampling=sampling,
         counts=envs.metrics if envs else Metrics,
-        shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
+        shaping=SourceShaping(
+            default=recipe.reward.shaping if recipe.reward else ShapingConfig(),
+            by_source={source: reward.shaping for source, reward in recipe.task.rewards.items()},
+        ),
         limits=limits,
         recovery=recipe.recovery,
         membership=make_membership_rules(recipe),
