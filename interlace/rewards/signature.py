@@ -24,7 +24,7 @@ MARKS_A_BATCH = frozenset({"prompts", "completions", "responses"})
 OF_ONE_RESPONSE = frozenset({"prompt", "response", "completion", "solution_str"})
 """Names that no function of a batch has."""
 DATA_SOURCE = "data_source"
-"""verl's name for the data set of a row: its column, or the name of the file."""
+"""verl's name for the data set of a row: its column, or the name of the file or data set."""
 OF_A_TRAINER = ("trainer_state", "log_extra", "log_metric", "trainer", "args")
 """Arguments that TRL's trainer passes and a run does not have."""
 CHAT = "messages"
