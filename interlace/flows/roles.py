@@ -18,7 +18,7 @@ from interlace.core.types import (
     TerminalEvent,
 )
 from interlace.flows.steps import LoopSettings
-from interlace.rewards.shaping import ShapingConfig, group_shaped
+from interlace.rewards.shaping import SourceShaping, group_shaped
 from interlace.rollouts.base import Episode
 from interlace.rollouts.role_groups import CriticGroup, RewardGroup, RolloutGroup
 from interlace.rollouts.stream import Columns, OnFailed, Stream
@@ -70,7 +70,7 @@ class RewardRole:
         stages: StageFactory,
         group: RewardGroup | None,
         admission: Admission,
-        shaping: ShapingConfig,
+        shaping: SourceShaping,
         *,
         on_failed: OnFailed,
         on_scored: Callable[[], None],
@@ -87,7 +87,7 @@ class RewardRole:
                 "reward",
                 [group],
                 operation=RewardGroup.score,
-                writes=("scored",) if shaping.length_weight else ("reward", "reward_parts"),
+                writes=("scored",) if shaping.compares_lengths else ("reward", "reward_parts"),
                 to_columns=self._make_columns,
                 on_failed=on_failed,
             )
@@ -103,7 +103,7 @@ class RewardRole:
         if result.failure is not None:
             return SampleFailure(reason=result.failure, cause=result.cause)
         self._count()
-        if self._shaping.length_weight:
+        if self._shaping.compares_lengths:
             return {"scored": result}
         return {"reward": result.reward, "reward_parts": result.parts}
 
@@ -134,13 +134,14 @@ class RewardRole:
             own.attach(samples)
             return samples.plus("reward", "reward_parts")
         scored = self._stage.attach(samples, given=attrgetter("outcome"))
-        if not self._shaping.length_weight:
+        if not self._shaping.compares_lengths:
             return scored
 
         def shape(group: SampleGroup) -> None:
             results = [sample.scored for sample in group.samples if sample.scored is not None]
             lengths = [sample.num_sampled for sample in group.samples]
-            for sample, result in zip(group.samples, group_shaped(results, lengths, self._shaping), strict=True):
+            config = self._shaping.of(group.samples[0].prompt.source)
+            for sample, result in zip(group.samples, group_shaped(results, lengths, config), strict=True):
                 scored.channel.put(sample.key, {"reward": result.reward, "reward_parts": result.parts})
 
         GroupStage("length reward", self._admission, min_samples=1, on_group=shape).attach(scored)

@@ -12,7 +12,7 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
-from interlace.rewards.shaping import ShapingConfig
+from interlace.rewards.shaping import SourceShaping
 from interlace.rollouts.membership import NO_CHANGES, MembershipRules
 from interlace.rollouts.session import NO_LIMITS, SessionLimits
 
@@ -55,7 +55,7 @@ class LoopSettings:
     """Settings of sampling and rewards. The sizes of the loop are `LoopSizes` of the stages."""
 
     sampling: SamplingParams
-    shaping: ShapingConfig = ShapingConfig()
+    shaping: SourceShaping = SourceShaping()
     """Shaping of rewards. The flow adds the parts that need a whole group; scorers add the rest."""
     limits: SessionLimits = NO_LIMITS
     """Limits of each episode."""

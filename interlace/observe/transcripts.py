@@ -69,7 +69,7 @@ def _make_row(step: int, ended: EndedSample) -> Mapping[str, object]:
     if sample.counts and sample.counts.tool_s:
         calls = zip(sample.counts.tool_turns, sample.counts.tool_s, strict=True)
         row["tools"] = [{"turn": turn, "seconds": round(seconds, 6)} for turn, seconds in calls]
-    if sample.scored is not None:
+    if sample.scored is not None and sample.scored.parts != sample.reward_parts:
         row["scored"] = sample.scored.reward  # Reward without the term that compares lengths within the group
     return {**row, "reason": ended.reason} if ended.reason else row
 

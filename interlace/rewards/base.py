@@ -72,9 +72,9 @@ class RewardConfig(Config):
     """Settings of the reward `model`: its number is the reward. It needs devices: schedule.placement.reward."""
     correct: float = 5.0
     """Reward of a response that a verdict calls right; held-out answers with as much or more, before anything is taken
-    off for their form, count as right."""
+    off for their form, count as right. The default of `parts` is 1."""
     incorrect: float = -5.0
-    """Reward of one it calls wrong, or that lacks the tag."""
+    """Reward of one it calls wrong, or that lacks the tag. The default of `parts` is 0."""
     tag: str | None = None
     """Score only the text in a response's last <tag>...</tag>; without the tag it is wrong. None: all of it."""
     answer_format: Literal["text", "characters"] = "text"
@@ -99,7 +99,8 @@ class RewardConfig(Config):
         if not isinstance(data, Mapping) or not data.get("parts"):
             return data
         parts = [{"name": part} if isinstance(part, str) else part for part in data["parts"]]
-        return {"name": SUM, **data, "parts": parts}
+        # A verdict of a part counts as 1 or 0, so the defaults of a single verdict would be out of reach.
+        return {"name": SUM, "correct": 1.0, "incorrect": 0.0, **data, "parts": parts}
 
     @model_validator(mode="after")
     def _parts_where_summed(self) -> Self:

@@ -1,5 +1,6 @@
 """Reward functions that a program gives as objects. Their names here are known in this process only."""
 
+import secrets
 import sys
 
 from interlace.core.errors import UserError
@@ -7,7 +8,7 @@ from interlace.rewards.base import GIVEN, RewardConfig, reward_names
 from interlace.rewards.signature import name_of_function
 
 _PREFIX = "function_"
-_given: list[object] = []
+_given: dict[str, object] = {}
 
 
 def name_of(function: object) -> str:
@@ -15,11 +16,12 @@ def name_of(function: object) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module not in (None, "__main__") and name and getattr(sys.modules.get(module), name, None) is function:
         return f"{module}:{name}"
-    number = next((number for number, each in enumerate(_given) if each is function), None)
-    if number is None:
-        number = len(_given)
-        _given.append(function)
-    return f"{GIVEN}{_PREFIX}{number}"
+    known = next((known for known, each in _given.items() if each is function), None)
+    if known is None:
+        # Random, because a number would name another function in a later process that reads the run's settings.
+        known = f"{_PREFIX}{secrets.token_hex(8)}"
+        _given[known] = function
+    return f"{GIVEN}{known}"
 
 
 def label_of_function(function: object) -> str:
@@ -34,12 +36,11 @@ def is_given(config: RewardConfig) -> bool:
 
 def __getattr__(name: str) -> object:
     """Finds a function by its name here."""
-    number = name.removeprefix(_PREFIX)
-    if name == number or not number.isdigit():
+    if not name.startswith(_PREFIX):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if int(number) >= len(_given):
+    if name not in _given:
         raise UserError(
             f"reward {__name__}:{name} was a function of the program that started the run, and is not here. Put it in "
             "a module, and name it as reward=package.module:function."
         )
-    return _given[int(number)]
+    return _given[name]

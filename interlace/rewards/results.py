@@ -1,5 +1,6 @@
 """Rewards from the values that reward functions return."""
 
+import math
 from collections.abc import Awaitable, Mapping, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -66,7 +67,8 @@ def add_up(scores: Sequence[tuple[str, float, Any]], config: "RewardConfig") -> 
         parts[name] = weight * found.reward
     if not parts:
         raise RewardTypeError(f"{RETURNED} None: none of the rewards has a value for this sample")
-    return RewardResult(reward=_number(sum(parts.values())), parts=_check_parts(parts, config))
+    # Without rounding between the terms: 0.7 + 0.2 + 0.1 must reach reward.correct = 1.
+    return RewardResult(reward=_number(math.fsum(parts.values())), parts=_check_parts(parts, config))
 
 
 def verdict(is_right: bool, config: "RewardConfig") -> RewardResult:

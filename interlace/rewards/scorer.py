@@ -1,6 +1,7 @@
 """Scores samples: in separate processes, on a thread, or on an event loop; each call under a time limit."""
 
 import asyncio
+import re
 import threading
 import time
 from collections import deque
@@ -32,6 +33,11 @@ _BEAT_S = 0.05
 """Seconds between two signs of life of the event loop."""
 SOON_S = 0.01
 """Seconds after which the results so far are handed out."""
+
+_ROW_OF_A_TABLE = re.compile(
+    r"(?:.+?/)?(?:train|heldout)/(.+?)(?:\.(?:jsonl|json|csv|tsv|parquet))?:\d+", re.IGNORECASE
+)
+"""Uid of a prompt from a table: the purpose and the source, if any, then the split, the table and the row's number."""
 
 
 class Scorer:
@@ -210,11 +216,12 @@ def _list_messages(prompt: Prompt) -> tuple[Mapping[str, JSON], ...]:
 
 
 def _source_of(prompt: Prompt) -> str:
-    """Returns the name of a prompt's data set: the reasoning-gym dataset, or the file without its ending."""
+    """Returns the name of a prompt's data set, such as `openai/gsm8k`; of a file, its name without the ending."""
     own = prompt.metadata.get("source_dataset")
     if isinstance(own, str):
         return own
-    return prompt.uid.partition("/")[2].rpartition(":")[0].rpartition(".")[0] or prompt.uid
+    found = _ROW_OF_A_TABLE.fullmatch(prompt.uid)
+    return found[1] if found else prompt.uid
 
 
 async def try_reward(config: RewardConfig | None, prompt: Prompt) -> None:

@@ -4,7 +4,7 @@ Most of it depends on the response alone; the length reward compares the respons
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pydantic import Field, model_validator
 
@@ -60,6 +60,24 @@ class ShapingConfig(Config):
         overlong = self.overlong_penalty if self.overlong_limit is not None else 0.0
         repetition = self.repetition_penalty if self.repetition_ngram is not None else 0.0
         return overlong + repetition + self.length_weight / 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceShaping:
+    """Shaping of the prompts of each source of a mixture."""
+
+    default: ShapingConfig = ShapingConfig()
+    """Shaping of a source without an entry."""
+    by_source: Mapping[str, ShapingConfig] = field(default_factory=dict)
+
+    @property
+    def compares_lengths(self) -> bool:
+        """Returns whether a source has a length reward."""
+        return any(config.length_weight for config in (self.default, *self.by_source.values()))
+
+    def of(self, source: str) -> ShapingConfig:
+        """Returns the shaping of a source."""
+        return self.by_source.get(source, self.default)
 
 
 def shape_result(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> RewardResult:

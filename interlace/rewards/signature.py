@@ -7,7 +7,7 @@ one value for each sample. verl's names `solution_str`, `ground_truth`, `extra_i
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -24,7 +24,7 @@ MARKS_A_BATCH = frozenset({"prompts", "completions", "responses"})
 OF_ONE_RESPONSE = frozenset({"prompt", "response", "completion", "solution_str"})
 """Names that no function of a batch has."""
 DATA_SOURCE = "data_source"
-"""verl's name for the data set of a row: its column, or the name of the file."""
+"""verl's name for the data set of a row: its column, or the name of the file or data set."""
 OF_A_TRAINER = ("trainer_state", "log_extra", "log_metric", "trainer", "args")
 """Arguments that TRL's trainer passes and a run does not have."""
 CHAT = "messages"
@@ -98,8 +98,23 @@ class RewardCall:
     async def scores(self, requests: Sequence[ScoreRequest]) -> list[Any]:
         """Returns the function's value for each request; the exception in place of a value that it raised."""
         if self.is_batched:
-            return await self._score_batch(requests)
+            found: dict[int, Any] = {}
+            for places in self._group_by_columns(requests):
+                values = await self._score_batch([requests[place] for place in places])
+                found.update(zip(places, values, strict=True))
+            return [found[place] for place in range(len(requests))]
         return [await self._score_one(request) for request in requests]
+
+    def _group_by_columns(self, requests: Sequence[ScoreRequest]) -> Iterable[Sequence[int]]:
+        """Returns the places of the requests of each call: a column that one row lacks is still passed for the others.
+
+        The answer always counts as named, because it may be passed as `ground_truth`.
+        """
+        places: dict[frozenset[str], list[int]] = {}
+        for place, request in enumerate(requests):
+            named = frozenset(name for name in request.columns if name == "answer" or self.names(name))
+            places.setdefault(named, []).append(place)
+        return places.values()
 
     async def _score_one(self, request: ScoreRequest) -> Any:
         try:

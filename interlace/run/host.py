@@ -18,7 +18,7 @@ from interlace.flows.steps import LoopSettings, StepObserver
 from interlace.models.action_tokens import ActionTokens, action_tokens
 from interlace.models.loading import empty_model
 from interlace.models.size import context_length
-from interlace.rewards.shaping import ShapingConfig
+from interlace.rewards.shaping import ShapingConfig, SourceShaping
 from interlace.robots.env_stage import fleet_of, simulators_of
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.rollouts.base import Closing, Episode, Filming
@@ -145,7 +145,10 @@ async def host(
     settings = LoopSettings(
         sampling=sampling,
         counts=envs.metrics if envs else Metrics,
-        shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
+        shaping=SourceShaping(
+            default=recipe.reward.shaping if recipe.reward else ShapingConfig(),
+            by_source={source: reward.shaping for source, reward in recipe.task.rewards.items()},
+        ),
         limits=limits,
         recovery=recipe.recovery,
         membership=make_membership_rules(recipe),

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.rewards.base import RewardConfig, load_rewards
+from interlace.rewards.base import SUM, RewardConfig, load_rewards
 from interlace.rewards.given import label_of_function, name_of
 from interlace.rewards.signature import RewardCall
 from interlace.run.recipe.config import SHORT
@@ -16,12 +16,14 @@ from interlace.run.recipe.config import SHORT
 def reward_section(reward: object) -> object:
     """Returns the section `reward`. The verdict of a function counts as 1 or 0. Raises UserError."""
     if isinstance(reward, list | tuple):
-        return {"correct": 1.0, "incorrect": 0.0, "parts": _list_parts(reward)}
+        return {"name": SUM, "parts": _list_parts(reward)}
     if isinstance(reward, Config):
         return reward.model_dump(mode="json")
     if isinstance(reward, str):
         return reward
     if isinstance(reward, Mapping):
+        if "name" not in reward and reward.get("parts"):
+            return {"name": SUM, **reward}
         name = reward.get("name", "exact")
         return (
             dict(reward)

@@ -76,8 +76,11 @@ def test_what_cannot_work_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> No
 
 
 def test_a_run_whose_function_is_gone_says_so(tmp_path: Path) -> None:
-    code = "from interlace.rewards.base import load_reward; load_reward('interlace.rewards.given:function_0')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    """Another process finds no function of its own by the name, even if it gave as many functions."""
+    give = "from interlace.rewards.given import name_of\nprint(name_of(lambda response: 1.0))\n"
+    first = subprocess.run([sys.executable, "-c", give], capture_output=True, text=True, check=True)
+    load = f"from interlace.rewards.base import load_reward\nload_reward({first.stdout.strip()!r})"
+    done = subprocess.run([sys.executable, "-c", give + load], capture_output=True, text=True, check=False)
     assert "was a function of the program that started the run" in done.stderr
 
 

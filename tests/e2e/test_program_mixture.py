@@ -59,3 +59,19 @@ def test_a_mixture_of_rows_and_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     swapped = train("swapped", swap)
     assert swapped[:64] == program[:64]
     assert count_sources(swapped[64:]) == {"words": 64}
+
+
+@pytest.mark.parametrize("shaped", list(SOURCES))
+def test_a_length_reward_is_of_its_source_alone(tmp_path: Path, shaped: str) -> None:
+    def reward_of(name: str) -> dict[str, object]:
+        shaping = {"length_weight": 1.0} if name == shaped else {}
+        return {"name": "tests.support.reward_functions:size", "workers": 0, "shaping": shaping}
+
+    mixture = {name: {"source": rows, "weight": 1, "reward": reward_of(name)} for name, rows in SOURCES.items()}
+    own: Settings = {**SETTINGS, "steps": 1}
+    interlace.train(model="tiny:micro", data=mixture, name="own", folder=tmp_path, quiet=True, **own)
+    rows = samples(tmp_path, "own")
+    drawn, compared = (
+        count_sources([str(row["prompt"]) for row in kind]) for kind in (rows, [row for row in rows if "scored" in row])
+    )
+    assert set(drawn) == set(SOURCES) and compared == {shaped: drawn[shaped]}

@@ -17,6 +17,10 @@ def length(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]
     return float(len(response))
 
 
+def is_from_answer(data_source: str, answer: str) -> bool:
+    return data_source == answer
+
+
 def size(response: str) -> float:
     """Takes no answer, so that rows need none."""
     return float(len(response))

@@ -1,5 +1,6 @@
 """Curriculum by a column, such as a difficulty: prompts with low values come first (Bengio et al., ICML 2009)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -16,7 +17,8 @@ class ByColumnSettings(Config):
     """Settings of the order by a column."""
 
     column: str
-    """Column of the data, or dotted path into one: numbers, or texts."""
+    """Column of the data, or dotted path into one: numbers, or texts. Texts that are all numbers, as in a CSV
+    file, are ordered as numbers."""
     descending: bool = False
     """True serves high values first."""
     epochs: int = Field(default=1, ge=1)
@@ -31,12 +33,8 @@ class ByColumn(EpochSampler):
     def __init__(self, settings: Config, prompts: Sequence[Prompt], seed: int) -> None:
         super().__init__(settings, prompts, seed)
         self._settings = cast(ByColumnSettings, settings)
-        self._values = [_read_value(prompt, self._settings.column) for prompt in prompts]
-        kinds = {isinstance(value, str) for value in self._values}
-        if len(kinds) > 1:
-            raise UserError(
-                f"sampler by_column: column {self._settings.column!r} holds texts and numbers; use one type."
-            )
+        values = [_read_value(prompt, self._settings.column) for prompt in prompts]
+        self._values = _to_one_type(values, self._settings.column)
 
     def order(self, epoch: int) -> list[int]:
         shuffled = permutation(len(self.prompts), "prompts", self.seed, epoch)
@@ -44,6 +42,32 @@ class ByColumn(EpochSampler):
             return shuffled
         # A stable sort keeps the shuffled order of equal values.
         return sorted(shuffled, key=lambda place: self._values[place], reverse=self._settings.descending)
+
+
+def _to_one_type(values: Sequence[float | str], column: str) -> Sequence[float] | Sequence[str]:
+    """Returns the values as numbers if all of them are, also as text; else as texts. Raises UserError for a mixture."""
+    numbers = [_parse_number(value) if isinstance(value, str) else value for value in values]
+    found = [number for number in numbers if number is not None]
+    if len(found) == len(values):
+        return found
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) < len(values):
+        raise UserError(f"sampler by_column: column {column!r} holds texts and numbers; use one type.")
+    num_empty = sum(not text.strip() for text in texts)
+    if found and len(found) + num_empty == len(values):
+        raise UserError(
+            f"sampler by_column: column {column!r} has {num_empty} empty texts, and numbers otherwise. Give "
+            "each a number."
+        )
+    return texts
+
+
+def _parse_number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _read_value(prompt: Prompt, column: str) -> float | str:

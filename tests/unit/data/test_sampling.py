@@ -106,6 +106,20 @@ def test_a_column_that_cannot_order_is_named() -> None:
         create_sampler(task("by_column"), prompts(3), 0)
 
 
+def test_numbers_of_a_csv_file_are_ordered_as_numbers() -> None:
+    def levels(*texts: str) -> list[object]:
+        given = [
+            replace(prompt, metadata={"level": text}) for prompt, text in zip(prompts(len(texts)), texts, strict=True)
+        ]
+        sampler = create_sampler(task({"name": "by_column", "column": "level"}), given, 0)
+        return [given[sampler.draw(number).position].metadata["level"] for number in range(len(given))]
+
+    assert levels("10", "9", "-1.5", "1e2") == ["-1.5", "9", "10", "1e2"]
+    assert levels("10", "9", "easy") == ["10", "9", "easy"]
+    with pytest.raises(UserError, match="column 'level' has 1 empty texts, and numbers"):
+        levels("10", "9", "")
+
+
 def test_prompts_that_are_sometimes_solved_are_drawn_most() -> None:
     served = stream("solve_rate")
     served.observe([("/0", 1.0), ("/1", 0.0), ("/2", 1.0), ("/2", 0.0)])

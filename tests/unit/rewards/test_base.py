@@ -9,6 +9,7 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, RewardResult
 from interlace.rewards.base import RewardConfig, Score, ScoreRequest, load_reward
+from interlace.rewards.results import add_up
 from tests.support.evaluate_reward import evaluate
 
 
@@ -61,6 +62,18 @@ def test_a_number_is_the_reward_and_parts_add_up() -> None:
     assert (returning(1).reward, returning(1).parts) == (1.0, {})
     both = returning({"right": 1.0, "brief": -0.25})
     assert (both.reward, both.parts) == (0.75, {"right": 1.0, "brief": -0.25})
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.1), (0.7, 0.2, 0.1)])
+def test_a_sum_of_rewards_counts_as_right_from_one(weights: tuple[float, ...]) -> None:
+    """A verdict counts as 1 there, which would never reach the 5 of a single verdict."""
+    parts = [{"name": "exact", "weight": weight, "label": f"part{place}"} for place, weight in enumerate(weights)]
+    config = RewardConfig.model_validate(parts)
+    right, wrong = (
+        add_up([(f"part{n}", weight, value) for n, weight in enumerate(weights)], config) for value in (True, False)
+    )
+    assert (config.is_right(right), config.is_right(wrong), config.incorrect) == (True, False, 0.0)
+    assert RewardConfig.model_validate({"parts": parts, "correct": 2.0}).correct == 2.0
 
 
 def test_a_verdict_of_numpy_is_one() -> None:

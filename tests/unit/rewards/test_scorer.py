@@ -16,6 +16,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
+from interlace.data.tables import READERS
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.given import name_of
 from interlace.rewards.scorer import Scorer
@@ -49,6 +50,23 @@ def test_results_keep_the_samples_order(workers: int) -> None:
         results = scored(made, samples(*("x" * (number % 7) for number in range(40))))
         assert [result.reward for result in results] == [float(number % 7) for number in range(40)]
         assert scored(made, []) == []
+
+
+@pytest.mark.parametrize(
+    ("uid", "name"),
+    [
+        ("train/openai/gsm8k:12", "openai/gsm8k"),
+        ("math/heldout/openai/v1.1:12", "openai/v1.1"),
+        ("train/saved.d:12", "saved.d"),
+        *((f"train/rows.v2{ending}:12", "rows.v2") for ending in READERS),
+        ("math/train/rows.jsonl:12", "rows"),
+        ("greedy/math/train/rows.jsonl:12", "rows"),
+    ],
+)
+def test_verls_data_source_is_the_name_of_the_data_set(uid: str, name: str) -> None:
+    sample = Sample(key=SampleKey(0, 0), prompt=Prompt(uid=uid, token_ids=EMPTY_INT, text="q", answer=name), text="")
+    with scorer(f"{FUNCTIONS}:is_from_answer", workers=0) as made:
+        assert scored(made, [sample])[0].parts == {"accuracy": 1.0}
 
 
 def test_one_bad_sample_fails_alone() -> None:

@@ -89,6 +89,19 @@ def test_a_function_of_a_batch_gets_lists_of_all_samples() -> None:
     assert values(trl, *both) == [("P", "R", 3), ("Q", "S", 4)]
 
 
+def test_a_row_of_a_batch_keeps_a_column_that_another_row_lacks() -> None:
+    calls: list[list[str]] = []
+
+    def tolerance_of(completions: list[str], tolerance: list[float] | None = None) -> list[float]:
+        calls.append(completions)
+        return tolerance or [0.0] * len(completions)
+
+    rows = [{"tolerance": 0.1}, {"unnamed": 1}, {"tolerance": 0.2}]
+    requests = [request(response=str(place), metadata=row) for place, row in enumerate(rows)]
+    assert values(tolerance_of, *requests) == [0.1, 0.0, 0.2]
+    assert calls == [["0", "2"], ["1"]]
+
+
 def test_a_chat_reaches_a_function_of_a_batch_as_trl_writes_it() -> None:
     chat = request(metadata={"messages": CHAT})
     [(prompt, completion)] = values(lambda prompts, completions: [*zip(prompts, completions, strict=True)], chat)

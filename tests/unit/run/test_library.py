@@ -6,7 +6,9 @@ import pytest
 
 from interlace import train
 from interlace.core.errors import UserError
+from interlace.rewards.base import label_of
 from interlace.run.library import ProgramInputs
+from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.prompts import recipe_prompts
 
 SIZES = {"steps": 1, "prompts_per_step": 1, "samples_per_prompt": 1}
@@ -41,6 +43,20 @@ def test_without_a_recipe_a_step_has_a_size(
     given = ProgramInputs(model="tiny:micro", data="rows.jsonl")
     recipe = given.sections(tmp_path, {"steps": 3, **settings}, has_completions=True).recipe()
     assert (recipe.prompts_per_step, recipe.samples_per_prompt) == sizes
+
+
+def test_a_list_of_rewards_replaces_the_reward_of_a_recipe(tmp_path: Path) -> None:
+    def brief(response: str) -> float:
+        return 1.0 / (1 + len(response))
+
+    for given in (["exact", (brief, 0.1)], {"parts": ["exact", {"name": "exact", "label": "brief", "weight": 0.1}]}):
+        found = ProgramInputs(reward=given).sections(tmp_path, {}).recipe(load_recipe("quickstart")).reward
+        assert found is not None
+        assert (found.name, [(label_of(part), part.weight) for part in found.parts]) == (
+            "sum",
+            [("exact", 1.0), ("brief", 0.1)],
+        )
+        assert (found.tag, found.correct) == (None, 1.0), "settings of the recipe's single reward remain"
 
 
 def test_a_recipe_may_leave_its_sizes_to_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
