@@ -73,7 +73,10 @@ def warmup_folder(recipe: Recipe) -> Path:
 
     The inputs include the content of local files; see MAX_HASHED_BYTES.
     """
-    parts: tuple[Config | None, ...] = (recipe.model, recipe.task, recipe.warmup)
+    # Rewards do not change a warm-up, and the name of a program's function is another one in each process.
+    sources = tuple(source.model_copy(update={"reward": None}) for source in recipe.task.mixture)
+    task = recipe.task.model_copy(update={"mixture": sources})
+    parts: tuple[Config | None, ...] = (recipe.model, task, recipe.warmup)
     if not recipe.episode.is_single_turn:
         parts = (*parts, recipe.episode, recipe.renderer)
     elif recipe.renderer.chat_template_kwargs:
