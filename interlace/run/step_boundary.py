@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from interlace.core.payload import is_lost
-from interlace.core.types import Metrics, TerminalEvent
+from interlace.core.types import Metrics, RewardResult, TerminalEvent
 from interlace.data.stream import PromptStream
 from interlace.flows.step_metrics import SCORED
 from interlace.flows.steps import Ended, StepResult
@@ -62,9 +62,9 @@ def list_solved(ended: Sequence[Ended], recipe: Recipe) -> list[tuple[str, float
     found = []
     for sample in sorted(scored, key=attrgetter("key")):
         reward = recipe.task.rewards.get(sample.prompt.source, recipe.reward)
-        enough = reward.correct if reward else RIGHT_FROM
-        verdict = sample.reward_parts.get(ACCURACY, float((sample.reward or 0.0) >= enough))
-        found.append((sample.prompt.uid, verdict))
+        result = RewardResult(reward=sample.reward or 0.0, parts=sample.reward_parts)
+        is_right = reward.is_right(result) if reward else result.reward >= RIGHT_FROM
+        found.append((sample.prompt.uid, sample.reward_parts.get(ACCURACY, float(is_right))))
     return found
 
 

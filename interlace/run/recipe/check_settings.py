@@ -78,6 +78,13 @@ def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
 
 
 def _check_scorer(recipe: Recipe) -> None:
+    of_sources = recipe.task.rewards
+    models = [reward for reward in (recipe.reward, *of_sources.values()) if reward and reward.model is not None]
+    if of_sources and models:
+        raise UserError(
+            f"task: the source {next(iter(of_sources))!r} has a reward, and a reward is a model. A model scores all "
+            "sources: set it as `reward` of the recipe and remove the rewards of the sources, or take no model."
+        )
     for reward, source in _rewards_by_source(recipe):
         if reward.model is None:
             load_rewards(reward)
