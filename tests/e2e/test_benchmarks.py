@@ -42,7 +42,7 @@ SMALLEST = {
     "far_engine": ("--steps", "2"),
     "gpu_decode": ("--device", "cpu", "--hidden", "512", "--layers", "1", "--shapes", "1"),
     "hosts": ("--steps", "2", "--rounds", "1"),
-    "planner": ("--clusters", "local", "--workloads", "quickstart", "--schedules", "verl-colocated", "--steps", "1"),
+    "planner": ("--clusters", "local", "--workloads", "quickstart", "--schedules", "one-step-off", "--steps", "1"),
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),
     "recipe_seeds": ("--recipes", "quickstart", "--seeds", "0", "--read-only"),
     "records": ("--schedules", "one-step-off", "--steps", "6"),
@@ -86,11 +86,12 @@ def test_the_planner_has_twelve_workloads_and_writes_predictions_under_their_has
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    planner, plans = importlib.import_module("planner"), importlib.import_module("interlace.forecast.search.plans")
+    planner, points = importlib.import_module("planner"), importlib.import_module("_planner_points")
+    plans, probe = (importlib.import_module(f"interlace.forecast.{name}") for name in ("search.plans", "profile.probe"))
     assert len(set(planner.POINTS)) == 12
     for cluster, workload in planner.POINTS:
-        assert planner.recipe_of(workload, cluster, 2).cluster.backend == cluster
-    store = planner.Store(tmp_path / "store.json")
+        assert points.recipe_of(workload, cluster, 2).cluster.backend == cluster
+    store = points.Store(tmp_path / "store.json")
     score = plans.Score(
         step_s=2.0, error_s=0.1, tokens_per_s=10.0, goodput=0.5, staleness_mean=0.0, staleness_max=0.0, length_shift=0.0
     )
@@ -98,3 +99,16 @@ def test_the_planner_has_twelve_workloads_and_writes_predictions_under_their_has
     ((key, text),) = json.loads((tmp_path / "store.json").read_text())["predictions"].items()
     assert key == hashlib.sha256(text.encode()).hexdigest() and key.startswith(start)
     assert json.loads(text)["score"]["step_s"] == 2.0
+    slow, fast = probe.Speed(step_s=2.0, tokens_per_s=10.0), probe.Speed(step_s=1.0, tokens_per_s=20.0)
+    store.points.append(
+        points.Point(
+            workload="quickstart", cluster="local", schedule="areal", prediction=start, predicted=fast,
+            predicted_reference=slow, staleness_bound=4,
+            measured=probe.ProbeComparison(speed=fast, before=slow, after=slow),
+        )
+    )  # fmt: skip
+    store.save()
+    kept = points.Store(tmp_path / "store.json")
+    assert kept.points == store.points
+    assert kept.points[0].error == 0.0
+    assert "| quickstart | local | 2 |" in points.summarize(kept)
