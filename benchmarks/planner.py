@@ -20,7 +20,9 @@ three further runs of both in turn. --write puts the table into docs/planner.md 
 """
 
 import argparse
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from _page import write_table
@@ -112,6 +114,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of each profile")
     parser.add_argument("--store", type=Path, help="file of the points; default with --points: docs/planner.json")
     parser.add_argument("--points", type=int, default=-1, help="measure at most so many more")
+    parser.add_argument("--json", type=Path, help="also write the points there")
     parser.add_argument("--write", action="store_true", help="into docs/planner.md")
     args = parser.parse_args()
     for name, make in (
@@ -135,6 +138,8 @@ def main() -> None:
     wanted = [(workload, cluster) for cluster in clusters for workload in workloads
               if (cluster, workload) in POINTS or workload not in NAMES]  # fmt: skip
     measure_all(store, wanted, names, args)
+    if args.json:
+        args.json.write_text(json.dumps([asdict(point) for point in store.points]) + "\n", encoding="utf-8")
     if store.points:
         print(summarize(store))
         if args.write:

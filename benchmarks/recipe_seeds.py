@@ -1,7 +1,7 @@
 """Shipped recipes on several seeds and instruction sets: the held-out measure before and after training.
 
     python benchmarks/recipe_seeds.py [--recipes quickstart calculator ...] [--seeds 0 1 2 3 4] [--runs FOLDER]
-        [--read-only] [--write docs/quickstart-results.md]
+        [--read-only] [--json FILE] [--write docs/quickstart-results.md]
 
 Rounding differs between instruction sets, so a recipe that learns on one can fail on another. Each run uses one thread.
 A run whose folder is complete is read, not repeated, so the command continues after an interruption. A cell of the page
@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import agent_recipes
@@ -115,12 +115,18 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "recipe_seeds")
     parser.add_argument("--read-only", action="store_true", help="train nothing, read the complete runs")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
+    parser.add_argument("--json", type=Path, help="also write the outcomes there, by run; null without a complete run")
     given = parser.parse_args()
     for recipe in given.recipes if not given.read_only else ():
         for seed in given.seeds:
             for instruction_set in INSTRUCTION_SETS:
                 train(recipe, seed, instruction_set, given.runs)
     print(format_table(given.recipes, given.seeds, given.runs, {}))
+    if given.json:
+        keys = [(recipe, seed, name) for recipe in given.recipes for seed in given.seeds for name in INSTRUCTION_SETS]
+        found = {run_name(*key): read_outcome(*key, given.runs) for key in keys}
+        rows = {name: asdict(outcome) if outcome else None for name, outcome in found.items()}
+        given.json.write_text(json.dumps(rows) + "\n", encoding="utf-8")
     if given.write:  # the page has all recipes and seeds
         write_table(given.write, NAME, format_table(list(RECIPES), list(SEEDS), given.runs, read_cells(given.write)))
 
