@@ -45,8 +45,6 @@ class Point:
     """Start of the SHA-256 of the prediction, which was written to the store before the run."""
     predicted: Speed
     predicted_reference: Speed
-    staleness_bound: int
-    """Largest staleness of a sample, in versions."""
     measured: ProbeComparison
 
     @property
@@ -210,7 +208,7 @@ class Bench:
             point = Point(
                 workload=self._workload, cluster=self._cluster, schedule=name, prediction=hashes[name],
                 predicted=_speed_of(score), predicted_reference=_speed_of(reference),
-                staleness_bound=load_schedule(name).staleness_bound, measured=comparison,
+                measured=comparison,
             )  # fmt: skip
             self._store.points.append(point)
             self._store.save()

@@ -69,7 +69,7 @@ def _to_generation_config(
 
 @contextmanager
 def _generate_by(model: "PreTrainedModel", config: "GenerationConfig") -> Iterator[None]:
-    """Replaces a model's generation_config for a while: generate() takes from it what an argument leaves unset."""
+    """Replaces a model's generation_config for a while, because generate() takes unset arguments from it."""
     own, model.generation_config = model.generation_config, config
     try:
         yield

@@ -34,13 +34,12 @@ def plan_here(
     """Plans a recipe on this machine. profile: if None, the stored profile, or a new measurement. Raises UserError."""
     from interlace.cli.virtual import load_given_profile
     from interlace.observe.progress import open_progress
-    from interlace.run.recipe.check_objective import refuse_offline, refuse_transitions
+    from interlace.run.recipe.check_objective import refuse_unprofiled
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
 
     recipe = without_schedule(load_recipe(spec, overrides))
-    refuse_offline(recipe, "plan")
-    refuse_transitions(recipe, "plan")
+    refuse_unprofiled(recipe, "plan")
     check_settings(recipe)
     given = load_given_profile(profile) if profile else None
     from interlace.forecast.profile.profile import PARTS
@@ -75,10 +74,10 @@ def plan_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, OnlinePl
     from interlace.forecast.recipe_check import AcceptsHere
     from interlace.observe.progress import open_progress
     from interlace.run.recipe.check import check_recipe
-    from interlace.run.recipe.check_objective import refuse_transitions
+    from interlace.run.recipe.check_objective import refuse_unprofiled
     from interlace.run.recipe.config import AUTO, set_schedule
 
-    refuse_transitions(recipe, "train schedule=auto")
+    refuse_unprofiled(recipe, "train schedule=auto")
     plain, settings = (
         without_schedule(recipe),
         PlanSettings(max_staleness=recipe.schedule.resolved.staleness_bound, search_s=START_S),

@@ -54,7 +54,7 @@ def find_measured_profile(
     UserError.
     """
     from interlace.observe.progress import open_progress
-    from interlace.run.recipe.check_objective import refuse_offline, refuse_transitions
+    from interlace.run.recipe.check_objective import refuse_unprofiled
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
 
@@ -62,8 +62,7 @@ def find_measured_profile(
         raise UserError(f"--budget {budget:g}: give the seconds that measuring may take, such as 45.")
     hush_libraries()
     settings = load_recipe(recipe, overrides)
-    refuse_offline(settings, "profile")
-    refuse_transitions(settings, "profile")
+    refuse_unprofiled(settings, "profile")
     check_settings(settings)
     from interlace.forecast.profile.profile import PARTS, profile_recipe  # loads torch: a bad recipe has been refused
     from interlace.run.recipe.check import check_recipe

@@ -20,7 +20,7 @@ from interlace.forecast.search.plans import Accepts, PlanBounds, Planned, Search
 from interlace.forecast.simulate import Simulation, check_profile_roles
 from interlace.observe.goodput import GOVERNED_BY
 from interlace.robots.env_stage import simulators_of
-from interlace.run.recipe.check_objective import refuse_offline, refuse_transitions
+from interlace.run.recipe.check_objective import refuse_unprofiled
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.recipe.layout import find_needed_roles
@@ -187,8 +187,7 @@ def recipe_for(recipe: Recipe, spec: str, overrides: Sequence[str], profile: Pro
     recipe: loaded from `spec` and `overrides`. If the profile was measured with another model, its sizes replace the
     recipe's, except those that an override gives.
     """
-    refuse_offline(recipe, "plan")
-    refuse_transitions(recipe, "plan")
+    refuse_unprofiled(recipe, "plan")
     if profile.sizes is None or profile.model in ("", recipe.model.path):
         return recipe, ""
     sizes = profile.sizes

@@ -98,7 +98,7 @@ class Dispatcher:
     def _dispatch_jobs(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
         if not jobs:
             return
-        before = [self._driver_of.get(job.request.id) for job in jobs]
+        before = [self._driver_of.get(job.request.id) for job in jobs] if self.tool_waits else []
         ready, loads = self._list_ready(drivers)
         if not ready:
             self._parked += jobs
@@ -114,7 +114,8 @@ class Dispatcher:
                 self.homes.goes_to(job, ready[engine])
             self._driver_of[job.request.id] = ready[engine]
             ready[engine].submit(job)
-        self.tool_waits.look([*before, *(ready[engine] for engine in chosen)])
+        if self.tool_waits:
+            self.tool_waits.look([*before, *(ready[engine] for engine in chosen)])
 
     def _find_kept(self, jobs: Sequence[Job], ready: list[EngineDriver]) -> Sequence[KeptContext | None]:
         """Returns the context of each job that an engine retains, with the index of the engine in `ready`."""

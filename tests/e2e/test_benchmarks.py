@@ -103,7 +103,7 @@ def test_the_planner_has_twelve_workloads_and_writes_predictions_under_their_has
     store.points.append(
         points.Point(
             workload="quickstart", cluster="local", schedule="areal", prediction=start, predicted=fast,
-            predicted_reference=slow, staleness_bound=4,
+            predicted_reference=slow,
             measured=probe.ProbeComparison(speed=fast, before=slow, after=slow),
         )
     )  # fmt: skip

@@ -35,7 +35,7 @@ PACKAGES = {"maniskill": "mani_skill", "libero": "libero", "react": "langgraph",
 
 
 def list_profiled() -> list[str]:
-    """Returns the recipes that sample and train on samples; see refuse_offline and refuse_transitions."""
+    """Returns the recipes that sample and train on samples; see refuse_unprofiled."""
     recipes = {name: load_recipe(name) for name in recipe_names()}
     return [name for name, each in recipes.items() if not (is_offline(each) or algorithm_of(each).needs.transitions)]
 

@@ -1,8 +1,8 @@
 """Measures schedules by short runs, each between two runs of a reference schedule, and chooses between plans.
 
 The speed of a machine drifts by more than schedules differ, so a schedule's speed is a ratio: its trained tokens per
-second divided by those of the reference just before and after it. The change of the reference from one run to the next
-is the noise of such a ratio.
+second divided by the mean of the reference just before and after it. The change of the reference from one run to the
+next is the noise of such a ratio.
 """
 
 import math

@@ -170,7 +170,7 @@ def _step_noise(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: 
     expected_s = simulated_s or [real.step_s] * len(real.steps_s)
     ratios = [math.log(step_s / its_s) for step_s, its_s in zip(real.steps_s, expected_s, strict=True)]
     middle = median(ratios)
-    # The median of the distances, because one interrupted step says little about the others.
+    # The median of the distances, because one interrupted step does not represent the others.
     return TO_DEVIATION * median(abs(each - middle) for each in ratios)
 
 

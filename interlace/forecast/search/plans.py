@@ -216,7 +216,7 @@ class SearchResult:
     ranked: Sequence[Planned]
     """Plans, the fastest first: plans that were simulated on the whole cluster, then plans on a model of it."""
     tied: Sequence[Planned]
-    """The fastest plan, and those of the whole cluster that are slower by no more than the noise of a step."""
+    """The fastest plan, and plans of the whole cluster that are slower by no more than the noise of a step."""
     baseline: Planned | None
     """Plan of `verl-colocated`; None if it cannot run."""
     current: Planned | None
@@ -249,7 +249,7 @@ class SearchResult:
 
 
 def select_tied(plans: Sequence[Planned], noise: float) -> list[Planned]:
-    """Returns the plans that a measurement with this noise cannot tell from the fastest, the fastest first.
+    """Returns the fastest plan, and the plans that are slower by no more than the noise, the fastest first.
 
     plans: the fastest first. noise: relative difference in speed; see `Profile.step_noise`.
     """

@@ -14,8 +14,9 @@ def refuse_offline(recipe: Recipe, command: str) -> None:
         )
 
 
-def refuse_transitions(recipe: Recipe, command: str) -> None:
-    """Raises UserError if a forecast needs the costs of updates from replayed transitions, which no profile has."""
+def refuse_unprofiled(recipe: Recipe, command: str) -> None:
+    """Raises UserError if a command needs a profile of the recipe, and none has costs of how its policy learns."""
+    refuse_offline(recipe, command)
     if algorithm_of(recipe).needs.transitions:
         raise UserError(
             f"`interlace {command}` measures training on samples, and algorithm {recipe.algorithm.name!r} learns from "
