@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeAlias
 
-from interlace.forecast.profile.steps import StepTimes, bisect_interval, ratio, relative_change, simulate_steps
+from interlace.forecast.profile.steps import (
+    StepTimes,
+    bisect_interval,
+    ratio,
+    relative_change,
+    scale_rollout,
+    simulate_steps,
+)
 from interlace.forecast.profile.types import Interference, Profile
 from interlace.run.recipe.config import Recipe
 from interlace.schedule.roles import ROLES
@@ -34,6 +41,27 @@ Measure: TypeAlias = Callable[[Profile, MeasuredLayout], StepTimes | None]
 """Runs steps of a layout on this machine; None if it cannot run, or the time is too short."""
 Lay: TypeAlias = Callable[[MeasuredLayout], Recipe]
 """Returns the recipe under the schedule of a layout."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSteps:
+    """Whole steps of a recipe on this machine."""
+
+    recipe: Recipe
+    times: StepTimes
+    num_devices: int
+
+    def simulate(self, profile: Profile) -> StepTimes:
+        """Predicts the same steps."""
+        return simulate_steps(profile, self.recipe, self.num_devices, self.times)
+
+    def compare(self, profile: Profile, part: Callable[[StepTimes], Sequence[float]]) -> float:
+        """Returns the real seconds of a part of the steps, divided by the predicted ones."""
+        return ratio(self.times, part(self.times), part(self.simulate(profile)))
+
+    def agree(self, profile: Profile) -> bool:
+        """Returns whether the steps take as long as predicted, within the noise of the profile."""
+        return abs(math.log(self.compare(profile, lambda times: times.steps_s))) <= profile.step_noise
 
 
 def _place_roles(rollout: str, others: str, **fields: int) -> Schedule:
@@ -71,12 +99,17 @@ def fit_layouts(profile: Profile, first: StepTimes, measure: Measure, lay: Lay, 
     shared, apart = measure(profile, SHARED), measure(profile, APART)
     again = measure(profile, SPREAD)
     change = relative_change(first, again) if again else 0.0
-    drift = math.exp(change / 2)  # half of the change, because both layouts were measured in between
     profile = profile.model_copy(update={"step_noise": max(profile.step_noise, abs(change))})
+
+    def steps_of(layout: MeasuredLayout, times: StepTimes, drift: float = 1.0) -> MeasuredSteps:
+        return MeasuredSteps(recipe=lay(layout), times=_divide_seconds(times, drift), num_devices=num_devices)
+
+    drift = math.exp(change / 2)  # half of the change, because the other layouts were measured in between
     if shared:
-        profile = fit_efficiency(profile, _divide_seconds(shared, drift), lay(SHARED), num_devices)
+        profile = fit_efficiency(profile, steps_of(SHARED, shared, drift))
     if apart:
-        profile = fit_interference(profile, _divide_seconds(apart, drift), lay(APART), num_devices)
+        steps = steps_of(APART, apart, drift)
+        profile = fit_interference(fit_engines(profile, steps_of(SPREAD, first), steps), steps)
     return profile
 
 
@@ -89,7 +122,15 @@ def _divide_seconds(times: StepTimes, by: float) -> StepTimes:
     )
 
 
-def fit_efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
+def _rollouts(times: StepTimes) -> Sequence[float]:
+    return times.rollouts_s
+
+
+def _trains(times: StepTimes) -> Sequence[float]:
+    return times.trains_s
+
+
+def fit_efficiency(profile: Profile, shared: MeasuredSteps) -> Profile:
     """Fits the efficiency of each doubling of the training devices."""
 
     def set_efficiency(kept: float) -> Profile:
@@ -98,39 +139,59 @@ def fit_efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_device
             update={"actor": profile.actor.model_copy(update={"efficiency": kept}), "critic": critic}
         )
 
-    def is_too_fast(kept: float) -> bool:
-        return ratio(real, real.trains_s, simulate_steps(set_efficiency(kept), recipe, num_devices, real).trains_s) > 1
-
-    return set_efficiency(_search_value(1.0, 0.5, is_too_fast))
+    return set_efficiency(_search_value(1.0, 0.5, lambda kept: shared.compare(set_efficiency(kept), _trains) > 1))
 
 
-def fit_interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
+def fit_engines(profile: Profile, spread: MeasuredSteps, apart: MeasuredSteps) -> Profile:
+    """Fits the slowdown of engines by other engines, if generation beside training is faster than predicted even
+    without interference.
+
+    The costs of an engine were fitted to `spread`, in which all engines work side by side. So a larger slowdown needs
+    smaller costs.
+    """
+    alone = _set_slowdown(_set_slowdown(profile, "rollout", "actor", 1.0), "actor", "rollout", 1.0)
+    if apart.agree(profile) or apart.compare(alone, _rollouts) >= 1:
+        return profile
+
+    def set_slowdown(slowdown: float) -> Profile:
+        slower = _set_slowdown(profile, "rollout", "rollout", slowdown)
+        return slower.model_copy(update={"rollout": scale_rollout(slower.rollout, spread.compare(slower, _rollouts))})
+
+    def is_too_fast(slowdown: float) -> bool:
+        unhindered = _set_slowdown(set_slowdown(slowdown), "rollout", "actor", 1.0)
+        return apart.compare(unhindered, _rollouts) > 1
+
+    return set_slowdown(_search_value(SLOWEST, profile.slowdown("rollout", ["rollout"]), is_too_fast))
+
+
+def fit_interference(profile: Profile, apart: MeasuredSteps) -> Profile:
     """Fits the slowdown of training by concurrent generation, then of generation by concurrent training.
 
     If a step takes as long as predicted, within the noise, the slowdowns of isolated calls stay: a fit to noise can
     give any slowdown, because a step depends little on each.
     """
-    predicted = simulate_steps(profile, recipe, num_devices, real)
-    if abs(math.log(ratio(real, real.steps_s, predicted.steps_s))) <= profile.step_noise:
+    if apart.agree(profile):
         return profile
 
     def fit_slowdown(so_far: Profile, role: str, beside: str, part: Callable[[StepTimes], Sequence[float]]) -> Profile:
-        others = [pair for pair in so_far.interference if (pair.role, pair.beside) != (role, beside)]
-
-        def set_slowdown(slowdown: float) -> Profile:
-            pair = Interference(role=role, beside=beside, slowdown=slowdown)
-            return so_far.model_copy(update={"interference": (*others, pair)})
-
         def is_too_fast(slowdown: float) -> bool:
-            return ratio(real, part(real), part(simulate_steps(set_slowdown(slowdown), recipe, num_devices, real))) > 1
+            return apart.compare(_set_slowdown(so_far, role, beside, slowdown), part) > 1
 
         # If the two hardly overlap, their steps do not determine the slowdown.
-        return so_far if is_too_fast(SLOWEST) else set_slowdown(_search_value(1.0, SLOWEST, is_too_fast))
+        if is_too_fast(SLOWEST):
+            return so_far
+        return _set_slowdown(so_far, role, beside, _search_value(1.0, SLOWEST, is_too_fast))
 
     for _ in range(ROUNDS):  # the duration of either part determines the overlap
-        profile = fit_slowdown(profile, "actor", "rollout", lambda times: times.trains_s)
-        profile = fit_slowdown(profile, "rollout", "actor", lambda times: times.rollouts_s)
+        profile = fit_slowdown(profile, "actor", "rollout", _trains)
+        profile = fit_slowdown(profile, "rollout", "actor", _rollouts)
     return profile
+
+
+def _set_slowdown(profile: Profile, role: str, beside: str, slowdown: float) -> Profile:
+    others = [pair for pair in profile.interference if (pair.role, pair.beside) != (role, beside)]
+    pair = Interference(role=role, beside=beside, slowdown=slowdown)
+    return profile.model_copy(update={"interference": (*others, pair)})
 
 
 def _search_value(fast: float, slow: float, is_too_fast: Callable[[float], bool]) -> float:

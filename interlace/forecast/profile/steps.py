@@ -144,7 +144,7 @@ def fit_profile(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: 
     said = simulate_steps(profile, recipe, num_devices, real)
     scaled = profile.model_copy(
         update={
-            "rollout": _scale_rollout(profile.rollout, ratio(real, real.rollouts_s, said.rollouts_s)),
+            "rollout": scale_rollout(profile.rollout, ratio(real, real.rollouts_s, said.rollouts_s)),
             "actor": _scale_training(profile.actor, ratio(real, real.trains_s, said.trains_s)),
             "controller_step_s": real.waiting_s,
         }
@@ -199,7 +199,8 @@ def ratio(real: StepTimes, measured_s: Sequence[float], said_s: Sequence[float])
     return median(measured_s) / median(said_s)
 
 
-def _scale_rollout(costs: RolloutCosts, factor: float) -> RolloutCosts:
+def scale_rollout(costs: RolloutCosts, factor: float) -> RolloutCosts:
+    """Returns the costs with the seconds of all work of an engine times `factor`."""
     steps = tuple((batch, seconds * factor) for batch, seconds in costs.steps)
     names = ("context_token_s", "call_s", "intake_s", "sequence_s", "prefill_token_s")
     return costs.model_copy(update={"steps": steps, **{name: getattr(costs, name) * factor for name in names}})

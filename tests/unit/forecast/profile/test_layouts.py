@@ -1,6 +1,7 @@
 """The gain from a second device and the interference of concurrent work are measured from whole steps."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,21 +11,27 @@ from interlace.forecast.profile.layouts import (
     SHARED,
     SPREAD,
     MeasuredLayout,
+    MeasuredSteps,
     fit_efficiency,
+    fit_engines,
     fit_interference,
     fit_layouts,
 )
 from interlace.forecast.profile.profile import with_zero_lr
-from interlace.forecast.profile.steps import StepTimes, simulate_steps
+from interlace.forecast.profile.steps import StepTimes, scale_rollout, simulate_steps
 from interlace.forecast.profile.types import Interference, Profile
 from interlace.run.recipe.config import Recipe
 from tests.unit.forecast.profile.test_profile_steps import PROFILE, RECIPE
 
 
+def steps_of(recipe: Recipe, times: StepTimes) -> MeasuredSteps:
+    return MeasuredSteps(recipe=recipe, times=times, num_devices=2)
+
+
 def test_the_speed_of_two_devices_is_found_in_steps_that_share_them() -> None:
     recipe = with_zero_lr(RECIPE, SHARED.schedule(2))
     truth = PROFILE.model_copy(update={"actor": PROFILE.actor.model_copy(update={"efficiency": 0.7})})
-    found = fit_efficiency(PROFILE, simulate_steps(truth, recipe, 2), recipe, 2)
+    found = fit_efficiency(PROFILE, steps_of(recipe, simulate_steps(truth, recipe, 2)))
     assert found.actor.efficiency == pytest.approx(0.7, abs=0.005)
 
 
@@ -38,7 +45,7 @@ def test_what_training_and_generation_cost_each_other_is_found_in_steps_that_do_
     truth = PROFILE.model_copy(update={"interference": pairs})
     start = truth.model_copy(update={"interference": tuple(replace_slowdown(pair) for pair in pairs)})
     real = simulate_steps(truth, recipe, 2)
-    found = fit_interference(start, real, recipe, 2)
+    found = fit_interference(start, steps_of(recipe, real))
     said = simulate_steps(found, recipe, 2)
     assert said.step_s == pytest.approx(real.step_s, rel=0.03)
     slowdowns = {(pair.role, pair.beside): pair.slowdown for pair in found.interference}
@@ -54,7 +61,7 @@ def test_work_that_never_meets_teaches_nothing() -> None:
     recipe = with_zero_lr(RECIPE, SHARED.schedule(2))
     real = simulate_steps(PROFILE, recipe, 2)
     slower = replace(real, trains_s=[2 * each for each in real.trains_s])
-    pairs = {(pair.role, pair.beside) for pair in fit_interference(PROFILE, slower, recipe, 2).interference}
+    pairs = {(pair.role, pair.beside) for pair in fit_interference(PROFILE, steps_of(recipe, slower)).interference}
     assert ("actor", "rollout") not in pairs
 
 
@@ -69,7 +76,7 @@ def lay(layout: MeasuredLayout) -> Recipe:
 
 
 @pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0), (1.1, 1.1, 1.21), (0.9, 0.9, 0.81)])
-def test_a_drift_of_the_machine_between_layouts_is_no_interference(speeds: tuple[float, float, float]) -> None:
+def test_a_drift_of_the_machine_between_layouts_is_no_interference(speeds: Sequence[float]) -> None:
     truth, seconds = PROFILE.model_copy(update={"interference": PAIRS}), iter(speeds)
     asked: list[str] = []
 
@@ -86,7 +93,7 @@ def test_a_drift_of_the_machine_between_layouts_is_no_interference(speeds: tuple
     assert asked == [SHARED.name, APART.name, SPREAD.name]
     slowdowns = {(pair.role, pair.beside): pair.slowdown for pair in found.interference}
     assert slowdowns == pytest.approx({("actor", "rollout"): 1.8, ("rollout", "actor"): 1.4}, rel=0.02)
-    assert found.step_noise == pytest.approx(abs(math.log(speeds[2])), abs=1e-6)
+    assert found.step_noise == pytest.approx(abs(math.log(speeds[-1])), abs=1e-6)
 
 
 def test_steps_that_differ_by_less_than_the_noise_keep_the_slowdowns_of_calls() -> None:
@@ -95,6 +102,21 @@ def test_steps_that_differ_by_less_than_the_noise_keep_the_slowdowns_of_calls() 
     slower = replace(
         found, steps_s=[1.15 * each for each in found.steps_s], trains_s=[2 * each for each in found.trains_s]
     )
-    assert fit_interference(truth, slower, lay(APART), 2).interference == PAIRS
+    assert fit_interference(truth, steps_of(lay(APART), slower)).interference == PAIRS
     quiet = truth.model_copy(update={"step_noise": 0.05})
-    assert fit_interference(quiet, slower, lay(APART), 2).interference != PAIRS
+    assert fit_interference(quiet, steps_of(lay(APART), slower)).interference != PAIRS
+
+
+def test_generation_beside_training_determines_the_slowdown_of_engines_by_engines() -> None:
+    hindered = PROFILE.model_copy(
+        update={"interference": (Interference(role="rollout", beside="rollout", slowdown=1.8),)}
+    )
+    spread, apart = (steps_of(lay(layout), simulate_steps(hindered, lay(layout), 2)) for layout in (SPREAD, APART))
+    # The engines' costs as fitted to steps in which two engines work, without a slowdown by each other.
+    start = PROFILE.model_copy(
+        update={"rollout": scale_rollout(PROFILE.rollout, spread.compare(PROFILE, lambda times: times.rollouts_s))}
+    )
+    found = fit_engines(start, spread, apart)
+    assert found.slowdown("rollout", ["rollout"]) == pytest.approx(1.8, rel=0.05)
+    assert found.rollout.step_s(64) == pytest.approx(PROFILE.rollout.step_s(64), rel=0.05)
+    assert fit_engines(hindered, spread, apart) == hindered, "steps as predicted change nothing"
