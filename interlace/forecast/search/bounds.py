@@ -143,15 +143,16 @@ def misfit(schedule: Schedule, profile: Profile, workload: Workload, devices: tu
 @lru_cache(maxsize=64)
 def response_lengths(lengths: Lengths, max_new_tokens: int) -> tuple[float, ...]:
     """Returns response lengths at evenly spaced probabilities, ascending, cut at `max_new_tokens`."""
-    places = [(place + 0.5) / POINTS for place in range(POINTS)]
+    num_capped = 0 if lengths.quantiles else round(lengths.cap_share * POINTS)
+    num_drawn = POINTS - num_capped
+    places = [(place + 0.5) / num_drawn for place in range(num_drawn)]
     if lengths.quantiles:
         last = len(lengths.quantiles) - 1
         found = [lengths.quantiles[min(last, round(place * last))] for place in places]
     else:
         spread = math.hypot(lengths.prompt_sigma, lengths.response_sigma)
         found = [lengths.median * math.exp(spread * _NORMAL.inv_cdf(place)) for place in places]
-        num_capped = round(lengths.cap_share * POINTS)
-        found = sorted([*found[:: max(1, POINTS // max(1, POINTS - num_capped))], *[math.inf] * num_capped])
+        found += [math.inf] * num_capped
     return tuple(min(length, float(max_new_tokens)) for length in found)
 
 

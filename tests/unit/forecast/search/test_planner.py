@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from interlace.core.errors import UserError
 from interlace.forecast.profile.types import Lengths, Profile, RolloutCosts, TrainCosts
 from interlace.forecast.search import planner
-from interlace.forecast.search.bounds import Workload, least_step_s, misfit
+from interlace.forecast.search.bounds import Workload, least_step_s, misfit, response_lengths
 from interlace.forecast.search.candidates import Candidate, Layout, neighbours, plain
 from interlace.forecast.search.feasible import SearchProblem
 from interlace.forecast.search.planner import coarser
@@ -335,3 +335,10 @@ def test_a_short_search_simulates_the_baseline_first_and_counts_few_steps() -> N
     (first, fidelity), *_ = scorer.asked
     assert first == Candidate.of(load_schedule("verl-colocated")).on(8)
     assert fidelity.steps == 2
+
+
+@pytest.mark.parametrize("cap_share", [0.0, 0.3, 0.6, 1.0])
+def test_bounds_have_the_share_of_responses_that_reach_the_limit(cap_share: float) -> None:
+    lengths = response_lengths(Lengths(median=100, cap_share=cap_share), 100_000)
+    assert sum(length == 100_000 for length in lengths) / len(lengths) == pytest.approx(cap_share)
+    assert list(lengths) == sorted(lengths)
