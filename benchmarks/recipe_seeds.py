@@ -89,15 +89,16 @@ def read_cells(page: Path) -> Cells:
 def format_table(recipes: list[str], seeds: list[int], runs: Path, kept: Cells) -> str:
     """Returns a Markdown table with one row for each recipe and instruction set, and one column for each seed.
 
-    kept: cells to use if there is no run.
+    kept: cells to use if there is no run; those of an instruction set that this machine lacks stay.
     """
     head = "| recipe | measure | instruction set | " + " | ".join(f"seed {seed}" for seed in seeds) + " |"
     rows = [head, "|---" * (len(seeds) + 3) + "|"]
-    names = {"avx2": "AVX2", "machine": torch.backends.cpu.get_cpu_capability()}
+    names = {torch.backends.cpu.get_cpu_capability(): "machine", "AVX2": "avx2"}
     for recipe in recipes:
         measure = MEASURES.get(recipe, "eval/accuracy_sampled").removeprefix("eval/")
-        for instruction_set, label in names.items():
-            found = [read_outcome(recipe, seed, instruction_set, runs) for seed in seeds]
+        for label in sorted({*names, *(label for name, label in kept if name == recipe)}):
+            instruction_set = names.get(label)
+            found = [read_outcome(recipe, seed, instruction_set, runs) if instruction_set else None for seed in seeds]
             old = dict(enumerate(kept.get((recipe, label), [])))
             cells = [
                 f"{row.before:.2f} -> {row.after:.2f}" if row else old.get(seed, "")

@@ -1,18 +1,23 @@
 """Responses of a trained model to prompts of a program."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from interlace.core.errors import UserError
-from interlace.core.types import JSON, SamplingParams
+from interlace.core.types import JSON, IntArray, SamplingParams
 from interlace.data.chat import read_messages
 from interlace.data.config import PromptFormat
-from interlace.data.formatting import render, to_prompts
+from interlace.data.formatting import Write, render, to_prompts
 from interlace.data.rows import Row
-from interlace.models.loading import list_stop_tokens
+from interlace.engines.rollout.filters import reshape_logits, reshapes_logits
+from interlace.models.loading import count_ids, list_stop_tokens
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -22,40 +27,101 @@ def generate_texts(
     prompts: Sequence[str | Sequence[Mapping[str, JSON]]],
     style: PromptFormat,
     sampling: SamplingParams,
+    write: Write | None = None,
 ) -> list[str]:
-    """Returns one response for each prompt. style: how the run writes its prompts.
+    """Returns one response for each prompt, drawn from the distribution of the run.
 
-    Of sampling, the lengths, the end tokens, temperature, truncation and repetition penalty are applied; the model's
-    own generation_config is not, because the run did not sample by it.
+    style, write: how the run writes its prompts; see to_prompts(). The model's own generation_config has no effect
+    except for its end tokens, because the run did not sample by it. Raises UserError for a bias that forbids every
+    token.
     """
     import torch
 
     if not prompts:
         return []
     rows = [_make_row(prompt, f"prompts[{place}]") for place, prompt in enumerate(prompts)]
-    ids = [each.token_ids.tolist() for each in to_prompts(rows, [render(row, style) for row in rows], style, tokenizer)]
-    width = max(map(len, ids))
-    pad = next(each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if isinstance(each, int))
-    input_ids = torch.tensor([[pad] * (width - len(row)) + row for row in ids], device=model.device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=model.device)
-    with torch.inference_mode(), _generate_by(model, _to_generation_config(model, tokenizer, sampling, pad)):
-        written = model.generate(input_ids=input_ids, attention_mask=mask)  # type: ignore[operator]  # their own stub
-    return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in written[:, width:]]
+    written = to_prompts(rows, [render(row, style) for row in rows], style, tokenizer, write)
+    prompt_ids = [each.token_ids for each in written]
+    width = max(map(len, prompt_ids))
+    padding = [[0] * (width - len(row)) for row in prompt_ids]  # masked, so its token has no effect
+    input_ids = torch.tensor([[*pad, *row.tolist()] for pad, row in zip(padding, prompt_ids, strict=True)])
+    mask = torch.tensor([[*pad, *[1] * len(row)] for pad, row in zip(padding, prompt_ids, strict=True)])
+    distribution = Distribution(sampling, prompt_ids, width, count_ids(tokenizer))
+    ends = ResponseEnds(sampling, tokenizer, width, {*list_stop_tokens(model, tokenizer), *sampling.stop_token_ids})
+    with torch.inference_mode(), _generate_by(model, _to_generation_config(sampling)):
+        tokens = model.generate(  # type: ignore[operator]  # their own stub
+            input_ids=input_ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            logits_processor=[distribution],
+            stopping_criteria=[ends],
+        )
+    responses = [row[width:end] for row, end in zip(tokens.tolist(), ends.lengths(len(tokens[0])), strict=True)]
+    return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in responses]
 
 
-def _to_generation_config(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", sampling: SamplingParams, pad: int
-) -> "GenerationConfig":
+class Distribution:
+    """Changes logits as the native engine does: biases, penalties, and no ids beyond the tokenizer's last token.
+
+    transformers calls it before temperature and truncation. Its own repetition penalty also counts padding.
+    """
+
+    def __init__(self, sampling: SamplingParams, prompt_ids: Sequence[IntArray], width: int, num_drawable: int) -> None:
+        """width: padded length of the prompts."""
+        self._sampling, self._width, self._num_drawable = sampling, width, num_drawable
+        self._prompts = [ids.astype(np.int64) for ids in prompt_ids]
+
+    def __call__(self, input_ids: "Tensor", scores: "Tensor") -> "Tensor":
+        """Returns new logits [N, V]. input_ids: [N, tokens so far]."""
+        scores = scores.clone()
+        drawable = scores[:, : self._num_drawable]
+        scores[:, self._num_drawable :] = -math.inf
+        if not reshapes_logits(self._sampling):
+            return scores
+        generated = input_ids[:, self._width :].cpu().numpy()
+        for row, prompt in enumerate(self._prompts):
+            drawable[row] = reshape_logits(drawable[row], self._sampling, prompt, generated[row])
+        if bool((drawable.amax(-1) == -math.inf).any()):
+            raise UserError("logit_bias forbids all tokens. Leave at least one without -inf.")
+        return scores
+
+
+class ResponseEnds:
+    """Ends each response after an end token or a stop string, as the native engine does."""
+
+    def __init__(
+        self, sampling: SamplingParams, tokenizer: "PreTrainedTokenizerBase", width: int, stop_ids: Collection[int]
+    ) -> None:
+        """width: padded length of the prompts."""
+        self._stops, self._tokenizer, self._width, self._stop_ids = sampling.stop, tokenizer, width, stop_ids
+        self._ends: dict[int, int] = {}
+        self._num_rows = 0
+
+    def __call__(self, input_ids: "Tensor", _scores: "Tensor") -> "Tensor":
+        """Returns which rows have ended, [N]. input_ids: [N, tokens so far]."""
+        import torch
+
+        rows = input_ids.tolist()
+        self._num_rows = len(rows)
+        for place, row in enumerate(rows):
+            if place not in self._ends and self._ends_here(row[self._width :]):
+                self._ends[place] = len(row)
+        return torch.tensor([place in self._ends for place in range(len(rows))], device=input_ids.device)
+
+    def _ends_here(self, response: list[int]) -> bool:
+        if response[-1] in self._stop_ids:
+            return True
+        text = self._tokenizer.decode(response, skip_special_tokens=False) if self._stops else ""
+        return any(stop in text for stop in self._stops)
+
+    def lengths(self, longest: int) -> list[int]:
+        """Returns the number of tokens of each row, prompt and padding included. longest: of the rows without end."""
+        return [self._ends.get(place, longest) for place in range(self._num_rows)]
+
+
+def _to_generation_config(sampling: SamplingParams) -> "GenerationConfig":
     from transformers import GenerationConfig
 
-    stop_ids = {*list_stop_tokens(model, tokenizer), *sampling.stop_token_ids}
-    config = GenerationConfig(
-        max_new_tokens=sampling.max_new_tokens,
-        do_sample=False,
-        repetition_penalty=sampling.repetition_penalty,
-        eos_token_id=sorted(stop_ids),
-        pad_token_id=pad,
-    )
+    config = GenerationConfig(max_new_tokens=sampling.max_new_tokens, do_sample=False, pad_token_id=0)
     if sampling.temperature > 0:
         config.update(
             do_sample=True,

@@ -24,6 +24,7 @@ from interlace.run.best import NEWEST, choose_checkpoint
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.prompts import prompt_writer
 from interlace.run.session import TrainReport
 
 if TYPE_CHECKING:
@@ -172,10 +173,11 @@ class TrainedRun:
     ) -> "str | list[str]":
         """Returns the responses of the trained model; of one prompt that is text, its response.
 
-        prompts: texts or chats, written for the model as in training. max_new_tokens, temperature: None takes the
-        run's settings; temperature 0 takes the most probable token. Truncation and repetition penalty are the run's,
-        too; the model's generation_config has no effect except for its end tokens. Raises UserError for a value that
-        is out of range.
+        prompts: texts or chats, written for the model as in training, with the tools of the recipe's episode; a call of
+        a tool is part of the response and is not executed. max_new_tokens, temperature: None takes the run's settings;
+        temperature 0 takes the most probable token. Truncation, penalties, biases and stop strings are the run's, too;
+        the model's generation_config has no effect except for its end tokens. Raises UserError for a value that is out
+        of range.
         """
         from interlace.api.generation import generate_texts
 
@@ -183,7 +185,9 @@ class TrainedRun:
         kept = self.recipe.sampling.model_dump()
         sampling = SamplingParams.parse(kept | {name: value for name, value in changes.items() if value is not None})
         given = [prompts] if isinstance(prompts, str) else list(prompts)
-        found = generate_texts(self.model, self.tokenizer, given, self.recipe.task.format, sampling)
+        write_prompt = prompt_writer(self.recipe, self.tokenizer)
+        write = (lambda messages, row: write_prompt(messages, row.metadata)) if write_prompt else None
+        found = generate_texts(self.model, self.tokenizer, given, self.recipe.task.format, sampling, write)
         return found[0] if isinstance(prompts, str) else found
 
     @for_python
