@@ -100,15 +100,11 @@ class QuickReward(Worker):
         return [RIGHT if sample.key.index % 2 else WRONG for sample in samples]
 
 
-class NoPace:
-    """Takes the place of the virtual clock's pace: work takes no time."""
-
-    async def work(self, role: str, seconds: float) -> None:
-        """Returns at once."""
-
-
 class QuickTrainer(SimulatedTrainer):
     """Trainer that takes no time. Its ranks divide the samples, as the ranks of a real trainer do."""
+
+    async def _work(self, seconds: float) -> None:
+        """Returns at once."""
 
     @operation(bin="train", split="samples")
     async def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
@@ -200,7 +196,7 @@ def rank_process() -> Iterator[int]:
 
 def make_trainer(context: WorkerContext, costs: Any) -> QuickTrainer:
     """Makes a trainer with the memory of a profile."""
-    return QuickTrainer(context, costs, NoPace())  # type: ignore[arg-type]
+    return QuickTrainer(context, costs, None)  # type: ignore[arg-type]  # no work takes time
 
 
 if __name__ == "__main__":

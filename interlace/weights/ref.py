@@ -1,10 +1,12 @@
 """Descriptions of weights that the controller passes on: a version, and the addresses of its parts. No torch."""
 
+import io
 import os
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Shard
@@ -118,6 +120,15 @@ class WeightRef:
     """Parts of all trainer ranks, in rank order; empty for simulated weights."""
     probe: WeightProbe | None = None
     """Probe that checks the weights of a server after an update. If None, they are not checked."""
+    _pickled_parts: bytes | None = field(default=None, init=False, repr=False)
+    """Pickle of `parts`, made once: the same reference is sent to every engine, with a part of each trainer rank."""
+
+    def __reduce__(self) -> "tuple[Callable[..., WeightRef], tuple[object, ...]]":
+        if self._pickled_parts is None:
+            object.__setattr__(self, "_pickled_parts", _pickle_without_content(self.parts))
+        if not self._pickled_parts:  # the message's own pickler treats arrays and tensors
+            return _make_ref, (self.version, self.parts, self.probe)
+        return _make_ref, (self.version, self._pickled_parts, self.probe)
 
     @property
     def checksum(self) -> str:
@@ -133,3 +144,32 @@ class WeightRef:
     def num_bytes(self) -> int:
         """Returns the bytes written for this version."""
         return sum(part.num_bytes for part in self.parts)
+
+
+def _make_ref(version: int, parts: "bytes | Sequence[WeightPart]", probe: WeightProbe | None) -> WeightRef:
+    found = pickle.loads(parts) if isinstance(parts, bytes) else parts
+    return WeightRef(version=version, parts=found, probe=probe)
+
+
+class _ContentError(Exception):
+    """An address of a part contains arrays or tensors."""
+
+
+class _AddressPickler(pickle.Pickler):
+    """Pickles addresses. Raises _ContentError at an array or a tensor."""
+
+    def reducer_override(self, value: object) -> Any:
+        """Refuses arrays and tensors, and leaves other objects to the default."""
+        if type(value).__module__.partition(".")[0] in ("numpy", "torch"):
+            raise _ContentError
+        return NotImplemented
+
+
+def _pickle_without_content(parts: Sequence[WeightPart]) -> bytes:
+    """Returns the pickle of parts; empty if one of them contains arrays or tensors."""
+    file = io.BytesIO()
+    try:
+        _AddressPickler(file, protocol=5).dump(parts)
+    except _ContentError:
+        return b""
+    return file.getvalue()
