@@ -16,6 +16,8 @@ T = TypeVar("T")
 _COMMAND = r"interlace presets --explain \S+"
 """Command without a form in Python, which stays as it is."""
 _OPTION = re.compile(_COMMAND + r"|--([a-z][a-z-]*)(?:[= ](?=[a-z0-9])([\w.,-]+))?")
+_TASK = re.compile(r"task\.(columns|format)\.(\w+)=(\w+(?:\.\w+)*)|task\.files\.(heldout_size)")
+"""Settings of the prompts that are arguments of a program."""
 _FLAGS = ("overwrite", "resume", "probe", "quiet")
 
 
@@ -46,8 +48,16 @@ def in_any_loop(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def advise(text: str) -> str:
-    """Returns a message with each option of the command line as an argument of Python: `overwrite=True`."""
-    return _OPTION.sub(_format_argument, text)
+    """Returns a message with options and prompt settings of the command line as arguments of Python: `resume=True`."""
+    return _TASK.sub(_format_task, _OPTION.sub(_format_argument, text))
+
+
+def _format_task(match: "re.Match[str]") -> str:
+    section, key, value, heldout_size = match.groups()
+    if heldout_size:
+        return str(heldout_size)
+    written = "None" if value == "null" else repr(value)
+    return f'columns={{"{key}": {written}}}' if section == "columns" else f'task={{"format": {{"{key}": {written}}}}}'
 
 
 def _format_argument(match: "re.Match[str]") -> str:

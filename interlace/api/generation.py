@@ -15,6 +15,7 @@ from interlace.data.formatting import Write, render, to_prompts
 from interlace.data.rows import Row
 from interlace.engines.rollout.filters import reshape_logits, reshapes_logits
 from interlace.models.loading import count_ids, list_stop_tokens
+from interlace.models.size import context_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +33,8 @@ def generate_texts(
     """Returns one response for each prompt, drawn from the distribution of the run.
 
     style, write: how the run writes its prompts; see to_prompts(). The model's own generation_config has no effect
-    except for its end tokens, because the run did not sample by it. Raises UserError for a bias that forbids every
-    token.
+    except for its end tokens, because the run did not sample by it. A response ends at the model's context. Raises
+    UserError for a prompt that fills the context, and for a bias that forbids every token.
     """
     import torch
 
@@ -42,7 +43,12 @@ def generate_texts(
     rows = [_make_row(prompt, f"prompts[{place}]") for place, prompt in enumerate(prompts)]
     written = to_prompts(rows, [render(row, style) for row in rows], style, tokenizer, write)
     prompt_ids = [each.token_ids for each in written]
-    width = max(map(len, prompt_ids))
+    width, context = max(map(len, prompt_ids)), context_length(model.config)
+    if context is not None and width >= context:
+        longest = next(row.origin for row, ids in zip(rows, prompt_ids, strict=True) if len(ids) == width)
+        raise UserError(f"{longest} has {width} tokens, and the model's context {context}. Shorten the prompt.")
+    if context is not None and width + sampling.max_new_tokens > context:
+        sampling = sampling.model_copy(update={"max_new_tokens": context - width})
     padding = [[0] * (width - len(row)) for row in prompt_ids]  # masked, so its token has no effect
     input_ids = torch.tensor([[*pad, *row.tolist()] for pad, row in zip(padding, prompt_ids, strict=True)])
     mask = torch.tensor([[*pad, *[1] * len(row)] for pad, row in zip(padding, prompt_ids, strict=True)])

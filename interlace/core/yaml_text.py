@@ -110,6 +110,8 @@ class YamlFiles:
             return Path(spec)
         if spec not in self.names():
             own = "Your own is written as a path to a YAML file."
+            if Path(f"{spec}.yaml").is_file():
+                raise UserError(f"unknown {self.kind} {spec!r}. Did you mean the file {spec + '.yaml'!r}?")
             raise UserError(f"unknown {self.kind} {spec!r}.{nearest(spec, self.names())} {own}")
         return self.folder / f"{spec}.yaml"
 

@@ -40,11 +40,8 @@ def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[st
     prompt_name = columns.get(PROMPT) or (CHAT if PROMPT not in found and CHAT in found else PROMPT)
     prompt = _read_column(found, prompt_name, PROMPT, origin)
     answer_name = columns.get(ANSWER, ANSWER)
-    answer = (
-        ""
-        if answer_name is None
-        else _read_answer(_read_column(found, answer_name, ANSWER, origin), answer_name, origin)
-    )
+    given = "" if answer_name is None else _read_column(found, answer_name, ANSWER, origin)
+    answer = _read_answer(given, answer_name or ANSWER, origin)
     messages: Messages = ()
     said: Sequence[JSON] = ()
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
@@ -59,6 +56,10 @@ def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[st
         )
     tools = _read_tools(found, columns, origin)
     metadata = {name: value for name, value in found.items() if name not in (PROMPT, ANSWER)}
+    if answer_name is None and ANSWER in found:
+        metadata[ANSWER] = found[ANSWER]
+    elif not isinstance(given, str):
+        metadata[ANSWER] = given  # for reward functions, because Row.answer is text
     for name, path in columns.items():
         if name not in (PROMPT, ANSWER, TOOLS) and path is not None:
             metadata[name] = _read_column(found, path, name, origin)

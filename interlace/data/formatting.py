@@ -33,7 +33,10 @@ def render(row: Row, style: PromptFormat) -> str:
         if name is None:
             continue
         if name not in known:
-            raise UserError(f"prompt template: {row.origin} has no column {name!r}.{nearest(name, known)}")
+            raise UserError(
+                f"prompt template {style.template!r}: {row.origin} has no column {name!r}.{nearest(name, known)} "
+                "Name a column of the rows, or set task.format.template=null, which writes the prompt alone."
+            )
         if spec or conversion:
             raise UserError(
                 f"prompt template {style.template!r}: values are written as they are, so write {{{name}}} alone. "

@@ -26,3 +26,4 @@ class Row:
     tools: tuple[ToolSpec, ...] = ()
     """Tools that the prompt lists."""
     metadata: Mapping[str, JSON] = field(default_factory=dict)
+    """Other columns; and the answer, if it is a number or a truth value, or if the recipe leaves the answer out."""

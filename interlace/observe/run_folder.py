@@ -63,7 +63,7 @@ class RunFolder:
     @classmethod
     def named(cls, root: Path, name: str) -> "RunFolder":
         """Returns the folder of a name, which need not exist. Raises UserError if the name cannot name a folder."""
-        if not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise UserError(
                 f"run name {name!r} cannot name a folder. Give one (--name) of at most 200 of A-Z, a-z, 0-9, '.', "
                 "'_', '-'."
@@ -90,6 +90,11 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def has_no_files(self) -> bool:
+        """Returns True for a folder without files, except the lock: a command that was stopped before it started."""
+        return self.path.is_dir() and not any(path.is_file() and path != self.process for path in self.path.rglob("*"))
 
     @property
     def has_trained(self) -> bool:
@@ -167,8 +172,7 @@ class RunFolder:
 
     def _delete_content(self) -> None:
         """Deletes the folder's content except the lock. Refuses a folder without config.yaml."""
-        holds_files = any(path.is_file() and path != self.process for path in self.path.rglob("*"))
-        if not self.path.is_dir() or (holds_files and not self.config.exists()):
+        if not self.path.is_dir() or not (self.config.exists() or self.has_no_files):
             raise UserError(f"{self.path} is not a run folder (it has no config.yaml), so it is not overwritten.")
         try:
             if self.path.is_symlink():

@@ -85,7 +85,8 @@ class RunLock:
 def open_run(root: Path, name: str | None, stem: str, *, overwrite: bool, held: ExitStack) -> RunFolder:
     """Creates a new run's folder, and keeps its lock in `held`. Raises the errors of RunFolder.create() and RunLock.
 
-    name: if None, the first free name of `stem`. If a run is replaced, it is locked before its files are deleted.
+    name: if None, the first free name of `stem`. If a run is replaced, it is locked before its files are deleted. A
+    folder without files is taken over.
     """
     if name is None:
         name, overwrite = claim_name(root, stem), True
@@ -93,7 +94,7 @@ def open_run(root: Path, name: str | None, stem: str, *, overwrite: bool, held: 
     is_locked = overwrite and replaced.config.exists()
     if is_locked:
         held.enter_context(RunLock(replaced))
-    folder = RunFolder.create(root, name, overwrite=overwrite)
+    folder = RunFolder.create(root, name, overwrite=overwrite or replaced.has_no_files)
     if not is_locked:
         held.enter_context(RunLock(folder))
     return folder

@@ -1,8 +1,11 @@
 """Rewards from the values that reward functions return."""
 
 import math
+import sysconfig
+import traceback
 from collections.abc import Awaitable, Mapping, Sequence
 from numbers import Number
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -25,6 +28,7 @@ LARGEST = float(np.finfo(np.float32).max)
 """Largest reward: a larger one is infinite in float32."""
 RETURNED = "the reward function returned"
 """First words of each message about a value that is not a reward."""
+_PACKAGE = Path(__file__).parents[1]
 WRONG_TYPE = f"{RewardTypeError.__name__}: "
 """First word of the failure of a sample whose reward has a wrong type."""
 
@@ -77,8 +81,9 @@ def verdict(is_right: bool, config: "RewardConfig") -> RewardResult:
 
 
 def failure(error: BaseException) -> RewardResult:
-    """Returns the result of a sample whose scoring raised an exception."""
-    return RewardResult(failure=f"{type(error).__name__}: {_describe_error(error)}", cause=cause_of(error))
+    """Returns the result of a sample whose scoring raised an exception, with the line of the user's code."""
+    text = f"{type(error).__name__}: {_describe_error(error)}{_find_line(error)}"
+    return RewardResult(failure=text, cause=cause_of(error))
 
 
 def whole(text: str) -> str:
@@ -95,6 +100,18 @@ def _check_parts(parts: Mapping[str, float], config: "RewardConfig") -> Mapping[
     if taken := [name for name in (*TAKEN, *config.shaping.added) if name in parts]:
         raise UserError(f"{RETURNED} a part {taken[0]!r}, and metrics have another of that name: rename it")
     return parts
+
+
+def _find_line(error: BaseException) -> str:
+    """Returns the innermost line of an exception that is neither of this package nor of an installed one."""
+    own = [each for each in traceback.extract_tb(error.__traceback__) if _is_of_user(each.filename)]
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno}, in {own[-1].name})" if own else ""
+
+
+def _is_of_user(filename: str) -> bool:
+    path = Path(filename)
+    others = (_PACKAGE, *map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
+    return not filename.startswith("<") and not any(path.is_relative_to(other) for other in others)
 
 
 def _describe_error(error: BaseException) -> str:

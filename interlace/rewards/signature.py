@@ -6,6 +6,7 @@ one value for each sample. verl's names `solution_str`, `ground_truth`, `extra_i
 """
 
 import inspect
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ DATA_SOURCE = "data_source"
 """verl's name for the data set of a row: its column, or the name of the file or data set."""
 OF_A_TRAINER = ("trainer_state", "log_extra", "log_metric", "trainer", "args")
 """Arguments that TRL's trainer passes and a run does not have."""
+ANSWER, GROUND_TRUTH = "answer", "ground_truth"
+"""The answer of a row, and verl's name for it."""
 CHAT = "messages"
 """Column of a chat's messages in the metadata of its row."""
 
@@ -40,7 +43,9 @@ class ScoreRequest:
     prompt: str
     response: str
     answer: str
-    """Empty if the row has none."""
+    """The answer as text; empty if the row has none. A function gets it with the type of its column, and as text if it
+    declares the argument as `str`.
+    """
     metadata: Mapping[str, JSON]
     messages: tuple[Mapping[str, JSON], ...] = ()
     """Conversation of the prompt; empty if the function does not name it."""
@@ -57,8 +62,14 @@ class ScoreRequest:
     @property
     def columns(self) -> dict[str, JSON]:
         """Returns the columns of the row by name, the prompt and the answer included."""
-        answer = {"answer": self.answer} if self.answer else {}
-        return {"prompt": self.prompt, **answer, **self.metadata}
+        return {"prompt": self.prompt, **self.given_answer, **self.metadata}
+
+    @property
+    def given_answer(self) -> dict[str, JSON]:
+        """Returns the answer by its name, with the type of its column; empty if the row has none."""
+        if ANSWER in self.metadata:  # a number, or another column of this name
+            return {ANSWER: self.metadata[ANSWER]}
+        return {ANSWER: self.answer} if self.answer else {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -88,7 +99,7 @@ class RewardCall:
     def missing(self, request: ScoreRequest) -> str | None:
         """Returns the first required argument that a row cannot provide; None if it provides all."""
         has = self._batch_arguments([request]) if self.is_batched else self._make_arguments(request)
-        lacks_answer = not request.answer
+        lacks_answer = not request.given_answer
         for name in self.required:
             is_answer = name == "answer" or (name == "ground_truth" and name not in request.metadata)
             if name not in has or (is_answer and lacks_answer):
@@ -163,7 +174,8 @@ class RewardCall:
                 taken |= {*self.required, *self.optional}
                 found[parameter.name] = {name: value for name, value in given.values.items() if name not in taken}
             elif self._has_parameter(parameter.name) and parameter.name in given:
-                found[parameter.name] = given[parameter.name]
+                value = given[parameter.name]
+                found[parameter.name] = _write_answer(value) if _is_text_answer(parameter) else value
         return found
 
     def _make_arguments(self, request: ScoreRequest) -> "_Arguments":
@@ -175,24 +187,22 @@ class RewardCall:
             "metadata": request.metadata,
             "messages": list(request.messages),
             "completion_ids": list(request.completion_ids),
+            **request.given_answer,
         }
-        if request.answer:
-            values["answer"] = request.answer
         response = dict.fromkeys(("completion", "solution_str"), request.response)
         return _Arguments(values, response, self._make_fallbacks(request))
 
     def _make_fallbacks(self, request: ScoreRequest) -> dict[str, Any]:
         """Returns arguments for which the row may have a column; an empty answer only if the function needs one."""
         found: dict[str, Any] = {"extra_info": request.metadata, DATA_SOURCE: request.source}
-        for name in ("answer", "ground_truth"):
-            if request.answer or name in self.required:
-                found[name] = request.answer
+        for name in (ANSWER, GROUND_TRUTH):
+            if request.given_answer or name in self.required:
+                found[name] = request.given_answer.get(ANSWER, request.answer)
         return found
 
     def _batch_arguments(self, requests: Sequence[ScoreRequest]) -> "_Arguments":
         """Returns every argument that a function of a batch may name: lists with one value for each request."""
-        answers = [{"answer": request.answer} if request.answer else {} for request in requests]
-        rows = [{**request.metadata, **answer} for request, answer in zip(requests, answers, strict=True)]
+        rows = [{**request.metadata, **request.given_answer} for request in requests]
         others = [self._make_fallbacks(request) for request in requests]
         completions = [
             [{"role": "assistant", "content": request.response}] if request.is_chat else request.response
@@ -228,6 +238,21 @@ class _Arguments:
             if name in found:
                 return found[name]
         return self.fallbacks[name]
+
+
+def _is_text_answer(parameter: inspect.Parameter) -> bool:
+    """Returns whether an argument is the answer, declared as text or as a list of texts."""
+    declared = parameter.annotation
+    name = declared if isinstance(declared, str) else str(getattr(declared, "__name__", ""))
+    is_text = name == "str" or str(declared).endswith("[str]")
+    return parameter.name in (ANSWER, GROUND_TRUTH) and is_text
+
+
+def _write_answer(value: Any) -> Any:
+    """Returns numbers and truth values as text, written as in JSON; also those of a list."""
+    if isinstance(value, list):
+        return [_write_answer(each) for each in value]
+    return json.dumps(value) if isinstance(value, bool | int | float) else value
 
 
 def _collect_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import Metrics
 from interlace.data.stream import PromptStream
+from interlace.rewards.signature import is_async
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +26,12 @@ class StepInfo:
     """True if a callback requested the end of the run."""
 
     def log(self, name: str, value: float) -> None:
-        """Adds a value to the metrics of the step, for metrics.jsonl and every logger."""
+        """Adds a value to the metrics of the step, for metrics.jsonl and every logger.
+
+        Raises UserError for the name of a metric of the run.
+        """
+        if name in self.metrics:
+            raise UserError(f"log({name!r}): the run has a metric of this name. Choose another, such as 'my/{name}'.")
         self.logged[name] = float(value)
 
     @property
@@ -93,6 +99,8 @@ def _check_callback(function: object) -> None:
     name = _name_callback(function)
     if not callable(function):
         raise UserError(f"callback {name!r} is not a function: give a function that is called as callback(step).")
+    if is_async(function):
+        raise UserError(f"callback {name!r} is async: a run calls it between two steps. Give a plain function.")
     try:
         inspect.signature(function).bind(None)
     except TypeError as error:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from interlace.algorithms import objective_names
 from interlace.core.config import Config, explain
 from interlace.core.errors import UserError
+from interlace.data.config import SOURCES
 from interlace.rewards.base import RewardFn
 from interlace.rewards.given import is_given
 from interlace.run.program_data import TaskWriter
@@ -17,7 +18,7 @@ from interlace.run.program_model import is_model, save_model_object
 from interlace.run.program_reward import reward_section
 from interlace.run.program_rows import ColumnMap
 from interlace.run.recipe.config import SHORT, Recipe, is_offline
-from interlace.run.recipe.load import KEPT, load_recipe
+from interlace.run.recipe.load import load_recipe, merge_sections
 from interlace.run.recipe.own_rows import adapt_to_rows
 
 Section: TypeAlias = Config | Mapping[str, object]
@@ -30,6 +31,10 @@ Reward: TypeAlias = RewardFn | Named | object
 
 PROMPTS_PER_STEP, SAMPLES_PER_PROMPT = 8, 8
 """Sizes of a step, if a program gives neither them nor a recipe."""
+
+
+SOURCE_KINDS = (*SOURCES, "mixture", "source", "columns")
+"""Keys of the section `task` that a program's data determine."""
 
 
 class Settings(TypedDict, total=False):
@@ -82,6 +87,8 @@ class ProgramInputs:
 
         has_completions: the run trains on given completions.
         """
+        if self.columns is not None and not isinstance(self.columns, Mapping):
+            raise UserError(f'columns is {self.columns!r}: give a mapping, such as columns={{"prompt": "question"}}.')
         found: dict[str, object] = {name: _to_plain(value) for name, value in settings.items()}
         if self.reward is not None:
             found["reward"] = reward_section(self.reward)
@@ -94,7 +101,7 @@ class ProgramInputs:
                 root=root,
                 has_completions=has_completions,
             )
-            found["task"], rows = writer.section(self.data), writer.rows
+            found["task"], rows = _join_task(writer.section(self.data), found.get("task")), writer.rows
         elif self.heldout_size is not None or self.columns:
             raise UserError("heldout_size and columns are for `data`, and none is given: give data, or set the task.")
         if self.model is not None:
@@ -137,7 +144,7 @@ class Sections:
         """
         values: dict[str, Any] = dict(self.values)
         if base is not None:
-            values = _merge_sections(base.model_dump(mode="json"), self.values)
+            values = merge_sections(base.model_dump(mode="json"), self.values)
             if is_offline(base):
                 values |= {"task": self.values["task"]} if "task" in self.values else {}
             adapt_to_rows(values, [*self.values, *changed])
@@ -160,38 +167,36 @@ class Sections:
 def trains_on_rows(recipe: str | Path | Recipe | None, settings: Mapping[str, object]) -> bool:
     """Returns whether a run trains on given completions, by the algorithm of its settings or of its recipe."""
     chosen = settings.get("algorithm")
-    if chosen is None and recipe is not None:
+    if (chosen is None or _name_of(chosen) is None) and recipe is not None:
         if isinstance(recipe, Recipe):
             return is_offline(recipe)
         return is_offline(load_recipe(str(recipe), list_required_numbers(settings)))
-    name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(chosen, "name", chosen)
-    return name in objective_names()
+    return _name_of(chosen) in objective_names()
+
+
+def _name_of(algorithm: object) -> object:
+    """Returns the name of the algorithm of a setting; None if it changes settings of the recipe's algorithm."""
+    return algorithm.get("name") if isinstance(algorithm, Mapping) else getattr(algorithm, "name", algorithm)
+
+
+def _join_task(source: Mapping[str, object], task: object) -> dict[str, object]:
+    """Returns the section `task` of a program's data with the other keys of a given section, such as `format`."""
+    if task is None:
+        return dict(source)
+    if not isinstance(task, Mapping):
+        raise UserError(f"data and task={task!r} are both given, and each names the prompts. Remove one.")
+    if both := [name for name in task if name in source or name in SOURCE_KINDS]:
+        raise UserError(
+            f"data and task.{both[0]} are both given, and each names the prompts. Remove one; `columns` and "
+            "`heldout_size` are arguments beside data."
+        )
+    return {**source, **task}
 
 
 def list_required_numbers(settings: Mapping[str, object]) -> tuple[str, ...]:
     """Returns the numbers that each recipe needs, as overrides: a recipe's file may leave them to the program."""
     required = [name for name, field in Recipe.model_fields.items() if field.is_required()]
     return tuple(f"{name}={settings[name]}" for name in required if isinstance(settings.get(name), int))
-
-
-def _merge_sections(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
-    """Returns the sections of a recipe with changes. A section with a new name drops all settings of the old one."""
-    found = dict(base)
-    for name, value in changes.items():
-        old = found.get(name)
-        if name in KEPT and isinstance(value, str) and isinstance(old, Mapping):
-            found[name] = {**old, **SHORT[name](value)}
-        elif name == "task" and isinstance(value, Mapping) and isinstance(old, Mapping):
-            found[name] = {"format": old["format"], **value}
-        elif isinstance(value, Mapping) and isinstance(old, Mapping) and not _is_renamed(name, value):
-            found[name] = _merge_sections(dict(old), value)
-        else:
-            found[name] = value
-    return found
-
-
-def _is_renamed(section: str, value: Mapping[str, object]) -> bool:
-    return section in SHORT and section not in KEPT and next(iter(SHORT[section](""))) in value
 
 
 def _to_plain(value: object) -> object:

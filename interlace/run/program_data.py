@@ -85,7 +85,8 @@ class TaskWriter:
         else:
             path = write_rows(data, columns, load_calls(reward), self.root, place, has_completions=self.has_completions)
             self.rows[path] = place
-            task, columns = {"files": {"train": str(path)}}, {}
+            task = {"files": {"train": str(path)}}
+            columns = {name: column for name, column in columns.items() if column is None}
         if self.heldout_size:
             task = {kind: {**_to_mapping(section), "heldout_size": self.heldout_size} for kind, section in task.items()}
         return {**task, "columns": dict(columns)} if columns else task

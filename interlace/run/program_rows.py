@@ -20,8 +20,9 @@ DATA_FOLDER = "data"
 """Folder, in the folder of the runs, for a program's rows, so that a run can be resumed after its program ended."""
 PROMPTS = ("prompt", "messages")
 """Columns that contain a prompt."""
-ColumnMap: TypeAlias = Mapping[str, str]
-"""Column that a run reads -> column of the data, with dots between the keys of a nested column."""
+ColumnMap: TypeAlias = Mapping[str, str | None]
+"""Column that a run reads -> column of the data, with dots between the keys of a nested column; None: `answer` or
+`tools` is not read."""
 
 
 def write_rows(
@@ -49,8 +50,13 @@ def write_rows(
         raise UserError(f"{place} is empty: give one row for each prompt.")
     text = "".join(lines)
     path = root.resolve() / DATA_FOLDER / f"{stable_hash(text):016x}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the rows to {path.parent}: {error.strerror}. Give a folder of runs that can be written."
+        ) from error
     return path
 
 
@@ -83,7 +89,7 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
             f'{place} is a {type(row).__name__}: a row is a mapping, such as {{"prompt": ..., "answer": ...}}.'
         )
     values = {str(name): row[name] for name in row}
-    mapped = {name: _read_nested(values, source, place) for name, source in columns.items()}
+    mapped = {name: _read_nested(values, source, place) for name, source in columns.items() if source is not None}
     values = {**values, **mapped}
     if not any(name in values for name in PROMPTS):
         raise UserError(
@@ -94,7 +100,8 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
         refuse_other_objectives(values, set(named) - {"answer", "completion"}, place)
         _refuse_finished_chat(values, place)
     # The check of the recipe refuses an empty answer if the reward names one.
-    filled = {**values, "answer": values.get("answer", "")}
+    reads_answer = columns.get("answer", "answer") is not None
+    filled = {**values, "answer": values.get("answer", "")} if reads_answer else values
     return json.dumps(plain_row(filled, place)) + "\n"
 
 

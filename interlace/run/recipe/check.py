@@ -306,9 +306,10 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
         room = size.context - max_new_tokens
         shortest = min(len(prompt.token_ids) for prompt in (*prompts.train, *prompts.heldout))
         drop = f", or drop long prompts: task.overlong=drop task.max_prompt_tokens={room}" if room >= shortest else ""
+        lower = "Shorten it" if num_tokens >= size.context else "Lower max_new_tokens"
         raise UserError(
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
-            f"more than the model's context of {size.context}. Lower max_new_tokens{drop}."
+            f"more than the model's context of {size.context}. {lower}{drop}."
         )
     longest_in = create_kind(recipe.rollout).longest_in
     needed, fitting = num_tokens + max_new_tokens, longest_in(recipe.rollout.kv_tokens)

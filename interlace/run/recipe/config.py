@@ -1,5 +1,6 @@
 """The `Recipe`: all settings of one experiment. Each section is the config of the part that it configures."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Self, get_args
 
@@ -257,6 +258,9 @@ class Recipe(Config):
         """Returns advice on an unknown key: the equivalent of another system's setting, or sections with the key."""
         if hint := foreign_setting_hint(key):
             return hint
+        if key in setting_keys(cls):  # a program's keyword **{"optimizer.lr": 1e-4}
+            section, _, rest = key.partition(".")
+            return f"In Python a section is a dictionary: {section}={{{rest!r}: ...}}."
         places = [found for found in setting_keys(cls) if found.endswith(f".{key}")]
         return f"{key!r} is a key of other sections: {', '.join(places[:4])}." if places else None
 
@@ -302,7 +306,8 @@ def _as_mapping(section: str, data: object) -> dict[str, Any]:
     if isinstance(data, Mapping):
         return dict(data)
     [key] = SHORT[section]("")
-    raise UserError(f"{section} = {data!r}: write a name, or a mapping with `{key}` and the settings to change.")
+    form = " A class is named as package.module:Class." if inspect.isclass(data) else ""
+    raise UserError(f"{section} = {data!r}: write a name, or a mapping with `{key}` and the settings to change.{form}")
 
 
 def _name(section: str, key: str, value: object) -> str:

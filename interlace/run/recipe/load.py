@@ -1,7 +1,7 @@
 """Loads recipes by name or path, with `key=value` overrides."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from interlace.core.config import explain
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import YamlFiles, parse_yaml
+from interlace.data.config import SOURCES
 from interlace.observe.secrets import check_unmasked, restore_secrets
 from interlace.run.recipe.config import SHORT, Recipe
 from interlace.run.recipe.own_rows import adapt_to_rows
@@ -43,12 +44,16 @@ def override_key(override: str) -> str:
     """Returns the dotted key of `key=value`. Raises UserError for other text."""
     key, equals, _ = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
-        raise UserError(f"cannot read the override {override!r}. {FORM}")
+        of_text = " In Python, overrides is a list of such texts." if len(override) == 1 else ""
+        raise UserError(f"cannot read the override {override!r}. {FORM}{of_text}")
     return key
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
-    """Sets one dotted key. Missing sections on the path are created; short forms are expanded."""
+    """Sets one dotted key. Missing sections on the path are created; short forms are expanded.
+
+    A mapping for a section changes the keys that it has, unless it names another algorithm, schedule, reward ...
+    """
     key = override_key(override)
     value = _parse_value(override)
     *sections, last = key.split(".")
@@ -64,9 +69,37 @@ def _apply(data: dict[str, Any], override: str) -> None:
         elif not isinstance(inner, dict):
             raise UserError(f"override {override!r}: {section!r} is {inner!r}, which has no keys.")
         owner[section] = owner = dict(inner)
-    if not sections and key in KEPT and isinstance(value, str) and isinstance(data.get(key), dict):
-        value = {**data[key], **SHORT[key](value)}
-    owner[last] = value
+    owner[last] = value if sections else merge_sections(data, {key: value})[key]
+
+
+def merge_sections(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
+    """Returns the sections of a recipe with changes.
+
+    A section with a new name drops all settings of the old one, and a new source of prompts all but their format.
+    """
+    found = dict(base)
+    for name, value in changes.items():
+        old = found.get(name)
+        if isinstance(old, str) and isinstance(value, Mapping) and name in SHORT:
+            old = SHORT[name](old)
+        if name in KEPT and isinstance(value, str) and isinstance(old, Mapping):
+            found[name] = {**old, **SHORT[name](value)}
+        elif name == "task" and isinstance(value, Mapping) and isinstance(old, Mapping) and _has_source(value):
+            kept = {"format": old["format"]} if "format" in old else {}
+            found[name] = merge_sections(kept, value)
+        elif isinstance(value, Mapping) and isinstance(old, Mapping) and not _is_renamed(name, value):
+            found[name] = merge_sections(dict(old), value)
+        else:
+            found[name] = value
+    return found
+
+
+def _has_source(task: Mapping[str, object]) -> bool:
+    return any(name in task for name in (*SOURCES, "mixture", "source"))
+
+
+def _is_renamed(section: str, value: Mapping[str, object]) -> bool:
+    return section in SHORT and section not in KEPT and next(iter(SHORT[section](""))) in value
 
 
 def _parse_value(override: str) -> Any:

@@ -77,3 +77,15 @@ def test_prompts_are_written_by_the_renderer_of_the_run() -> None:
     sampling = SamplingParams(max_new_tokens=4, temperature=0.0)
     one, other = generate_texts(model, tokenizer, PROMPTS, style, sampling, write)
     assert written == PROMPTS and one == other
+
+
+def test_a_response_ends_at_the_context_of_the_model() -> None:
+    model, tokenizer = build_tiny("micro", 0)
+    context = model.config.max_position_embeddings
+    length = len(tokenizer("1")["input_ids"])
+    sampling = SamplingParams(max_new_tokens=100, temperature=0.0, stop=())
+    prompt = "1" * (context - 5) if length == 1 else "1"
+    (found,) = generate_texts(model, tokenizer, [prompt], PromptFormat(), sampling)
+    assert len(tokenizer(found)["input_ids"]) <= 6
+    with pytest.raises(UserError, match=r"prompts\[1\] has .* tokens, and the model's context"):
+        generate_texts(model, tokenizer, ["1", "1" * context], PromptFormat(), sampling)

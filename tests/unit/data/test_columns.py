@@ -106,7 +106,7 @@ def test_what_are_no_tools_is_named() -> None:
 def test_values_keep_their_type_or_are_refused_by_column_and_row() -> None:
     found = row({"prompt": "?", "answer": np.int64(3), "day": date(2026, 1, 2), "x": np.array([1.5, 2.0]), "no": None})
     assert found.answer == "3"
-    assert found.metadata == {"day": "2026-01-02", "x": [1.5, 2.0], "no": None}
+    assert found.metadata == {"day": "2026-01-02", "x": [1.5, 2.0], "no": None, "answer": 3}
     assert "set:1: column 'picture.bytes' is of type bytes" in refusal(
         {"prompt": "?", "answer": "", "picture": {"bytes": b"x"}}
     )

@@ -27,7 +27,7 @@ def refusal(path: Path | str, **columns: str | None) -> str:
 def test_columns_become_prompt_answer_and_metadata(tmp_path: Path) -> None:
     path = write(tmp_path, json.dumps(GOOD), "", json.dumps({"prompt": "é", "answer": "x"}))
     first, second = file_rows(FileSource(train=str(path)), "train")
-    assert (first.prompt, first.answer, first.metadata) == ("1+1", "2", {"level": "easy"})
+    assert (first.prompt, first.answer, first.metadata) == ("1+1", "2", {"level": "easy", "answer": 2})
     assert (second.prompt, second.answer, second.origin) == ("é", "x", f"{path}:3")
     assert first.uid == "train/set.jsonl:1"
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import multiprocessing
 import os
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.run_lock import RunLock, is_supported
+from interlace.observe.run_lock import RunLock, is_supported, open_run
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="this system has no file locks")
 
@@ -90,3 +91,16 @@ def test_a_file_system_without_locks_is_refused(folder: RunFolder, monkeypatch: 
     monkeypatch.setattr(fcntl, "flock", has_none)
     with pytest.raises(UserError, match=r"cannot lock .*process.json: No locks available.*mix"):
         RunLock(folder).__enter__()
+
+
+def test_a_folder_of_a_command_that_was_stopped_before_it_wrote_a_file_is_taken_over(tmp_path: Path) -> None:
+    """Neither `train` nor `--resume` accepted it."""
+    with ExitStack() as held:
+        open_run(tmp_path, "mine", "quickstart", overwrite=False, held=held)
+        with pytest.raises(UserError, match="is being trained by"):
+            open_run(tmp_path, "mine", "quickstart", overwrite=False, held=held)
+    with ExitStack() as held:
+        folder = open_run(tmp_path, "mine", "quickstart", overwrite=False, held=held)
+    folder.config.write_text("steps: 1\n", encoding="utf-8")
+    with ExitStack() as held, pytest.raises(UserError, match="exists already"):
+        open_run(tmp_path, "mine", "quickstart", overwrite=False, held=held)

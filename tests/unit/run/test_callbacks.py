@@ -31,6 +31,18 @@ def test_a_callback_that_raises_ends_the_run_by_its_name() -> None:
         Callbacks([broken]).on_step(3, 5, {}, STREAM)
 
 
+async def watch_later(step: StepInfo) -> None:
+    step.stop()
+
+
+def test_a_callback_does_not_replace_a_metric_of_the_run() -> None:
+    def replace(step: StepInfo) -> None:
+        step.log("reward/mean", 99)
+
+    with pytest.raises(InterlaceError, match="the run has a metric of this name"):
+        Callbacks([replace]).on_step(3, 5, {"reward/mean": 0.5}, STREAM)
+
+
 @pytest.mark.parametrize(
     ("functions", "words"),
     [
@@ -38,6 +50,7 @@ def test_a_callback_that_raises_ends_the_run_by_its_name() -> None:
         ([lambda: None], "cannot be called as callback\\(step\\): too many positional arguments"),
         (["watch"], "callback 'str' is not a function"),
         (None, "callbacks is None: give a list"),
+        ([watch_later], "callback 'watch_later' is async"),
     ],
 )
 def test_a_callback_that_cannot_be_called_is_refused(functions: object, words: str) -> None:

@@ -1,13 +1,17 @@
 """Sections of a recipe from the arguments of a program."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from interlace import train
 from interlace.core.errors import UserError
 from interlace.rewards.base import label_of
-from interlace.run.library import ProgramInputs
+from interlace.rewards.signature import ScoreRequest, reward_call
+from interlace.run.library import ProgramInputs, trains_on_rows
+from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.prompts import recipe_prompts
 
@@ -68,3 +72,85 @@ def test_a_recipe_may_leave_its_sizes_to_the_program(tmp_path: Path, monkeypatch
     assert (run.folder / "metrics.jsonl").read_text().count("\n") == 1
     with pytest.raises(UserError, match="missing key 'steps'"):
         train("partial.yaml", quiet=True)
+
+
+def test_other_keys_of_the_task_apply_to_data_of_the_program(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1", "answer": "2"}]
+    task = {"max_prompt_tokens": 5, "overlong": "drop", "format": {"system": "Be brief."}}
+
+    def join(data: object, task: object, base: str | None = None) -> Recipe:
+        given = ProgramInputs(model="tiny:micro", data=data, reward="exact")
+        return given.sections(tmp_path, {**SIZES, "task": task}).recipe(load_recipe(base) if base else None)
+
+    found = join(rows, task).task
+    assert found.files is not None and (found.max_prompt_tokens, found.overlong) == (5, "drop")
+    assert found.format.system == "Be brief."
+    plain = load_recipe("quickstart").task.format
+    assert join(rows, task, "quickstart").task.format == plain.model_copy(update={"system": "Be brief."})
+    for wrong in ("other.jsonl", {"files": {"train": "other.jsonl"}}, {"columns": {"answer": "a"}}):
+        with pytest.raises(UserError, match=r"data and task.* are both given"):
+            join(rows, wrong)
+    with pytest.raises(UserError, match="max_prompt_tokns"):
+        join(rows, {"max_prompt_tokns": 5})
+
+
+def test_settings_of_the_algorithm_of_a_recipe_keep_its_kind_of_rows(tmp_path: Path) -> None:
+    assert trains_on_rows("dpo", {"algorithm": {"loss": "ipo"}})
+    assert not trains_on_rows("quickstart", {"algorithm": {"clip_high": 0.3}})
+
+
+@pytest.mark.parametrize("answer", [2, 2.5, True, "2"])
+def test_a_reward_gets_the_answer_with_the_type_of_its_column(tmp_path: Path, answer: object) -> None:
+    given = ProgramInputs(model="tiny:micro", data=[{"prompt": "1+1", "answer": answer}], reward="exact")
+    [prompt] = recipe_prompts(given.sections(tmp_path, SIZES).recipe()).train
+    request = ScoreRequest(prompt="1+1", response="2", answer=prompt.answer, metadata=prompt.metadata)
+
+    def typed(response: str, answer: object) -> bool:
+        return answer == 2
+
+    def declared(response: str, answer: str) -> bool:
+        return isinstance(answer, str)
+
+    def batch(completions: list[str], answer: list[object], **columns: object) -> list[bool]:
+        return [each == 2 for each in answer]
+
+    scores = [asyncio.run(reward_call(function).scores([request]))[0] for function in (typed, batch, declared)]
+    assert scores == [answer == 2, answer == 2, True]
+
+
+def test_an_answer_that_is_left_out_is_a_column_of_the_row(tmp_path: Path) -> None:
+    def count(response: str, answer: list[str]) -> float:
+        return float(len(answer))
+
+    rows, columns = [{"prompt": "1+1", "answer": ["2", "two"]}], {"answer": None}
+    given = ProgramInputs(model="tiny:micro", data=rows, columns=columns, reward=count)
+    [prompt] = recipe_prompts(given.sections(tmp_path, SIZES).recipe()).train
+    assert (prompt.answer, prompt.metadata["answer"]) == ("", ["2", "two"])
+    request = ScoreRequest(prompt="1+1", response="", answer="", metadata=prompt.metadata)
+    assert reward_call(count).missing(request) is None
+    assert asyncio.run(reward_call(count).scores([request])) == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings", "words"),
+    [
+        ({"columns": ["prompt"]}, {}, r"columns is \['prompt'\]: give a mapping"),
+        ({}, {"optimizer.lr": 1e-3}, r"In Python a section is a dictionary: optimizer=\{'lr': ...\}"),
+        ({}, {"algorithm": Path}, "A class is named as package.module:Class"),
+    ],
+)
+def test_a_mistake_of_a_program_is_answered_in_its_words(
+    tmp_path: Path, inputs: dict[str, Any], settings: dict[str, object], words: str
+) -> None:
+    rows = [{"prompt": "1+1", "answer": "2"}]
+    with pytest.raises(UserError, match=words):
+        ProgramInputs(model="tiny:micro", data=rows, reward="exact", **inputs).sections(
+            tmp_path, {**SIZES, **settings}
+        ).recipe()
+
+
+def test_a_folder_of_runs_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file", encoding="utf-8")
+    given = ProgramInputs(model="tiny:micro", data=[{"prompt": "1+1", "answer": "2"}], reward="exact")
+    with pytest.raises(UserError, match="cannot write the rows"):
+        given.sections(tmp_path / "runs", SIZES)

@@ -48,7 +48,7 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
             (robot(), "model.robot.head=gaussian", "algorithm=prime", "samples_per_prompt=2"),
             r"'prime' trains a process reward model .* model.robot.head=tokens",
         ),
-        (("model={path: tiny:micro}",), r"needs a policy that answers in action tokens"),
+        (("model={path: tiny:micro, robot: null}",), r"needs a policy that answers in action tokens"),
         ((robot(), "task.starts.instructions=[' ']"), r"an instruction is empty"),
         ((robot(), "task.starts.instructions=[a, b, c]"), r"instruction 'c' .* is of task 2, .* has 2: near, far"),
         ((robot(), "task.starts.tasks=[7]"), r"is of task 7"),

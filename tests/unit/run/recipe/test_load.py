@@ -213,3 +213,26 @@ def test_sections_that_a_run_of_the_version_before_wrote_are_read(path: str) -> 
 def test_the_gallery_has_every_shipped_recipe() -> None:
     text = (Path(__file__).parents[4] / "docs" / "gallery.md").read_text(encoding="utf-8")
     assert [name for name in recipe_names() if f"`{name}`" not in text] == []
+
+
+def test_a_mapping_for_a_section_changes_the_keys_that_it_has() -> None:
+    """The Python form `algorithm={"clip_high": 0.5}` does the same."""
+    plain = load_recipe("quickstart", ["algorithm=dapo", "schedule=areal"])
+    found = load_recipe(
+        "quickstart",
+        [
+            "algorithm=dapo",
+            "schedule=areal",
+            "algorithm={clip_high: 0.5}",
+            "schedule={max_staleness: 2}",
+            "sampling={temperature: 0.5}",
+        ],
+    )
+    assert found.algorithm.name == "dapo" and found.schedule.preset == "areal"
+    assert found.schedule.resolved == plain.schedule.resolved.model_copy(update={"max_staleness": 2})
+    assert found.sampling == plain.sampling.model_copy(update={"temperature": 0.5})
+    renamed = load_recipe("quickstart", ["algorithm=dapo", "algorithm={name: grpo}"])
+    assert renamed.algorithm == load_recipe("quickstart", ["algorithm=grpo"]).algorithm
+    other = load_recipe("quickstart", ["task={format: {system: Be brief.}}"])
+    assert other.task.reasoning_gym == plain.task.reasoning_gym
+    assert other.task.format == plain.task.format.model_copy(update={"system": "Be brief."})
