@@ -63,7 +63,7 @@ def truncate_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [line for line in _split_lines(path) if _step_of(line) <= step]
-    write_atomic(path, b"".join(kept).decode("utf-8"))
+    write_atomic(path, b"".join(kept).decode("utf-8"), synced=True)
 
 
 def write_step(path: Path, step: int, row: Mapping[str, object]) -> None:
