@@ -25,7 +25,12 @@ class StepInfo:
     """True if a callback requested the end of the run."""
 
     def log(self, name: str, value: float) -> None:
-        """Adds a value to the metrics of the step, for metrics.jsonl and every logger."""
+        """Adds a value to the metrics of the step, for metrics.jsonl and every logger.
+
+        Raises UserError for the name `step`, by which the rows of metrics.jsonl are found.
+        """
+        if name == "step":
+            raise UserError("step.log('step', ...): each row of metrics has its step already. Log another name.")
         self.logged[name] = float(value)
 
     @property

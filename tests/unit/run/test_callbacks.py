@@ -31,6 +31,11 @@ def test_a_callback_that_raises_ends_the_run_by_its_name() -> None:
         Callbacks([broken]).on_step(3, 5, {}, STREAM)
 
 
+def test_a_callback_cannot_change_the_number_of_the_step() -> None:
+    with pytest.raises(InterlaceError, match="each row of metrics has its step already"):
+        Callbacks([lambda step: step.log("step", step.step / 2)]).on_step(3, 5, {}, STREAM)
+
+
 @pytest.mark.parametrize(
     ("functions", "words"),
     [
