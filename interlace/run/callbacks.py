@@ -54,6 +54,8 @@ class StepInfo:
         self.is_last = True
 
 
+SAVED = "The step is saved: the run can be resumed after it."
+"""Note on the error of a callback."""
 Callback: TypeAlias = Callable[[StepInfo], object]
 """Function called as callback(step)."""
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 import interlace
 from interlace.core.errors import UserError
 from interlace.models.tiny import build_tiny
+from interlace.observe.jsonl import read_rows
 from interlace.run.library import Settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
@@ -126,6 +127,25 @@ def test_a_run_does_things(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seed: 0 -> 1"):
         interlace.train(reward=[judge, ("exact", 0.5)], name="mine", folder=tmp_path, resume=True, seed=1)
     assert interlace.load_run("mine", folder=tmp_path).checkpoint == again.checkpoint
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_a_step_whose_callback_raises_is_saved(tmp_path: Path, algorithm: str) -> None:
+    def broken(step: interlace.StepInfo) -> None:
+        if step.step == 2:
+            raise OSError("the server of the plots is gone")
+
+    given = {"reward": "exact"} if algorithm == "grpo" else {}
+    small = TINY if algorithm == "grpo" else {**TINY, "samples_per_prompt": 1}
+    rows = [{**row, "completion": row["answer"]} for row in ROWS]
+    with pytest.raises(interlace.InterlaceError, match="callback 'broken' raised OSError after step 2") as caught:
+        interlace.train(
+            model="tiny:micro", data=rows if algorithm == "sft" else ROWS, algorithm=algorithm, name="mine",
+            folder=tmp_path, quiet=True, callbacks=[broken], **given, **{**small, "steps": 3},
+        )  # type: ignore[arg-type]  # fmt: skip
+    assert any("can be resumed" in note for note in caught.value.__notes__)
+    found = interlace.train(name="mine", folder=tmp_path, resume=True, quiet=True, **given)  # type: ignore[arg-type]
+    assert [row["step"] for row in read_rows(found.folder / "metrics.jsonl")] == [1, 2, 3]
 
 
 def test_a_loaded_model_and_a_recipe_by_name(tmp_path: Path) -> None:
