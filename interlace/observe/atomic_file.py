@@ -1,6 +1,7 @@
 """Atomic writes of files: complete or absent, even if the process is killed or, with a sync, the power fails."""
 
 import contextlib
+import errno
 import os
 import threading
 from pathlib import Path
@@ -37,11 +38,17 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the folder's entries are on disk. Does nothing on Windows, which cannot open folders."""
+    """Waits until the folder's entries are on disk.
+
+    Does nothing on Windows, which cannot open folders, and on network file systems that cannot sync one.
+    """
     if os.name != "posix":
         return
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(folder)
