@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import interlace
 from interlace.core.errors import UserError
 from interlace.models.tiny import build_tiny
 from interlace.observe.jsonl import read_rows
 from interlace.run.library import Settings
+from interlace.run.program_model import save_model_object
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
 from tests.support.library import ROWS, TINY
@@ -161,6 +162,17 @@ def test_a_loaded_model_and_a_recipe_by_name(tmp_path: Path) -> None:
     assert found.recipe.model.path.startswith(str(tmp_path / "data" / "model-"))
     with pytest.raises(UserError, match="without a tokenizer"):
         interlace.train("quickstart", model=model, folder=tmp_path)
+
+
+def test_another_chat_template_of_the_same_model_is_another_folder(tmp_path: Path) -> None:
+    model, tokenizer = build_tiny("micro", 0)
+    folders = []
+    for word in ("first", "second", "second"):
+        tokenizer.chat_template = f"{{% for each in messages %}}{word} {{{{ each.content }}}}{{% endfor %}}"
+        folders.append(save_model_object(model, tokenizer, tmp_path))
+        assert word in AutoTokenizer.from_pretrained(folders[-1]).chat_template
+    assert folders[1] == folders[2]
+    assert {str(path) for path in (tmp_path / "data").iterdir()} == {*folders}, "nothing is left over"
 
 
 def test_the_package_imports_no_torch() -> None:
