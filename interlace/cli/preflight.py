@@ -54,7 +54,7 @@ def writable(path: Path, option: str) -> Path:
         raise UserError(f"{option} {path}: there is no folder {path.parent}. Make it, or choose another file.")
     if path.is_dir():
         raise UserError(f"{option} {path} is a folder. Name a file, such as one in it.")
-    beside = path.with_name(f"{path.name}.tmp")  # write_atomic() writes this file first
+    beside = path.with_name(f"{path.name}.tmp")  # write_atomic() writes such a file first
     try:
         beside.touch()
         beside.unlink()

@@ -58,6 +58,17 @@ def read_stat(process: int | str) -> list[str]:
     return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
+def read_start(process: int) -> str:
+    """Returns the start of a process, in ticks of the clock since the start of the system.
+
+    Two processes with one number differ in it. Empty if the process has ended, and on systems without /proc.
+    """
+    try:
+        return read_stat(process)[19]
+    except OSError:
+        return ""
+
+
 def is_stopped(process: int) -> bool:
     """Returns whether a signal has stopped a process (SIGSTOP). Always False on systems without /proc."""
     try:

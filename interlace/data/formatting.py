@@ -88,7 +88,8 @@ def to_prompts(
         for row, messages in zip(rows, spoken, strict=True)
     ]
     for row, text in zip(rows, dressed, strict=True):
-        _check_characters(row, text)
+        _check_characters(row, text, "prompt")
+        _check_characters(row, row.answer, "answer")
     if chat and write:
         ids = [write(messages, row) for row, messages in zip(rows, spoken, strict=True)]
     elif chat:  # the template writes the special tokens
@@ -132,11 +133,11 @@ def _with_specials(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -
     return ids
 
 
-def _check_characters(row: Row, text: str) -> None:
+def _check_characters(row: Row, text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{row.origin}: the prompt holds {text[error.start]!r}, half of a character.") from None
+        raise UserError(f"{row.origin}: the {what} holds {text[error.start]!r}, half of a character.") from None
 
 
 def _make_messages(row: Row, question: str, style: PromptFormat) -> Messages:

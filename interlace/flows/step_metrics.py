@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from math import ceil, fsum
+from math import fsum
 
 from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
@@ -156,7 +156,7 @@ def length_percentiles(lengths: Sequence[int]) -> Metrics:
     """Returns the percentiles of the response lengths by the nearest rank, in tokens; empty without a response."""
     ordered = sorted(lengths)
     return {
-        f"response_length/p{percent}": ordered[ceil(percent / 100 * len(ordered)) - 1]
+        f"response_length/p{percent}": _find_percentile(ordered, percent)
         for percent in (PERCENTILES if ordered else ())
     }
 
@@ -231,10 +231,10 @@ def episode_metrics(counts: Sequence[EpisodeCounts]) -> Metrics:
         "episode/tool_calls": calls.total(),
         "episode/tool_errors": errors.total(),
         **{f"episode/tool_errors/{name or UNREADABLE}": errors[name] for name in sorted({*calls, *errors})},
-        **({f"episode/tool_s_p{share}": _find_quantile(seconds, share) for share in (50, 99)} if seconds else {}),
+        **({f"episode/tool_s_p{share}": _find_percentile(seconds, share) for share in (50, 99)} if seconds else {}),
     }
 
 
-def _find_quantile(ordered: Sequence[float], share: int) -> float:
-    """Returns the smallest value that at least `share` per cent of the values do not exceed."""
-    return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
+def _find_percentile(ordered: Sequence[float], percent: int) -> float:
+    """Returns the smallest value that at least `percent` per cent of the values do not exceed (nearest rank)."""
+    return ordered[-(-len(ordered) * percent // 100) - 1]

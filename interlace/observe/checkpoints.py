@@ -43,6 +43,9 @@ class Checkpoints:
         self._folder = folder
         self._keep, self._run = keep, run
         self._best: int | None = None
+        """Step of the best checkpoint that is kept."""
+        self._next_best: int | None = None
+        """Best step, whose checkpoint may not be written yet."""
         self._start: int | None = None
         """Step whose checkpoint this process started from."""
 
@@ -72,16 +75,21 @@ class Checkpoints:
             raise UserError(f"{self._no_space(step)}: it filled up while the checkpoint was written.") from error
         unfinished.rename(final)
         sync_folder(self._folder)
+        if step == self._next_best:
+            self._best = step
         self._prune_old()
         return final
 
     def keep_best(self, step: int | None) -> None:
         """Keeps the checkpoint of the best step in addition to the newest ones, and no longer an earlier best one.
 
-        step: None if no step is the best. The checkpoint may be written later.
+        step: None if no step is the best. The checkpoint may be written later; the earlier best one is kept until then.
         """
-        self._best = step
-        if step in self.steps():
+        self._next_best = step
+        if step is None:
+            self._best = None
+        elif step in self.steps():
+            self._best = step
             self._prune_old()
 
     def keep_start(self, step: int | None) -> None:

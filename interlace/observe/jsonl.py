@@ -16,9 +16,13 @@ _PLAIN = frozenset((type(None), str, bool, int))
 
 
 def to_line(row: Mapping[str, object]) -> str:
-    """Encodes a row as one line. Numbers not in JSON (NaN, infinity) become null; numpy numbers become plain ones."""
+    """Encodes a row as one line. Numbers not in JSON (NaN, infinity) become null; numpy numbers become plain ones.
+
+    Half of a character, which UTF-8 does not have, is escaped, so that a line can always be written.
+    """
     plain = {key: value if type(value) in _PLAIN else _to_plain(value) for key, value in row.items()}
-    return _ENCODER.encode(plain) + "\n"
+    line = _ENCODER.encode(plain) + "\n"
+    return line if line.isascii() else line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _to_plain(value: object) -> JSON:
@@ -63,7 +67,7 @@ def truncate_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [line for line in _split_lines(path) if _step_of(line) <= step]
-    write_atomic(path, b"".join(kept).decode("utf-8"))
+    write_atomic(path, b"".join(kept).decode("utf-8"), synced=True)
 
 
 def write_step(path: Path, step: int, row: Mapping[str, object]) -> None:

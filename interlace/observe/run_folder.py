@@ -27,6 +27,7 @@ from pathlib import Path
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import to_yaml
+from interlace.observe.atomic_file import write_atomic
 from interlace.observe.secrets import mask_secrets, write_secrets
 
 PRIVATE = 0o700
@@ -142,12 +143,13 @@ class RunFolder:
     def write_config(self, config: Config) -> None:
         """Writes the resolved configuration with masked secrets, keys in the order of its fields.
 
-        Secrets go to secrets.yaml, from which a resumed run reads them. Raises UserError if a file cannot be written.
+        Secrets go to secrets.yaml, from which a resumed run reads them. Raises UserError if a file cannot be written;
+        an earlier configuration is then unchanged.
         """
         settings, secrets = mask_secrets(config.model_dump(mode="json"))
         try:
             write_secrets(self.path, secrets)
-            self.config.write_text(to_yaml(settings), encoding="utf-8")
+            write_atomic(self.config, to_yaml(settings), synced=True)
         except OSError as error:
             raise UserError(
                 f"cannot write {self.config}: {error.strerror}. A run needs a folder of its own."

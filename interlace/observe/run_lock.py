@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from interlace.core.errors import UserError
+from interlace.core.processes import read_start
 from interlace.observe.run_folder import RunFolder, claim_name
 
 
@@ -34,7 +35,7 @@ class RunLock:
             self._file = self._take_lock()
         if self._file is not None:
             os.ftruncate(self._file, 0)
-            holder = {"pid": os.getpid(), "host": socket.gethostname()}
+            holder = {"pid": os.getpid(), "start": read_start(os.getpid()), "host": socket.gethostname()}
             os.pwrite(self._file, json.dumps(holder).encode(), 0)
         return self
 

@@ -58,7 +58,7 @@ def _truncate(path: Path, step: int, checkpoint: Path | None) -> str | None:
     copy = jsonl.lines_until(checkpoint / path.name, step) if checkpoint else {}
     lines = kept | copy
     if lines or path.exists():
-        write_atomic(path, b"".join(lines[number] for number in sorted(lines)).decode("utf-8"))
+        write_atomic(path, b"".join(lines[number] for number in sorted(lines)).decode("utf-8"), synced=True)
     lost = [int(number) for number in sorted(copy) if kept.get(number) != copy[number]]
     return f"{path} had lost {_format_steps(lost)}: written anew from {checkpoint}" if lost else None
 

@@ -3,7 +3,6 @@
 secrets.yaml has mode 0600 and maps dotted keys to values. It is never copied into a checkpoint, a report or a logger.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml, to_yaml
+from interlace.observe.atomic_file import write_atomic
 
 MASK = "***"
 SECRETS_FILE = "secrets.yaml"
@@ -52,10 +52,10 @@ def _is_secret(path: tuple[str, ...]) -> bool:
 def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
     """Writes secrets.yaml next to config.yaml, readable by its owner only; removes it if there are no secrets."""
     path = folder / SECRETS_FILE
-    path.unlink(missing_ok=True)
     if secrets:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(to_yaml(dict(secrets)))
+        write_atomic(path, to_yaml(dict(secrets)), synced=True, mode=0o600)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def restore_secrets(settings: dict[str, JSON], config: Path) -> dict[str, JSON]:

@@ -177,12 +177,12 @@ class EngineDriver:
                     self._enter_phase(Phase.HOLDING)
                     self._hold.begin()
                     await self._serve_jobs()
-                self._enter_phase(Phase.IDLE)
             except WorkerDiedError as error:
                 if not self.group.can_revive:
                     raise
                 self._lose_process(str(error))
             finally:
+                self._enter_phase(Phase.IDLE)  # also if an engine that leaves is in the middle of a swap
                 self._hold.end()
 
     def _enter_phase(self, phase: Phase) -> None:

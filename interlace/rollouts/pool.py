@@ -24,6 +24,9 @@ from interlace.weights.ref import WeightRef
 FIRST = -math.inf
 """Order of requests from outside the flow: before new samples, because a step boundary waits for these requests."""
 
+SHARES = {"kv_use": "", "draft_acceptance": "draft_tokens"}
+"""Metrics of an engine that are shares -> the metric that counts the whole; empty if engines have equal parts."""
+
 
 def settle(future: "asyncio.Future[Response]", response: Response) -> None:
     """Sets the result of a future, unless it was cancelled."""
@@ -297,7 +300,7 @@ class EnginePool:
         return len(self._budget.suspended)
 
     def engine_metrics(self) -> Metrics:
-        """Returns the metrics of the engines up to their last swap of weights, summed over engines.
+        """Returns the metrics of the engines up to their last swap of weights: sums, and of shares the means.
 
         Also returns the numbers of sequences, since the start, that were interrupted, migrated or suspended.
         """
@@ -306,8 +309,7 @@ class EnginePool:
         counts = {f"num_{name}": float(found[name]) for name in ("interrupted", "migrated", "suspended")}
         counts |= {"most_versions": float(self.weights.most_versions)}
         counts |= {**self._dispatcher.homes.metrics(), **self._lengths.metrics()}
-        names = dict.fromkeys(name for driver in self.drivers for name in driver.metrics)
-        return counts | {name: sum(driver.metrics.get(name, 0.0) for driver in self.drivers) for name in names}
+        return counts | join_metrics([driver.metrics for driver in self.drivers])
 
     def finish(self, key: SampleKey) -> None:
         """Ends a generated sample. Few enough samples may be left for the tail policy."""
@@ -363,6 +365,17 @@ class EnginePool:
 
     def _expect_tokens(self, request: Request) -> float:
         return len(request.prompt_ids) + self._lengths.expect(request)
+
+
+def join_metrics(engines: Sequence[Metrics]) -> Metrics:
+    """Returns the sums of the engines' metrics. Of a share, returns the mean, by its SHARES."""
+    found: Metrics = {}
+    for name in dict.fromkeys(name for metrics in engines for name in metrics):
+        own = [metrics for metrics in engines if name in metrics]
+        weights = [metrics.get(SHARES[name], 1.0) if name in SHARES else 1.0 for metrics in own]
+        total = sum(weight * metrics[name] for weight, metrics in zip(weights, own, strict=True))
+        found[name] = total / (sum(weights) or 1.0) if name in SHARES else total
+    return found
 
 
 def _choose_predictor(predictor: LengthPredictor | None, expected_tokens: float, *, ranks: bool) -> LengthPredictor:

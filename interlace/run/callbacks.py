@@ -28,8 +28,11 @@ class StepInfo:
     def log(self, name: str, value: float) -> None:
         """Adds a value to the metrics of the step, for metrics.jsonl and every logger.
 
-        Raises UserError for the name of a metric of the run.
+        Raises UserError for the name of a metric of the run, and for `step`, by which the rows of metrics.jsonl are
+        found.
         """
+        if name == "step":
+            raise UserError("step.log('step', ...): each row of metrics has its step already. Log another name.")
         if name in self.metrics:
             raise UserError(f"log({name!r}): the run has a metric of this name. Choose another, such as 'my/{name}'.")
         self.logged[name] = float(value)
@@ -55,6 +58,8 @@ class StepInfo:
         self.is_last = True
 
 
+SAVED = "The step is saved: the run can be resumed after it."
+"""Note on the error of a callback."""
 Callback: TypeAlias = Callable[[StepInfo], object]
 """Function called as callback(step)."""
 

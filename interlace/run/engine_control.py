@@ -145,7 +145,9 @@ class EngineControl:
         except (UserError, OSError):
             return  # the file is being replaced
         before, self._seen_file = self._seen_file, listed
-        if before is None or before == listed:
+        if before is None:  # the file may have changed while the run started
+            before = tuple(url for url in self._urls.values() if url not in self._kind.config.urls)
+        if before == listed:
             return
         changes = [EngineCommand(verb="add", engine=url) for url in listed if url not in self._urls.values()]
         gone = [url for url in before if url not in listed and url in self._urls.values()]

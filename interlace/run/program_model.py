@@ -2,10 +2,12 @@
 
 import hashlib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from interlace.core.errors import UserError
 from interlace.run.program_rows import DATA_FOLDER
+from interlace.run.warmup_inputs import describe_content
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -16,8 +18,8 @@ def is_model(value: object) -> bool:
     return all(hasattr(value, name) for name in ("save_pretrained", "config", "state_dict"))
 
 
-def save_model_object(model: Any, tokenizer: object, root: Path) -> str:
-    """Writes a model and its tokenizer into `root`/data, under a name derived from the weights. Returns the path.
+def save_model_object(model: Any, tokenizer: Any, root: Path) -> str:
+    """Writes a model and its tokenizer into `root`/data, under a name derived from both. Returns the path.
 
     tokenizer: If None, the tokenizer of the folder or id that the model was loaded from. Raises UserError.
     """
@@ -34,12 +36,29 @@ def save_model_object(model: Any, tokenizer: object, root: Path) -> str:
             "model has an adapter of peft: give model.merge_and_unload(), and train a new adapter with "
             'actor={"lora": {"rank": 16}}.'
         )
-    folder = root.resolve() / DATA_FOLDER / f"model-{_compute_digest(model)}"
-    if not (folder / "config.json").is_file():
-        from interlace.engines.train.export import save_model
+    data = root.resolve() / DATA_FOLDER
+    data.mkdir(parents=True, exist_ok=True)
+    # Renamed when it is whole, because a program may be killed, or another one may write the same model.
+    with TemporaryDirectory(prefix=".tmp-model-", dir=data) as own:
+        beside = Path(own) / "tokenizer"
+        tokenizer.save_pretrained(beside)
+        folder = data / f"model-{_compute_digest(model, describe_content(beside))}"
+        if not folder.is_dir():
+            from interlace.engines.train.export import save_model
 
-        save_model(model, folder, tokenizer)  # type: ignore[arg-type]  # checked above
+            unfinished = Path(own) / folder.name
+            save_model(model, unfinished, tokenizer)
+            _rename_unless_present(unfinished, folder)
     return str(folder)
+
+
+def _rename_unless_present(source: Path, folder: Path) -> None:
+    """Renames a folder. Leaves it if another program made `folder` in the meantime."""
+    try:
+        source.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
 
 
 def _describe_loader(model: "PreTrainedModel") -> object:
@@ -58,10 +77,13 @@ def _describe_loader(model: "PreTrainedModel") -> object:
         ) from None
 
 
-def _compute_digest(model: "PreTrainedModel") -> str:
+def _compute_digest(model: "PreTrainedModel", tokenizer: str) -> str:
+    """Hashes configurations and weights of a model, and a description of its tokenizer's files."""
     import torch
 
-    digest = hashlib.blake2b(model.config.to_json_string().encode(), digest_size=8)
+    generation = getattr(model, "generation_config", None)
+    texts = model.config.to_json_string(), "" if generation is None else generation.to_json_string(), tokenizer
+    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=8)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             digest.update(name.encode())

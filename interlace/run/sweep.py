@@ -285,7 +285,7 @@ class Sweep:
 
     def _write_state(self) -> None:
         text = json.dumps({"finished": sorted(self._finished)}, indent=1)
-        write_atomic(self._folder / SWEEP_FILE, text + "\n")
+        write_atomic(self._folder / SWEEP_FILE, text + "\n", synced=True)
 
     def _make_result(self) -> SweepResult:
         data = dict(self._list_data())

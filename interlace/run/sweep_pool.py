@@ -1,13 +1,16 @@
 """Runs of a sweep in parallel: processes of this machine, each with a share of its cores and GPUs."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.progress import ProgressView
@@ -44,6 +47,8 @@ class _Child:
     path: Path
     share: Share
     process: "subprocess.Popen[str]"
+    output: IO[str]
+    """File with the outcome that the process writes. A pipe would stop a process whose error is long."""
 
 
 def divide_devices(parallel: int, recipes: Sequence[Recipe]) -> list[Share]:
@@ -108,6 +113,7 @@ def train_in_parallel(
         for child in children:  # after a second request, or an error of the sweep
             child.process.kill()
             child.process.wait()
+            child.output.close()
 
 
 def _start_waiting(
@@ -135,17 +141,19 @@ def _start(path: Path, recipe: Recipe, share: Share) -> _Child:
     prepare_run(path, recipe)
     arguments = [",".join(map(str, share.cores))] if share.cores else []
     environment = {**os.environ, **(visible_devices(tuple(f"cuda:{gpu}" for gpu in share.gpus)) if share.gpus else {})}
-    with (path / LOG_FILE).open("a", encoding="utf-8") as log:
+    with contextlib.ExitStack() as unless_started, (path / LOG_FILE).open("a", encoding="utf-8") as log:
+        output = unless_started.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
         process = subprocess.Popen(
             [sys.executable, "-m", "interlace.run.sweep_run", str(path), *arguments],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=log,
             text=True,
             env=environment,
             start_new_session=True,  # Ctrl-C reaches the sweep alone, which stops its runs
         )
-    return _Child(path.name, path, share, process)
+        unless_started.pop_all()
+    return _Child(path.name, path, share, process, output)
 
 
 def _request_stop(children: Sequence[_Child]) -> None:
@@ -164,7 +172,8 @@ def _has_ended(child: _Child) -> bool:
 
 def _read_end(child: _Child) -> RunEnd:
     _request_stop([child])
-    with child.process.stdout or open(os.devnull) as output:  # noqa: PTH123 - stdout is a pipe always
+    with child.output as output:
+        output.seek(0)
         lines = output.read().splitlines()
     if lines:  # the process wrote it last; a thread of a stopped run may abort the process at its exit
         return RunEnd(**json.loads(lines[-1]))

@@ -1,11 +1,11 @@
 """Base of the workers of all trained models."""
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from interlace.core.errors import InterlaceError
 from interlace.core.row import RowName
 from interlace.core.state_parts import GRADIENTS, WEIGHTS
 from interlace.core.types import Metrics, Sample
@@ -29,7 +29,8 @@ class TrainedWorker(ResidentWorker):
         super().__init__(context, engine.residence)
         self._trained, self._tokenizer = engine, tokenizer
         self._metrics: list[Metrics] = []
-        self._copies: deque[HostCopy] = deque()
+        self._copy: HostCopy | None = None
+        """State of the next checkpoint, until it is written."""
 
     @operation(bin="train", split="samples", parts=(GRADIENTS, WEIGHTS))
     def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
@@ -61,13 +62,23 @@ class TrainedWorker(ResidentWorker):
 
     @operation(bin="idle", makes_activations=False)
     def copy_checkpoint(self) -> None:
-        """Copies the state of a checkpoint to the host; later updates do not change the copy."""
-        self._copies.append(self._trained.copy_to_host(self._tokenizer))
+        """Copies the state of a checkpoint to the host; later updates do not change the copy.
+
+        Replaces an earlier copy that was not written, because the disk or the memory had no room.
+        """
+        self._copy = None  # before the next copy is made, so that the host holds one at a time
+        self._copy = self._trained.copy_to_host(self._tokenizer)
 
     @operation(on_device=False)
     async def write_checkpoint(self, folder: Path) -> None:
-        """Writes the copied state, a Hugging Face folder and the optimizer's state, while operations continue."""
-        await asyncio.to_thread(self._copies.popleft().write, folder)
+        """Writes the copied state, a Hugging Face folder and the optimizer's state, while operations continue.
+
+        Raises InterlaceError if no state was copied since the last call.
+        """
+        copied, self._copy = self._copy, None
+        if copied is None:
+            raise InterlaceError("write_checkpoint() without copy_checkpoint()")
+        await asyncio.to_thread(copied.write, folder)
 
     @operation(bin="idle", makes_activations=False)
     def load_optimizer(self, folder: Path) -> None:

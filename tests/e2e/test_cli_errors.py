@@ -301,14 +301,14 @@ def test_a_recipe_s_path_of_any_letters_names_a_run(folder: Path, train: Train) 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-@pytest.mark.parametrize("name", ["metrics.jsonl", "timeline.json", "step_000001.jsonl.tmp", "evaluations.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timeline.json", "step_000001.jsonl.*.tmp", "evaluations.jsonl"])
 def test_a_disk_that_is_full_is_said_whatever_was_written(
     folder: Path, train: Train, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     open_real = Path.open
 
     def open_full(path: Path, *args: Any, **kwargs: Any) -> Any:
-        return open_real(Path("/dev/full") if path.name == name else path, *args, **kwargs)
+        return open_real(Path("/dev/full") if path.match(name) else path, *args, **kwargs)
 
     with monkeypatch.context() as full:
         full.setattr(Path, "open", open_full)
@@ -321,10 +321,10 @@ def test_a_disk_that_is_too_full_for_a_report_is_said(
     folder: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train("mine.yaml", "--quiet").exit_code == 0
-    write_real = Path.write_text
+    open_real = Path.open
 
-    def write_full(path: Path, *args: Any, **kwargs: Any) -> int:
-        return write_real(Path("/dev/full") if path.name == "report.html.tmp" else path, *args, **kwargs)
+    def open_full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        return open_real(Path("/dev/full") if path.match("report.html.*.tmp") else path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "write_text", write_full)
+    monkeypatch.setattr(Path, "open", open_full)
     refused(CliRunner().invoke(app, ["report", "mine"]), "the disk is full", "Free some space")

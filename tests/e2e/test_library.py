@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import interlace
 from interlace.core.errors import UserError
 from interlace.models.tiny import build_tiny
+from interlace.observe.jsonl import read_rows
 from interlace.run.library import Settings
+from interlace.run.program_model import save_model_object
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
 from tests.support.library import ROWS, TINY
@@ -128,6 +130,25 @@ def test_a_run_does_things(tmp_path: Path) -> None:
     assert interlace.load_run("mine", folder=tmp_path).checkpoint == again.checkpoint
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_a_step_whose_callback_raises_is_saved(tmp_path: Path, algorithm: str) -> None:
+    def broken(step: interlace.StepInfo) -> None:
+        if step.step == 2:
+            raise OSError("the server of the plots is gone")
+
+    given = {"reward": "exact"} if algorithm == "grpo" else {}
+    small = TINY if algorithm == "grpo" else {**TINY, "samples_per_prompt": 1}
+    rows = [{**row, "completion": row["answer"]} for row in ROWS]
+    with pytest.raises(interlace.InterlaceError, match="callback 'broken' raised OSError after step 2") as caught:
+        interlace.train(
+            model="tiny:micro", data=rows if algorithm == "sft" else ROWS, algorithm=algorithm, name="mine",
+            folder=tmp_path, quiet=True, callbacks=[broken], **given, **{**small, "steps": 3},
+        )  # type: ignore[arg-type]  # fmt: skip
+    assert any("can be resumed" in note for note in caught.value.__notes__)
+    found = interlace.train(name="mine", folder=tmp_path, resume=True, quiet=True, **given)  # type: ignore[arg-type]
+    assert [row["step"] for row in read_rows(found.folder / "metrics.jsonl")] == [1, 2, 3]
+
+
 def test_a_loaded_model_and_a_recipe_by_name(tmp_path: Path) -> None:
     model, tokenizer = build_tiny("micro", 0)
     changes = [
@@ -141,6 +162,17 @@ def test_a_loaded_model_and_a_recipe_by_name(tmp_path: Path) -> None:
     assert found.recipe.model.path.startswith(str(tmp_path / "data" / "model-"))
     with pytest.raises(UserError, match="without a tokenizer"):
         interlace.train("quickstart", model=model, folder=tmp_path)
+
+
+def test_another_chat_template_of_the_same_model_is_another_folder(tmp_path: Path) -> None:
+    model, tokenizer = build_tiny("micro", 0)
+    folders = []
+    for word in ("first", "second", "second"):
+        tokenizer.chat_template = f"{{% for each in messages %}}{word} {{{{ each.content }}}}{{% endfor %}}"
+        folders.append(save_model_object(model, tokenizer, tmp_path))
+        assert word in AutoTokenizer.from_pretrained(folders[-1]).chat_template
+    assert folders[1] == folders[2]
+    assert {str(path) for path in (tmp_path / "data").iterdir()} == {*folders}, "nothing is left over"
 
 
 def test_the_package_imports_no_torch() -> None:

@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -97,6 +98,21 @@ def test_a_start_from_memory_repeats_fewer_steps_than_one_from_disk(
     assert not Path(resumed.rpartition(" ")[2]).exists()
     assert metrics(tmp_path, "lost") == metrics(tmp_path, "whole")
     assert equal_weights(final_weights(tmp_path, "lost"), final_weights(tmp_path, "whole"))
+
+
+def test_checkpoints_on_disk_have_their_own_step_s_weights_after_the_memory_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["steps=3", "warmup=null", "evaluation.num_prompts=1"]
+    run(tmp_path, "whole", settings)
+    usage = shutil.disk_usage
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: usage(path)._replace(free=0 if "shm" in Path(path).parts else 1 << 40)
+    )
+    notes = KillAfterStep(-1, list)
+    run(tmp_path, "full", [*settings, "recovery.memory_checkpoint_every=1"], progress=notes)
+    assert any("no further checkpoints in memory" in text for text in notes.said)
+    assert equal_weights(final_weights(tmp_path, "full"), final_weights(tmp_path, "whole"))
 
 
 @pytest.mark.slow  # waits for cluster.hang_after_s, which must be longer than the start of a rank

@@ -1,7 +1,10 @@
 """`interlace sweep` trains every combination, resumes, and names mistakes before any run starts."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from interlace.observe.progress import open_progress
 from interlace.observe.stop import StopSignal
 from interlace.run.clusters.local import this_machine
 from interlace.run.sweep import Sweep, Variant, load_sweep, split_values
+from tests.support.training import REPOSITORY
 
 SMALL = [
     "steps=2", "prompts_per_step=8", "task.reasoning_gym.train_size=32", "task.reasoning_gym.heldout_size=8",
@@ -206,6 +210,21 @@ def test_a_failed_process_is_reported_with_its_reason(tmp_path: Path) -> None:
         "--parallel", "2",
     )  # fmt: skip
     assert code == 1 and "run seed-0 failed: the process ended with 7" in err and "run seed-1 failed" in err
+
+
+@pytest.mark.slow
+def test_an_error_that_is_longer_than_a_pipe_holds_does_not_hang_a_parallel_sweep(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(
+        "class Logger:\n    def __init__(self, info):\n        raise ValueError('x' * 200_000)\n"
+    )
+    quiet, loud = "logging.loggers=[]", "logging.loggers=[loud:Logger]"
+    arguments = [loud if each == quiet else each for each in settings(tmp_path)]
+    arguments += ["seed=0,1", "--parallel", "2", "--name", "loud"]
+    done = subprocess.run(
+        [sys.executable, "-m", "interlace", "sweep", "sft", *arguments],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert done.returncode == 1 and "run seed-0 failed" in done.stderr and "xxx" in done.stderr
 
 
 def test_an_unknown_metric_ends_the_sweep_after_its_first_run(tmp_path: Path) -> None:

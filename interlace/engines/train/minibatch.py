@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SUMMED = ("skipped_minibatches",)
 LARGEST = ("ratio_max",)
-LATEST = ("failed_updates_in_a_row",)
+LATEST = ("failed_updates_in_a_row", "lr")
 _NUM_SAMPLES, _OF_SAMPLE = "num_samples", "sample:"
 """Key of the number of samples among the sums, and beginning of the keys of sums over samples."""
 

@@ -1,6 +1,7 @@
 """Interface of a metrics logger."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,14 @@ from typing import Protocol
 from interlace.core.types import JSON
 
 DEFAULT_PROJECT = "interlace"
+
+
+def make_plain_name(name: str, also: str = "") -> str:
+    """Returns the name of a metric for a service that refuses other characters, such as the `@` of eval/pass@8.
+
+    Letters and digits of ASCII, `_`, `-`, `.`, `/` and the characters of `also` stay; others become `_`.
+    """
+    return re.sub(rf"[^A-Za-z0-9_./{re.escape(also)}-]", "_", name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ import mlflow
 from mlflow.entities import Metric
 
 from interlace.core.errors import UserError, first_line
-from interlace.observe.loggers.base import LoggedSample, RunInfo
+from interlace.observe.loggers.base import LoggedSample, RunInfo, make_plain_name
 
 RUN_TAG = "interlace.run"
 """Tag with the id of the run, by which a resumed run finds its MLflow run."""
@@ -36,7 +36,7 @@ class Logger:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         now_ms = int(time.time() * 1000)
-        values = [Metric(name, float(value), now_ms, step) for name, value in metrics.items()]
+        values = [Metric(make_plain_name(name, " "), float(value), now_ms, step) for name, value in metrics.items()]
         for start in range(0, len(values), MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=values[start : start + MOST_METRICS])
 

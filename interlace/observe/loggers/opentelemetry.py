@@ -8,7 +8,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 
-from interlace.observe.loggers.base import DEFAULT_PROJECT, RunInfo
+from interlace.observe.loggers.base import DEFAULT_PROJECT, RunInfo, make_plain_name
 
 TIMEOUT_S = 5
 """Time limit of one export, and of the last one when the run ends."""
@@ -38,7 +38,7 @@ class Logger:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in {**metrics, "step": step}.items():
             if name not in self._gauges:
-                self._gauges[name] = self._meter.create_gauge("interlace." + name.replace("/", "."))
+                self._gauges[name] = self._meter.create_gauge("interlace." + make_plain_name(name).replace("/", "."))
             self._gauges[name].set(float(value), self._labels)
 
     def close(self) -> None:

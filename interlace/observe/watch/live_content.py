@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from interlace.core.processes import read_start
 from interlace.observe.report.device_time import DeviceTimeline
 from interlace.observe.report.header import find_asked_steps
 from interlace.observe.report.page import Entry, embeddable_json, read_entry, render_content
@@ -98,7 +99,7 @@ def _holder_is_alive(folder: RunFolder) -> bool | None:
     """
     try:
         holder = json.loads(folder.process.read_text(encoding="utf-8"))
-        pid, host = int(holder["pid"]), str(holder["host"])
+        pid, host, start = int(holder["pid"]), str(holder["host"]), str(holder.get("start", ""))
     except (OSError, ValueError, TypeError, KeyError):
         return None
     if host != socket.gethostname():
@@ -108,5 +109,5 @@ def _holder_is_alive(folder: RunFolder) -> bool | None:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # the process of another user
-    return True
+        pass  # the process of another user
+    return read_start(pid) in ("", start) or not start  # else another process has the number of the one that ended

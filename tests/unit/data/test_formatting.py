@@ -1,5 +1,7 @@
 """Rows are formatted as prompts for the model."""
 
+from dataclasses import replace
+
 import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
@@ -93,6 +95,8 @@ def test_an_empty_prompt_is_an_error() -> None:
 def test_half_a_character_is_an_error_that_names_the_row() -> None:
     with pytest.raises(UserError, match=r"set.jsonl:1: the prompt holds '\\ud83d'"):
         to_prompts([row()], ["so \ud83d"], PromptFormat(), build_tokenizer(256))
+    with pytest.raises(UserError, match=r"set.jsonl:1: the answer holds '\\ud83d'"):
+        to_prompts([replace(row(), answer="\ud83d")], ["so"], PromptFormat(), build_tokenizer(256))
 
 
 def chat_row(*messages: tuple[str, str]) -> Row:

@@ -1,7 +1,8 @@
 """Zero variance is counted by group, and percentiles are lengths that occurred."""
 
+from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleKey
-from interlace.flows.step_metrics import group_metrics, length_percentiles
+from interlace.flows.step_metrics import episode_metrics, group_metrics, length_percentiles
 
 PROMPT = Prompt(uid="q", token_ids=EMPTY_INT, text="", answer="")
 
@@ -25,3 +26,12 @@ def test_percentiles_are_of_the_nearest_rank() -> None:
     }  # fmt: skip
     assert set(length_percentiles([7]).values()) == {7}
     assert length_percentiles([]) == {}
+
+
+def test_the_median_time_of_two_tool_calls_is_the_shorter_one() -> None:
+    counts = [
+        EpisodeCounts(num_turns=1, num_branches=1, history_tokens=0, reused_tokens=0, tool_s=(seconds,))
+        for seconds in (9.0, 1.0)
+    ]
+    found = episode_metrics(counts)
+    assert (found["episode/tool_s_p50"], found["episode/tool_s_p99"]) == (1.0, 9.0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.observe.atomic_file import sync_folder
 from interlace.observe.checkpoints import Checkpoints
 
 
@@ -151,3 +152,25 @@ def test_the_best_is_kept_beside_the_newest_until_another_is_better(tmp_path: Pa
     assert checkpoints.steps() == [1, 3]
     checkpoints.keep_best(3)
     assert checkpoints.steps() == [3]
+
+
+def test_the_earlier_best_is_kept_until_the_new_one_is_written(tmp_path: Path) -> None:
+    def fails(_folder: Path) -> None:
+        raise RuntimeError("a rank died")
+
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.keep_best(1)
+    for step in (1, 2):
+        checkpoints.save(step, writes(str(step)), num_bytes=1)
+    checkpoints.keep_best(3)
+    with pytest.raises(RuntimeError, match="a rank died"):
+        checkpoints.save(3, fails, num_bytes=1)
+    checkpoints.keep_start(None)  # the end of the process
+    assert checkpoints.steps() == [1, 2]
+    checkpoints.save(3, writes("3"), num_bytes=1)
+    assert checkpoints.steps() == [3]
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="this system has no file system that cannot sync a folder")
+def test_a_file_system_that_cannot_sync_a_folder_is_no_error() -> None:
+    sync_folder(Path("/proc/self"))  # fsync(2) returns EINVAL

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
-from interlace.observe.jsonl import read_rows, to_line, truncate_after
+from interlace.observe.jsonl import read_rows, to_line, truncate_after, write_step
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 
@@ -35,6 +35,12 @@ def test_text_that_holds_another_end_of_a_line_comes_back(tmp_path: Path, text: 
     assert read_rows(path) == rows
     truncate_after(path, 1)
     assert read_rows(path) == rows[:1]
+
+
+def test_half_of_a_character_is_written_and_comes_back(tmp_path: Path) -> None:
+    row = {"step": 1, "reason": "no page \ud83d, ä"}
+    write_step(tmp_path / "rows.jsonl", 1, {"reason": row["reason"]})
+    assert read_rows(tmp_path / "rows.jsonl") == [row]
 
 
 def test_a_line_torn_inside_a_character_is_dropped_and_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -84,6 +85,24 @@ def test_config_comes_back_and_keeps_the_order_of_its_fields(tmp_path: Path) -> 
     run.write_config(Settings(zeta=5))
     assert Settings.parse(yaml.safe_load(run.config.read_text())) == Settings(zeta=5)
     assert run.config.read_text().startswith("zeta: 5\nalpha:")
+
+
+def test_a_disk_that_fills_up_leaves_the_earlier_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, open_real = RunFolder.create(tmp_path, "a"), Path.open
+    run.write_config(Settings(zeta=5))
+
+    def open_full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name.startswith("config.yaml"):
+            open_real(path, *args, **kwargs).close()  # which empties it
+            path = Path("/dev/full")
+        return open_real(path, *args, **kwargs)
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", open_full)
+        with pytest.raises(UserError, match=r"cannot write .*No space left"):
+            run.write_config(Settings(zeta=6))
+    assert Settings.parse(yaml.safe_load(run.config.read_text())) == Settings(zeta=5)
+    assert [path.name for path in run.path.glob("*.tmp")] == []
 
 
 def test_truncation_drops_later_metrics_and_samples(tmp_path: Path) -> None:

@@ -110,6 +110,31 @@ def test_an_engine_that_is_removed_during_its_recovery_does_not_return() -> None
     asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
 
 
+def test_an_engine_that_is_removed_during_a_swap_leaves_no_pending_weights() -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine(schedule=SCHEDULE).pool(cluster, 1)
+        publish(pool, 0)
+        await pool.swapped(0)
+        driver = pool.drivers[1]
+        begun = asyncio.Event()
+
+        class SlowRank(MortalRank):
+            async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
+                if method == "update_weights":
+                    begun.set()
+                    await asyncio.Event().wait()
+                return await super().call(method, args, kwargs)
+
+        SlowRank(driver.group, "")
+        publish(pool, 1)
+        await begun.wait()
+        await pool.membership.remove(driver, drains=True)
+        await pool.swapped(1)
+        assert pool.weights.pending.num == 0
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
+
+
 def test_a_request_that_is_withdrawn_while_no_engine_serves_is_not_generated_later() -> None:
     async def flow(cluster: Cluster) -> None:
         pool = await OneEngine(schedule=SCHEDULE).pool(cluster, 1)

@@ -43,6 +43,11 @@ def test_a_callback_does_not_replace_a_metric_of_the_run() -> None:
         Callbacks([replace]).on_step(3, 5, {"reward/mean": 0.5}, STREAM)
 
 
+def test_a_callback_cannot_change_the_number_of_the_step() -> None:
+    with pytest.raises(InterlaceError, match="each row of metrics has its step already"):
+        Callbacks([lambda step: step.log("step", step.step / 2)]).on_step(3, 5, {}, STREAM)
+
+
 @pytest.mark.parametrize(
     ("functions", "words"),
     [

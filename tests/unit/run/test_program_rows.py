@@ -1,6 +1,7 @@
 """Rows of a program are stored unchanged, or refused with their index."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,13 @@ def test_columns_are_mapped_and_the_others_stay(tmp_path: Path) -> None:
 def test_any_rows_are_read(tmp_path: Path, make: object) -> None:
     rows = [{"prompt": "a", "answer": "b", "level": 1}, {"prompt": "c", "answer": "d", "level": 2}]
     assert written(make(rows), tmp_path) == rows  # type: ignore[operator]
+
+
+def test_programs_that_start_at_once_write_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(2000)]
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda _: written(rows, tmp_path), range(24))]
+    assert all(each == rows for each in found)
 
 
 def test_gaps_of_a_data_frame_are_null(tmp_path: Path) -> None:

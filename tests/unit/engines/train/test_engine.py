@@ -348,13 +348,14 @@ def test_supervised_steps_learn_the_answers() -> None:
     assert losses[-1] < 0.3 * losses[0]
 
 
-def test_metrics_of_a_step_add_counts_and_keep_maxima() -> None:
-    first = {"actor/loss": 1.0, "actor/skipped_minibatches": 1.0, "actor/ratio_max": 2.0}
-    second = {"actor/loss": 3.0, "actor/skipped_minibatches": 1.0, "actor/ratio_max": 5.0}
+def test_metrics_of_a_step_add_counts_and_keep_maxima_and_the_last_learning_rate() -> None:
+    first = {"actor/loss": 1.0, "actor/skipped_minibatches": 1.0, "actor/ratio_max": 2.0, "actor/lr": 0.1}
+    second = {"actor/loss": 3.0, "actor/skipped_minibatches": 1.0, "actor/ratio_max": 5.0, "actor/lr": 0.2}
     assert merge_metrics([first, second]) == {
         "actor/loss": 2.0,
         "actor/skipped_minibatches": 2.0,
         "actor/ratio_max": 5.0,
+        "actor/lr": 0.2,
     }
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.observe.loggers import open_loggers
-from interlace.observe.loggers.base import LoggedSample, RunInfo
+from interlace.observe.loggers.base import LoggedSample, RunInfo, make_plain_name
 
 
 def info(folder: Path, resumed_at: int | None = None) -> RunInfo:
@@ -166,6 +167,13 @@ def test_a_logger_that_fails_is_told_once_and_does_not_end_the_run(tmp_path: Pat
     assert len(lines(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("name", ["eval/pass@8", "source/größer, 2/reward", "reward/mean-1.5_x"])
+def test_names_of_metrics_for_services_have_plain_characters(name: str) -> None:
+    plain = make_plain_name(name)
+    assert re.fullmatch("[a-zA-Z][-_./a-zA-Z0-9]{0,254}", plain), "the names that OpenTelemetry accepts"
+    assert len(plain) == len(name) and (plain == name or "_" in plain)
+
+
 def run_info(folder: Path, run_id: str, resumed_at: int | None = None) -> RunInfo:
     return RunInfo(name="quickstart", folder=folder, config={"steps": 3}, run_id=run_id, resumed_at=resumed_at)
 
@@ -176,7 +184,7 @@ def log_a_run(info: RunInfo, name: str) -> list[str]:
     with open_loggers(info, [name], say=told.append) as loggers:
         loggers.log_evaluation(0, {"eval/accuracy_greedy": 0.1})
         for step in (1, 2):
-            loggers.log(step, {f"metric/{number}": float(step) for number in range(83)})
+            loggers.log(step, {"eval/pass@8": 0.5, **{f"metric/{number}": float(step) for number in range(82)}})
         loggers.log_evaluation(2, {"eval/accuracy_greedy": 0.9})
         loggers.log_samples(2, [sample])
     return told

@@ -16,6 +16,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_lock import RunLock
 from interlace.observe.watch import live_content
 from interlace.observe.watch.live_content import ContentSource
 from interlace.observe.watch.server import WatchServer
@@ -87,6 +88,12 @@ def test_the_page_shows_whether_the_run_trains(tmp_path: Path) -> None:
     ended.wait()
     folder.process.write_text(json.dumps({"pid": ended.pid, "host": socket.gethostname()}))
     assert state_of(folder).startswith("ended unexpectedly")
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with RunLock(folder):
+        holder = json.loads(folder.process.read_text())
+    folder.process.write_text(json.dumps({**holder, "pid": other.pid}))
+    assert state_of(folder).startswith("ended unexpectedly"), "another process has the number"
+    other.communicate()
     folder.process.unlink()
     append_step(folder, NUM_STEPS + 1)
     assert state_of(folder) == "finished"

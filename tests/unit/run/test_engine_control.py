@@ -1,0 +1,43 @@
+"""Changes of a run's engines by its file of addresses."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from interlace.engines.rollout.config import AddressConfig
+from interlace.engines.rollout.kinds import create_kind
+from interlace.rollouts.role_groups import RolloutGroup
+from interlace.run import engine_control
+from interlace.run.clusters.base import ClusterConfig, run_on
+from interlace.run.engine_control import EngineControl
+from interlace.runtime.cluster import Cluster
+from interlace.schedule.schedule import Schedule
+from tests.support.episode_runs import OneEngine
+
+
+def test_a_server_that_was_added_to_the_file_while_the_run_started_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_control, "LOOK_EVERY_S", 0)
+    listed = tmp_path / "urls"
+    asked: list[tuple[int, str | None]] = []
+
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine().pool(cluster, 1)
+        listed.write_text("http://a:1\nhttp://b:2\n")  # one engine was started, for the first address
+
+        async def launch(number: int, url: str | None) -> RolloutGroup:
+            asked.append((number, url))
+            other = await OneEngine().pool(cluster, 1)
+            return other.drivers[0].group
+
+        kind = create_kind(AddressConfig(urls_file=str(listed)))
+        cluster.spawn(EngineControl(pool, tmp_path / "engines", kind, launch).run(), name="engine control")
+        while len(pool.drivers) < 2:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert asked == [(1, "http://b:2")]
+
+    asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
