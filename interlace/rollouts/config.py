@@ -33,8 +33,8 @@ class EpisodeConfig(Config):
     """Time limit of an episode's code and tools, in seconds, without the waits for turns. Afterwards its sample
     fails."""
     max_turns: int = Field(default=64, ge=1)
-    """Maximum number of turns of an episode. A request for another turn fails its sample. The episode `tools` ends
-    after its last turn instead."""
+    """Maximum number of turns of an episode. A request for another turn fails its sample. The episodes `tools`
+    and `environment` (of your own class) end after their last turn instead."""
     workers: int = Field(default=0, ge=0)
     """Number of processes that run episodes, so that their code does not delay the run. If 0, episodes run in the
     controller. With Ray the processes may be on any node. A process that ends is replaced, and its samples start

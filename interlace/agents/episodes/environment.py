@@ -26,7 +26,8 @@ class EnvironmentConfig(EpisodeConfig):
     environment: str | None = None
     """Your class as package.module:Class; each episode gets a separate object. `reset(row)` returns the first messages,
     or None for the prompt's. `step(message)` takes the model's message and returns (new messages, reward of the turn,
-    whether the episode is over). Both may be async. An attribute `tools` is shown to the model.
+    whether the episode is over). Both may be async. An attribute `tools` is shown to the model. After `max_turns` turns
+    the episode ends with the rewards so far.
     """
     verifiers: str | None = None
     """Name of an installed environment package of `verifiers`. It runs unchanged, through the session server."""
@@ -56,7 +57,7 @@ class EnvironmentKind(EpisodeKind):
     def create(self) -> Episode:
         """Creates the object that runs episodes."""
         if self.config.environment:
-            return EnvironmentEpisode(self.config.environment, self.config.options)
+            return EnvironmentEpisode(self.config.environment, self.config.options, self.config.max_turns)
         return create_verifiers_episode(self.config)
 
 
@@ -80,15 +81,20 @@ def create_verifiers_episode(config: EnvironmentConfig) -> Episode:
 
 
 class EnvironmentEpisode:
-    """Alternates between the model and an object of the class. The reward is the sum of the turns' rewards."""
+    """Alternates between the model and an object of the class. The reward is the sum of the turns' rewards.
 
-    def __init__(self, spec: str, options: Mapping[str, JsonValue]) -> None:
+    After `max_turns` turns the episode ends with the rewards so far: a sample that failed instead would not be trained
+    on, and the others would seem to be all.
+    """
+
+    def __init__(self, spec: str, options: Mapping[str, JsonValue], max_turns: int) -> None:
         found = load_object("environment", spec)
         if not inspect.isclass(found):
             raise UserError(f"environment {spec!r} is a {type(found).__name__}, not a class with `reset` and `step`.")
         if missing := [name for name in ("reset", "step") if not callable(getattr(found, name, None))]:
             raise UserError(f"environment {spec!r} has no method `{missing[0]}`.")
         self._make: Callable[[], Any] = lambda: found(**options)
+        self._max_turns = max_turns
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Runs one episode to its end."""
@@ -98,14 +104,16 @@ class EnvironmentEpisode:
         async with session.waiting("the environment's reset"):
             begun = await _call_method(environment.reset, row)
         messages = list(prompt.messages) if begun is None else _read_messages(begun, "reset")
-        text, over = "", False
-        while not over:
+        text = ""
+        for _ in range(self._max_turns):
             turn = await session.generate(messages, tools=tools)
             text = turn.message.content
             async with session.waiting("the environment's step"):
                 said, reward, over = _read_step(await _call_method(environment.step, turn.message))
             if reward:
                 session.reward(turn, reward)
+            if over:
+                break
             messages += [turn.message, *said]
         # The rewards of the turns are added to this.
         return Outcome(reward=0.0, text=text)

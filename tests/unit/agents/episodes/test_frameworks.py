@@ -186,6 +186,17 @@ def test_an_environment_ends_at_its_own_limit() -> None:
     assert len(session.turns) == 1
 
 
+def test_an_environment_without_a_limit_ends_after_the_turns_of_the_episode() -> None:
+    """The sample failed, so that a run trained on solved samples alone."""
+    session = Rewarded([Message(role="assistant", content="1")] * 9)
+    options = {"most": 99}
+    assert play(session, name="environment", environment=f"{__name__}:Guess", options=options, max_turns=2) == (
+        0.0,
+        "1",
+    )
+    assert len(session.turns) == 2
+
+
 def test_environments_that_cannot_work_are_refused() -> None:
     with pytest.raises(UserError, match="has no method `step`"):
         create_kind(parse_episode({"name": "environment", "environment": f"{__name__}:NoStep"})).check()
