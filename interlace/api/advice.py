@@ -16,7 +16,7 @@ T = TypeVar("T")
 _COMMAND = r"interlace presets --explain \S+"
 """Command without a form in Python, which stays as it is."""
 _OPTION = re.compile(_COMMAND + r"|--([a-z][a-z-]*)(?:[= ](?=[a-z0-9])([\w.,-]+))?")
-_TASK = re.compile(r"task\.(columns|format)\.(\w+)=(\w+(?:\.\w+)*)|task\.files\.(heldout_size)")
+_TASK = re.compile(r"task\.(columns|format)\.(\w+)=(\{?\w+(?:\.\w+)*\}?)|task\.files\.(heldout_size)")
 """Settings of the prompts that are arguments of a program."""
 _FLAGS = ("overwrite", "resume", "probe", "quiet")
 

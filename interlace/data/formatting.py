@@ -35,7 +35,7 @@ def render(row: Row, style: PromptFormat) -> str:
         if name not in known:
             raise UserError(
                 f"prompt template {style.template!r}: {row.origin} has no column {name!r}.{nearest(name, known)} "
-                "Name a column of the rows, or set task.format.template=null, which writes the prompt alone."
+                "Name a column of the rows, or set task.format.template={prompt}, which writes the prompt alone."
             )
         if spec or conversion:
             raise UserError(

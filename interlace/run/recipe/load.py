@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import yaml
@@ -75,7 +76,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
 def merge_sections(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
     """Returns the sections of a recipe with changes.
 
-    A section with a new name drops all settings of the old one, and a new source of prompts all but their format.
+    A section with a new name drops all settings of the old one, and a new source of prompts all but their format, whose
+    template stays if it names no column but `prompt`.
     """
     found = dict(base)
     for name, value in changes.items():
@@ -85,13 +87,25 @@ def merge_sections(base: dict[str, Any], changes: Mapping[str, object]) -> dict[
         if name in KEPT and isinstance(value, str) and isinstance(old, Mapping):
             found[name] = {**old, **SHORT[name](value)}
         elif name == "task" and isinstance(value, Mapping) and isinstance(old, Mapping) and _has_source(value):
-            kept = {"format": old["format"]} if "format" in old else {}
-            found[name] = merge_sections(kept, value)
+            found[name] = merge_sections(_keep_format(old), value)
         elif isinstance(value, Mapping) and isinstance(old, Mapping) and not _is_renamed(name, value):
             found[name] = merge_sections(dict(old), value)
         else:
             found[name] = value
     return found
+
+
+def _keep_format(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the format of a task for another source, without a template that names columns of the old one."""
+    style = task.get("format")
+    if not isinstance(style, Mapping):
+        return {}
+    try:
+        columns = {column for _, column, *_ in Formatter().parse(str(style.get("template") or ""))}
+    except ValueError:  # reported by the check of the recipe
+        columns = set()
+    is_of_rows = bool(columns - {None, "prompt"})
+    return {"format": {name: value for name, value in style.items() if not (is_of_rows and name == "template")}}
 
 
 def _has_source(task: Mapping[str, object]) -> bool:

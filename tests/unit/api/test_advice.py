@@ -18,7 +18,7 @@ from interlace.core.errors import UserError
         ("--devices 64,32 has 2 numbers", "devices=64,32 has 2 numbers"),
         ("Set task.columns.answer=null.", 'Set columns={"answer": None}.'),
         ("set task.columns.answer=gold.text.", """set columns={"answer": 'gold.text'}."""),
-        ("set task.format.template=null, which", 'set task={"format": {"template": None}}, which'),
+        ("set task.format.template={prompt}, which", """set task={"format": {"template": '{prompt}'}}, which"""),
         ("lower task.files.heldout_size", "lower heldout_size"),
         ("a - b -- c", "a - b -- c"),
         ("More: interlace presets --explain beta", "More: interlace presets --explain beta"),

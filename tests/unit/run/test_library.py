@@ -86,7 +86,8 @@ def test_other_keys_of_the_task_apply_to_data_of_the_program(tmp_path: Path) -> 
     assert found.files is not None and (found.max_prompt_tokens, found.overlong) == (5, "drop")
     assert found.format.system == "Be brief."
     plain = load_recipe("quickstart").task.format
-    assert join(rows, task, "quickstart").task.format == plain.model_copy(update={"system": "Be brief."})
+    other = join(rows, task, "quickstart").task.format  # the recipe's template names columns of its own rows
+    assert other == plain.model_copy(update={"system": "Be brief.", "template": "{prompt}"})
     for wrong in ("other.jsonl", {"files": {"train": "other.jsonl"}}, {"columns": {"answer": "a"}}):
         with pytest.raises(UserError, match=r"data and task.* are both given"):
             join(rows, wrong)
