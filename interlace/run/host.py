@@ -69,12 +69,17 @@ async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
     return SamplingParams.parse({**recipe.sampling.model_dump(), "stop_token_ids": tuple(stops)}, where="sampling")
 
 
-def session_limits(recipe: Recipe, actions: ActionTokens | None, context: int | None) -> SessionLimits:
-    """Returns the limits of a recipe's episodes. actions: see policy_actions_of(). context: the model's, in tokens."""
+def session_limits(
+    recipe: Recipe, actions: ActionTokens | None, context: int | None, stop_token_ids: Sequence[int]
+) -> SessionLimits:
+    """Returns the limits of a recipe's episodes. actions: see policy_actions_of(). context: the model's, in tokens.
+
+    stop_token_ids: tokens at which the engines end an answer.
+    """
     if recipe.episode.is_single_turn:
         return NO_LIMITS
     return SessionLimits(
-        renderer=renderer_of(recipe),
+        renderer=renderer_of(recipe, stop_token_ids=stop_token_ids),
         actions=actions,
         timeout_s=recipe.episode.timeout_s,
         max_turns=recipe.episode.max_turns,
@@ -92,26 +97,26 @@ def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> t
     if recipe.episode.is_single_turn:
         return SINGLE_TURN, NO_LIMITS
     actions, context = policy_actions_of(recipe), context_length(empty_model(recipe.model).config)
+    make = partial(_in_process, recipe, actions, context, sampling.stop_token_ids)
     if not recipe.episode.workers:
-        episode, limits = _in_process(recipe, actions, context)
+        episode, limits = make()
         if isinstance(episode, Closing):
             cluster.at_end(episode.close)
         return episode, limits
     budget = RestartBudget("episode", recipe.recovery.restarts_per_hour.get("episode"))
     place = cluster.place_child
-    make = partial(_in_process, recipe, actions, context)
     workers = WorkerEpisodes(make, sampling, recipe.episode.workers, place=place, budget=budget)
     cluster.at_end(workers.close)
     # The processes render messages and apply timeouts; the limit here only catches a process that hangs.
-    limits = replace(
-        session_limits(recipe, actions, context), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s)
-    )
-    return workers, limits
+    limits = session_limits(recipe, actions, context, sampling.stop_token_ids)
+    return workers, replace(limits, renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))
 
 
-def _in_process(recipe: Recipe, actions: ActionTokens | None, context: int | None) -> tuple[Episode, SessionLimits]:
+def _in_process(
+    recipe: Recipe, actions: ActionTokens | None, context: int | None, stop_token_ids: Sequence[int]
+) -> tuple[Episode, SessionLimits]:
     # Without the model, whose import would delay each start of a process by seconds.
-    return create_episode(recipe.episode), session_limits(recipe, actions, context)
+    return create_episode(recipe.episode), session_limits(recipe, actions, context, stop_token_ids)
 
 
 def envs_of(cluster: Cluster, recipe: Recipe, groups: Sequence[EnvGroup]) -> EnvFleet | None:
