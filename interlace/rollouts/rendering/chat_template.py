@@ -33,7 +33,9 @@ class ChatTemplateRenderer:
         config: RendererConfig,
         stop_token_ids: Sequence[int] = (),
     ) -> None:
-        """stop_token_ids: further ones than the tokenizer's and the template's. Raises UserError without a template."""
+        """stop_token_ids: further ones than the tokenizer's and the template's. One that is text, or a tag of the
+        parser such as </tool_call>, is part of the answer. Raises UserError without a template.
+        """
         if not tokenizer.chat_template:
             raise UserError(
                 "the tokenizer has no chat template, and messages need one. Take an instruct model or its tokenizer "
@@ -56,7 +58,8 @@ class ChatTemplateRenderer:
         self._closing = next((tag for tag in self._text.tags if end.startswith(tag)), "")
         """Tag that ends an answer. Empty if the tag of the next message ends it."""
         ends = {tokenizer.eos_token_id, self._text.tags.get(self._closing)}
-        self.stop_token_ids = tuple(sorted({*stop_token_ids, *[int(end) for end in ends if end is not None]}))
+        others = self._text.special_ids & set(stop_token_ids) - {self._text.tags.get(tag) for tag in parser.tags}
+        self.stop_token_ids = tuple(sorted({*others, *[int(end) for end in ends if end is not None]}))
         self.proof: Proof = prove(self)
         """Kinds of turns that can be appended under this template."""
         self._opens_thought = self._ends_in_thought()

@@ -181,6 +181,22 @@ def test_a_turn_that_was_cut_is_closed() -> None:
     assert after is not None and renderer._text.decode(after[len(ids) + len(ended) :]).startswith("\n<|im_start|>user")
 
 
+def test_a_stop_token_that_is_a_tag_of_calls_or_text_ends_no_answer() -> None:
+    """The calls are read, and the template's end tag follows the token in the next context."""
+    tokenizer = tokenizer_of("qwen3")
+    plain = create_renderer(tokenizer, RendererConfig())
+    word = plain._text.encode("sum")[-1]
+    stops = (plain._text.tags["</tool_call>"], word)
+    renderer = create_renderer(tokenizer, RendererConfig(), stops)
+    ids = renderer.render([Message(role="user", content="x")], TOOLS)
+    drawn = renderer._text.encode('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    answer = renderer.parse(drawn, prompt_ids=ids, tools=TOOLS)
+    assert drawn[-1] == stops[0] and [(call.name, call.error) for call in answer.tool_calls] == [("now", "")]
+    new = [Message(role="tool", content="noon", tool_call_id=answer.tool_calls[0].id, name="now")]
+    assert renderer.extend([*ids, *drawn], answer, new, TOOLS) == plain.extend([*ids, *drawn], answer, new, TOOLS)
+    assert renderer.parse(renderer._text.encode("the sum")).content == "the sum"
+
+
 def test_where_the_text_of_a_turn_depends_on_its_history_each_turn_is_a_branch() -> None:
     counting = copy.deepcopy(tokenizer_of("own"))
     counting.chat_template = (
