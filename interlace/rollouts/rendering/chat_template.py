@@ -60,9 +60,9 @@ class ChatTemplateRenderer:
         ends = {tokenizer.eos_token_id, self._text.tags.get(self._closing)}
         others = self._text.special_ids & set(stop_token_ids) - {self._text.tags.get(tag) for tag in parser.tags}
         self.stop_token_ids = tuple(sorted({*others, *[int(end) for end in ends if end is not None]}))
+        self._opens_thought = self._ends_in_thought()
         self.proof: Proof = prove(self)
         """Kinds of turns that can be appended under this template."""
-        self._opens_thought = self._ends_in_thought()
 
     def variant(self, variables: Mapping[str, JSON]) -> "ChatTemplateRenderer":
         """Returns the renderer with further variables for the template; see Renderer."""

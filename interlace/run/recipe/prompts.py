@@ -115,3 +115,9 @@ def _check_chat(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", renderer: 
                 f"episode {config.name!r} has tools, and the chat template of {recipe.model.path!r} writes none. Set "
                 "renderer.tools=prompt, which describes them in the system message, or take a model that knows tools."
             )
+        if renderer and kind.tools() and not renderer.proof.reads_calls and recipe.renderer.parser is None:
+            raise UserError(
+                f"episode {config.name!r} has tools, and no built-in parser reads the calls that the chat template of "
+                f"{recipe.model.path!r} writes. Set renderer.parser to your own parser of its format, or "
+                "renderer.tools=prompt, which asks for calls in another format."
+            )

@@ -14,6 +14,8 @@ from interlace.rollouts.rendering.chat_template import ChatTemplateRenderer
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.load import check_renderer, create_renderer, find_parser, load_parser
 from interlace.rollouts.rendering.parsers.base import MarkedText, read_argument
+from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.prompts import recipe_prompts
 from tests.support.chat_templates import GIVEN, PUBLISHED, tokenizer_of
 from tests.support.conversations import TOOLS, answers, calls, hermes, text, user
 
@@ -251,6 +253,17 @@ def test_parsers_are_found_by_the_template() -> None:
     assert type(find_parser("nothing")).__name__ == "HermesParser"
     with pytest.raises(UserError, match=r"renderer.parser: unknown parser 'herms'. Did you mean 'hermes'"):
         check_renderer(RendererConfig(parser="herms"))
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "lfm2_v2"])
+def test_a_template_whose_calls_no_parser_reads_is_refused_for_tools(name: str) -> None:
+    """Otherwise each call would be text, and a run would train a model that never calls a tool."""
+    assert all(renderer_of(each).proof.reads_calls for each in ("own", "qwen2_5", "qwen3_5_think", "llama3_1"))
+    assert "does not read the calls" in renderer_of(name).notes[0]
+    with pytest.raises(UserError, match=r"'tools' has tools, and no built-in parser reads .* Set renderer.parser"):
+        recipe_prompts(load_recipe("calculator"), tokenizer_of(name))
+    set_by_hand = load_recipe("calculator", ["renderer.parser=hermes"])
+    assert recipe_prompts(set_by_hand, tokenizer_of(name)).train
 
 
 CALLS = [
