@@ -244,6 +244,18 @@ def test_tools_may_stand_in_the_prompt_where_a_template_has_none() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["llama3_1", "qwen3_5_think", "deepseekv3"])
+def test_calls_are_read_in_the_format_that_the_prompt_asks_for(name: str) -> None:
+    """Not in the format of the chat template, whose tools the setting replaces."""
+    renderer = renderer_of(name, RendererConfig(tools="prompt"))
+    ids = renderer.render([Message(role="user", content="x")], TOOLS)
+    said = ("hm</think>" if renderer._opens_thought else "") + "So "
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    drawn = renderer._text.encode(said + call)
+    answer = renderer.parse([*drawn, renderer.stop_token_ids[0]], prompt_ids=ids, tools=TOOLS)
+    assert answer.content == "So" and [(call.name, call.error) for call in answer.tool_calls] == [("now", "")]
+
+
 def test_parsers_are_found_by_the_template() -> None:
     kinds = {name: type(renderer_of(name)._parser).__name__ for name in PUBLISHED}
     assert kinds["qwen2_5"] == "HermesParser" and kinds["qwen3"] == "Qwen3Parser"
