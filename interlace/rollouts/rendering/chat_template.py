@@ -167,10 +167,11 @@ class ChatTemplateRenderer:
         tools: Sequence[ToolSpec] = (),
     ) -> list[int] | None:
         """Appends messages to an answer; see Renderer."""
-        kind: Kind = "tool" if new_messages and new_messages[0].role == "tool" else "user"
+        kinds: set[Kind] = {"tool" if message.role == "tool" else "user" for message in new_messages}
         if not new_messages or any(message.role == "assistant" for message in new_messages):
             return None
-        if not self.proof.may_append(kind, branch_on_rewrite=self._config.on_rewrite == "branch"):
+        is_branch = self._config.on_rewrite == "branch"
+        if not all(self.proof.may_append(kind, branch_on_rewrite=is_branch) for kind in kinds):
             return None
         tail = self.tail_text(answer, new_messages, tools)
         if tail is None:

@@ -222,6 +222,19 @@ def test_a_template_that_rewrites_appends_or_branches_as_is_set() -> None:
     assert append.extend([*ids, 5], answer, new) and branch.extend([*ids, 5], answer, new) is None
 
 
+def test_a_message_of_the_user_after_results_of_tools_begins_a_branch_as_well() -> None:
+    """The template removes thoughts of earlier turns at each message of a user, also if results come first."""
+    append, branch = renderer_of("qwen3_5_think"), renderer_of("qwen3_5_think", RendererConfig(on_rewrite="branch"))
+    ids = append.render([Message(role="user", content="x")], TOOLS)
+    call = ToolCall(id="000000001", name="now", arguments={})
+    answer = Message(role="assistant", content="", reasoning="hm", tool_calls=(call,))
+    drawn = append.answer([Message(role="user", content="x")], answer, TOOLS)
+    result, following = Message(role="tool", content="noon", tool_call_id=call.id), Message(role="user", content="y")
+    assert branch.extend([*ids, *drawn], answer, [result], TOOLS)
+    assert append.extend([*ids, *drawn], answer, [result, following], TOOLS)
+    assert branch.extend([*ids, *drawn], answer, [result, following], TOOLS) is None
+
+
 def test_tools_may_stand_in_the_prompt_where_a_template_has_none() -> None:
     without = copy.deepcopy(tokenizer_of("own"))
     without.chat_template = (
