@@ -111,7 +111,20 @@ class GroupSettings(PolicySettings):
     """Dynamic sampling: a group of equal rewards gives no gradient, so it ends as `filtered` and is replaced."""
 
 
-class OwnSurrogateSettings(GroupSettings):
+class OwnRatioSettings(GroupSettings):
+    """Settings of algorithms whose loss defines the unit of its ratio, so that ratio_of would have no effect."""
+
+    @model_validator(mode="after")
+    def _has_its_own_ratio(self) -> Self:
+        if self.ratio_of != "token":
+            raise ValueError(
+                f"ratio_of = {self.ratio_of!r} sets the unit of the clipped ratio, and this algorithm has a fixed "
+                "unit, which it would not change; leave it out, or take an algorithm such as grpo"
+            )
+        return self
+
+
+class OwnSurrogateSettings(OwnRatioSettings):
     """Settings of algorithms whose loss is not PPO's clipped one, so that dual_clip would have no effect."""
 
     @model_validator(mode="after")

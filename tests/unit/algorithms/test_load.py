@@ -62,6 +62,10 @@ def test_a_users_own() -> None:
         ("cispo", {"clip_high": -1}, "clip_high = -1"),
         # What an algorithm's own loss would pass over is no setting of it.
         *((name, {"dual_clip": 3}, "dual_clip = 3 bounds PPO's clipped loss") for name in ("cispo", "sapo", "dppo")),
+        *(
+            (name, {"ratio_of": "turn"}, "ratio_of = 'turn' sets the unit")
+            for name in ("gspo", "rloo", "cispo", "dppo")
+        ),
         ("dppo", {"clip_high": 0.28}, "set max_loss and max_gain"),
         ("math:sqrt", {}, "not a subclass"),
         (f"{__name__}:Bare", {}, r"is made as Bare\(settings\), which fails"),
