@@ -54,6 +54,11 @@ class DistillSettings(PolicySettings):
                 "kl_coefficient and kl_reward_coefficient measure to the reference, which is the teacher here; set "
                 "teacher_coefficient instead"
             )
+        if self.signal == "loss" and self.kl_estimator == "k1":
+            raise ValueError(
+                "signal = 'loss' with kl_estimator = 'k1': the gradient of k1 does not depend on the teacher, so "
+                "nothing would be learned. Take k2, or signal advantage"
+            )
         return self
 
 

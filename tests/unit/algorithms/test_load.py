@@ -66,6 +66,8 @@ def test_a_users_own() -> None:
             (name, {"ratio_of": "turn"}, "ratio_of = 'turn' sets the unit")
             for name in ("gspo", "rloo", "cispo", "dppo")
         ),
+        ("grpo", {"kl_coefficient": 0.1, "kl_estimator": "k1"}, "gradient of k1 does not depend on the reference"),
+        ("distill", {"signal": "loss", "kl_estimator": "k1"}, "gradient of k1 does not depend on the teacher"),
         ("dppo", {"clip_high": 0.28}, "set max_loss and max_gain"),
         ("math:sqrt", {}, "not a subclass"),
         (f"{__name__}:Bare", {}, r"is made as Bare\(settings\), which fails"),
