@@ -61,6 +61,7 @@ def test_the_derived_numbers(check: Check) -> None:
     assert (derived.num_train_prompts, derived.num_heldout_prompts) == (12, 6)
     assert (derived.samples_per_step, derived.samples_per_minibatch) == (8, 4)
     assert (derived.num_updates, derived.num_versions) == (12, 1)
+    assert check("epochs=3").num_updates == 36
     late = check("schedule=verl-fully-async-c")
     assert (late.staleness_bound, late.steps_ahead) == (1, 2.0), "half of a version of four steps"
     assert derived.max_prompt_tokens == 6  # five digits and the direction, a token each
