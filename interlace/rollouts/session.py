@@ -58,6 +58,8 @@ class SessionLimits:
 
 
 NO_LIMITS = SessionLimits()
+DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "logit_bias")
+"""Sampling parameters that change the distribution of tokens."""
 LOSSES = 2
 """Number of lost episodes after which a sample still restarts. The next loss fails the sample."""
 
@@ -163,6 +165,8 @@ class EpisodeSession:
         """Samples a turn after a context; see Session. UserError if the context is not valid for a turn."""
         shown, said = tuple(as_tool(tool) for tool in tools), read_messages(context)
         self._code.check_open()
+        if params is not None and self._sample.key.gid >= 0:  # else nothing is trained on the turn
+            check_distribution(self.params, params)
         place = self._record.reserve(number)
         try:
             renderer = await self._contexts.vary_renderer(options.chat_template_kwargs)
@@ -250,6 +254,18 @@ class EpisodeSession:
             params=self._contexts.limit_params(params, len(ids)),
             may_continue=True,
         )
+
+
+def check_distribution(trained: SamplingParams, asked: SamplingParams) -> None:
+    """Raises UserError if a turn would be sampled from another distribution than the one that the run trains."""
+    for name in DISTRIBUTION:
+        wanted, given = getattr(trained, name), getattr(asked, name)
+        if wanted != given:
+            raise UserError(
+                f"a turn was asked with {name}={given}, and the run samples with {name}={wanted}. Training computes "
+                "log-probs of the run's distribution alone, so importance ratios would be wrong. Change only lengths "
+                f"and ends of a turn, or set sampling.{name}."
+            )
 
 
 def pass_draft(
