@@ -70,6 +70,8 @@ def test_a_users_own() -> None:
         ("distill", {"signal": "loss", "kl_estimator": "k1"}, "gradient of k1 does not depend on the teacher"),
         ("grpo", {"off_policy": {"high": 3.0}}, "high = 3.0 has no effect .* set correction to 'truncate' or 'mask'"),
         ("grpo", {"off_policy": {"interpolation": 0.9}}, "interpolation = 0.9 has no effect .* set proximal"),
+        ("grpo", {"aggregation_length": 1024}, "aggregation_length = 1024 is of aggregation 'constant'"),
+        ("grpo", {"skip_rest_of_step": True}, "no limit drops one"),
         ("distill", {"teacher_top_k": 4}, "teacher_top_k = 4 is of signal 'top_k' and has no effect"),
         ("dppo", {"clip_high": 0.28}, "set max_loss and max_gain"),
         ("math:sqrt", {}, "not a subclass"),
