@@ -27,7 +27,7 @@ from interlace.rollouts.episode_process import patience_s
 from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.rollouts.membership import MembershipRules
 from interlace.rollouts.role_groups import EnvGroup, RolloutGroup
-from interlace.rollouts.session import NO_LIMITS, SessionLimits
+from interlace.rollouts.session import NO_LIMITS, EpisodeLimits, SessionLimits
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.state import RunState
@@ -84,6 +84,11 @@ def session_limits(
         timeout_s=recipe.episode.timeout_s,
         max_turns=recipe.episode.max_turns,
         max_tokens=create_kind(recipe.rollout).longest_sequence(context),
+        column=recipe.episode.column,
+        others={
+            label: EpisodeLimits(timeout_s=other.timeout_s, max_turns=other.max_turns)
+            for label, other in recipe.episode.others.items()
+        },
     )
 
 
@@ -109,7 +114,8 @@ def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> t
     cluster.at_end(workers.close)
     # The processes render messages and apply timeouts; the limit here only catches a process that hangs.
     limits = session_limits(recipe, actions, context, sampling.stop_token_ids)
-    return workers, replace(limits, renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))
+    others = {label: other._replace(timeout_s=patience_s(other.timeout_s)) for label, other in limits.others.items()}
+    return workers, replace(limits, renderer=None, timeout_s=patience_s(limits.timeout_s), others=others)
 
 
 def _in_process(
