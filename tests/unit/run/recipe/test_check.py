@@ -44,7 +44,12 @@ def test_a_recipe_without_a_reward_is_read_and_refused_while_episodes_bring_none
     without = tmp_path / "without.yaml"
     without.write_text("".join(line for line in TEXT.splitlines(keepends=True) if not line.startswith("reward")))
     assert load_recipe(str(without), []).reward is None
-    for refused in (lambda: check_recipe(load_recipe(str(without), [])), lambda: check("reward=null")):
+    some = "episode={name: second_guess, column: kind, others: {t: single_turn}}"
+    for refused in (
+        lambda: check_recipe(load_recipe(str(without), [])),
+        lambda: check("reward=null"),
+        lambda: check_recipe(load_recipe(str(without), [some])),  # the rows of one episode would all fail
+    ):
         with pytest.raises(UserError, match=r"has no `reward`, and episode 'single_turn' .* Set reward=exact"):
             refused()
 
