@@ -3,10 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from interlace.core.errors import UserError
 from interlace.core.training import LossInputs, LossOutputs, UpdateConfig
@@ -57,6 +57,20 @@ class AlgorithmConfig(UpdateConfig):
     refill_rounds: int = Field(default=10, ge=0)
     """Dropped groups are replaced until the batch is full. A step draws at most this many times prompts_per_step
     replacements; after that, the batch stays short. With 0, no group is replaced."""
+
+    @model_validator(mode="after")
+    def _check_effect(self) -> Self:
+        if self.aggregation_length is not None and self.aggregation != "constant":
+            raise ValueError(
+                f"aggregation_length = {self.aggregation_length} is of aggregation 'constant' and has no effect with "
+                f"{self.aggregation!r}: set aggregation=constant, or leave it out"
+            )
+        if self.skip_rest_of_step and self.skip_minibatch_ratio is None and self.skip_minibatch_kl is None:
+            raise ValueError(
+                "skip_rest_of_step follows a dropped minibatch, and no limit drops one: set skip_minibatch_ratio or "
+                "skip_minibatch_kl, or leave it out"
+            )
+        return self
 
 
 class Algorithm(ABC):

@@ -54,6 +54,18 @@ class DistillSettings(PolicySettings):
                 "kl_coefficient and kl_reward_coefficient measure to the reference, which is the teacher here; set "
                 "teacher_coefficient instead"
             )
+        if self.signal == "loss" and self.kl_estimator == "k1":
+            raise ValueError(
+                "signal = 'loss' with kl_estimator = 'k1': the gradient of k1 does not depend on the teacher, so "
+                "nothing would be learned. Take k2, or signal advantage"
+            )
+        for name, signal in {"teacher_top_k": "top_k", "max_log_ratio": "advantage", "kl_estimator": "loss"}.items():
+            value = getattr(self, name)
+            if self.signal != signal and value != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} = {value!r} is of signal {signal!r} and has no effect with signal {self.signal!r}; remove "
+                    "it, or change signal"
+                )
         return self
 
 

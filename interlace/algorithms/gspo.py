@@ -8,14 +8,14 @@ from pydantic import NonNegativeFloat
 
 from interlace.algorithms.grpo import GRPO
 from interlace.algorithms.losses import Surrogate, clipped_surrogate, sequence_mean
-from interlace.algorithms.policy import GroupSettings
+from interlace.algorithms.policy import OwnRatioSettings
 from interlace.core.training import MAX_LOG_RATIO, Aggregation, LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class GSPOSettings(GroupSettings):
+class GSPOSettings(OwnRatioSettings):
     """Clip range of the paper, section 5.1: the geometric mean of a sequence's ratios stays close to 1."""
 
     aggregation: Aggregation = "seq_mean_token_mean"

@@ -62,6 +62,23 @@ class OffPolicyConfig(Config):
             raise ValueError(f"low ({self.low}) must be below high ({self.high})")
         return self
 
+    @model_validator(mode="after")
+    def _check_effect(self) -> OffPolicyConfig:
+        """Raises ValueError for a changed setting without effect: the correction that it is of would be missing."""
+        unused = {"interpolation": self.proximal != "interpolated", "level": self.correction == "none"}
+        unused |= dict.fromkeys(("low", "high"), self.correction in ("none", "weight"))
+        for name, is_unused in unused.items():
+            value = getattr(self, name)
+            if is_unused and value != type(self).model_fields[name].default:
+                wanted = (
+                    "proximal to 'interpolated'" if name == "interpolation" else "correction to 'truncate' or 'mask'"
+                )
+                raise ValueError(
+                    f"{name} = {value!r} has no effect with proximal {self.proximal!r} and correction "
+                    f"{self.correction!r}: set {wanted}, or leave it out"
+                )
+        return self
+
     def proximal_logprobs(self, inputs: LossInputs) -> Tensor:
         """Returns the [T] log-probs in the denominator of the surrogate's ratio."""
         if self.proximal != "interpolated":

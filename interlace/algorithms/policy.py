@@ -40,11 +40,23 @@ class PolicySettings(AlgorithmConfig):
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference in the loss. Above 0, the reference is needed."""
     kl_estimator: KLEstimator = "k3"
+    """Estimator of the KL in the loss and in the metric. k1 is for the metric alone: as a loss, its gradient does not
+    depend on the reference."""
     kl_reward_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference that is subtracted from the reward. Above 0, the reference is needed."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     off_policy: OffPolicyConfig = OffPolicyConfig()
+
+    @model_validator(mode="after")
+    def _kl_has_a_gradient(self) -> Self:
+        if self.kl_coefficient and self.kl_estimator == "k1":
+            raise ValueError(
+                f"kl_coefficient = {self.kl_coefficient:g} with kl_estimator = 'k1': the gradient of k1 does not "
+                "depend on the reference, so nothing would keep the policy near it. Take k3, k2 or k3+, or put the KL "
+                "into the reward with kl_reward_coefficient"
+            )
+        return self
 
 
 class PolicyAlgorithm(Algorithm):
@@ -111,7 +123,20 @@ class GroupSettings(PolicySettings):
     """Dynamic sampling: a group of equal rewards gives no gradient, so it ends as `filtered` and is replaced."""
 
 
-class OwnSurrogateSettings(GroupSettings):
+class OwnRatioSettings(GroupSettings):
+    """Settings of algorithms whose loss defines the unit of its ratio, so that ratio_of would have no effect."""
+
+    @model_validator(mode="after")
+    def _has_its_own_ratio(self) -> Self:
+        if self.ratio_of != "token":
+            raise ValueError(
+                f"ratio_of = {self.ratio_of!r} sets the unit of the clipped ratio, and this algorithm has a fixed "
+                "unit, which it would not change; leave it out, or take an algorithm such as grpo"
+            )
+        return self
+
+
+class OwnSurrogateSettings(OwnRatioSettings):
     """Settings of algorithms whose loss is not PPO's clipped one, so that dual_clip would have no effect."""
 
     @model_validator(mode="after")

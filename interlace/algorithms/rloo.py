@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from interlace.algorithms.advantages import leave_one_out, per_token
 from interlace.algorithms.base import Advantages
 from interlace.algorithms.losses import Surrogate, clipped_surrogate, sequence_sum
-from interlace.algorithms.policy import GroupAlgorithm, GroupSettings
+from interlace.algorithms.policy import GroupAlgorithm, OwnRatioSettings
 from interlace.core.training import MAX_LOG_RATIO, Aggregation, LossInputs
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from interlace.core.types import SampleGroup
 
 
-class RLOOSettings(GroupSettings):
+class RLOOSettings(OwnRatioSettings):
     """Settings of GRPO. Each token carries its sequence's loss, so the mean over tokens and sequences is their mean."""
 
     aggregation: Aggregation = "seq_mean_token_mean"

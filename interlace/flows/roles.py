@@ -6,19 +6,21 @@ here, because it is a `TrainStage`.
 """
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
 from interlace.algorithms.base import Needs
 from interlace.core.causes import Cause, SampleFailure
+from interlace.core.payload import is_lost
 from interlace.core.prompts import PromptSource
 from interlace.core.types import (
+    EMPTY_INT,
     FloatArray,
     RewardResult,
+    Sample,
     SampleGroup,
     TerminalEvent,
 )
 from interlace.flows.steps import LoopSettings
-from interlace.rewards.shaping import SourceShaping, group_shaped
+from interlace.rewards.shaping import SourceShaping, group_shaped, shape_result
 from interlace.rollouts.base import Episode
 from interlace.rollouts.role_groups import CriticGroup, RewardGroup, RolloutGroup
 from interlace.rollouts.stream import Columns, OnFailed, Stream
@@ -107,6 +109,15 @@ class RewardRole:
             return {"scored": result}
         return {"reward": result.reward, "reward_parts": result.parts}
 
+    def _shape_outcome(self, sample: Sample) -> RewardResult | None:
+        """Returns the reward of the episode with the parts for its form; None if the episode gave none."""
+        if sample.outcome is None:
+            return None
+        config = self._shaping.of(sample.prompt.source)
+        if config.reads_tokens and is_lost(sample.segments):
+            return None  # the call of the scorer reports the loss
+        return shape_result(sample.outcome, sample.sampled_ids if config.reads_tokens else EMPTY_INT, config)
+
     def _take_outcomes(self, group: SampleGroup) -> None:
         channel = self._admission.channel
         for sample in group.samples:
@@ -133,7 +144,7 @@ class RewardRole:
             own = GroupStage("reward", self._admission, min_samples=1, on_group=self._take_outcomes)
             own.attach(samples)
             return samples.plus("reward", "reward_parts")
-        scored = self._stage.attach(samples, given=attrgetter("outcome"))
+        scored = self._stage.attach(samples, given=self._shape_outcome)
         if not self._shaping.compares_lengths:
             return scored
 

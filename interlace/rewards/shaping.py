@@ -55,6 +55,11 @@ class ShapingConfig(Config):
         return (TASK, *found) if found else ()
 
     @property
+    def reads_tokens(self) -> bool:
+        """Returns whether a part depends on the tokens of a response, beyond those that compare its group."""
+        return self.overlong_limit is not None or self.repetition_ngram is not None
+
+    @property
     def max_penalty(self) -> float:
         """Returns the most that a response can lose to its form."""
         overlong = self.overlong_penalty if self.overlong_limit is not None else 0.0

@@ -168,9 +168,10 @@ class Session(Protocol):
 
         context: token ids or messages, always the whole context. If messages begin with the messages and the answer of
         an earlier turn, that turn's tokens are reused when the chat template allows it. tools: tools that the messages
-        are rendered with. inputs, query_ids: see Request. params: if None, the run's. number: number of the turn, a
-        part of the key of its sampling noise; if None, the next number. Concurrent calls should pass numbers, so that
-        their noise does not depend on their order.
+        are rendered with. inputs, query_ids: see Request. params: if None, the run's. They may change lengths and ends
+        of a turn, but not the distribution, if the turn is trained. number: number of the turn, a part of the key of
+        its sampling noise; if None, the next number. Concurrent calls should pass numbers, so that their noise does
+        not depend on their order.
         """
         ...
 

@@ -23,7 +23,7 @@ def config_of(config: EpisodeConfig, row: Mapping[str, JSON], where: str) -> Epi
 
     Raises UserError if the row names an unknown episode.
     """
-    label = _read_label(config.column, row)
+    label = read_label(config.column, row)
     if not label:
         return config
     if label not in config.others:
@@ -49,7 +49,7 @@ class ByRow:
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
         """Runs the episode that the row names."""
-        label = _read_label(self._column, prompt.metadata)
+        label = read_label(self._column, prompt.metadata)
         return await (self._others[label] if label else self._main).run(prompt, session)
 
     def films(self) -> list[Film]:
@@ -71,6 +71,7 @@ class ByRow:
         return [one for one in (self._main, *self._others.values()) if isinstance(one, Filming)]
 
 
-def _read_label(column: str | None, row: Mapping[str, JSON]) -> str:
+def read_label(column: str | None, row: Mapping[str, JSON]) -> str:
+    """Returns the name of a row's episode among `others`; empty for the main episode."""
     value = row.get(column) if column is not None else None
     return "" if value is None else str(value)

@@ -55,6 +55,11 @@ class EpisodeConfig(Config):
             )
         if nested := [name for name, other in self.others.items() if other.others]:
             raise ValueError(f"others.{nested[0]} has `others` as well; write all of them in episode.others")
+        if apart := [name for name, other in self.others.items() if other.workers]:
+            raise ValueError(
+                f"others.{apart[0]}.workers = {self.others[apart[0]].workers}: the processes of episode.workers run "
+                "all episodes; set it there"
+            )
         return self
 
     @property

@@ -4,9 +4,9 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from interlace.core.messages import Message, ToolSpec, as_tool
 from interlace.core.progress import Draft
 from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
-from interlace.core.types import Inputs, IntArray, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.core.types import Inputs, IntArray, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.models.action_tokens import ActionTokens
 from interlace.rollouts.asker import Asker
 from interlace.rollouts.base import (
@@ -28,6 +28,7 @@ from interlace.rollouts.base import (
     TurnDraft,
     TurnOptions,
 )
+from interlace.rollouts.by_row import read_label
 from interlace.rollouts.code_time import CodeTime
 from interlace.rollouts.context_encoder import ContextEncoder, read_messages
 from interlace.rollouts.envs.episode import EnvEpisode, Simulators
@@ -38,6 +39,13 @@ from interlace.runtime.clock import Clock
 from interlace.runtime.waits import WaitRegistry
 
 T = TypeVar("T")
+
+
+class EpisodeLimits(NamedTuple):
+    """Limits that each episode of a mixture sets separately; see SessionLimits."""
+
+    timeout_s: float
+    max_turns: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -55,9 +63,19 @@ class SessionLimits:
     max_turns: int | None = None
     max_tokens: int | None = None
     """Tokens of the longest sequence that an engine holds."""
+    column: str | None = None
+    """Column of the data whose value names the episode of a row among `others`; None if there is one episode."""
+    others: Mapping[str, EpisodeLimits] = field(default_factory=dict)
+
+    def of(self, prompt: Prompt) -> "SessionLimits":
+        """Returns the limits of the episode of a prompt's row."""
+        found = self.others.get(read_label(self.column, prompt.metadata))
+        return self if found is None else replace(self, timeout_s=found.timeout_s, max_turns=found.max_turns)
 
 
 NO_LIMITS = SessionLimits()
+DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "logit_bias")
+"""Sampling parameters that change the distribution of tokens."""
 LOSSES = 2
 """Number of lost episodes after which a sample still restarts. The next loss fails the sample."""
 
@@ -92,7 +110,10 @@ class EpisodeSession:
         *,
         num_losses: int = 0,
     ) -> None:
-        """params: the run's parameters. num_losses: number of earlier sessions of the sample, which were lost."""
+        """params: the run's parameters. limits: see SessionLimits.of(). num_losses: number of earlier sessions of the
+        sample, which were lost.
+        """
+        limits = limits.of(sample.prompt)
         self.params = params
         """The run's sampling parameters, including the model's stop tokens."""
         self.may_begin_again = num_losses < LOSSES
@@ -163,6 +184,8 @@ class EpisodeSession:
         """Samples a turn after a context; see Session. UserError if the context is not valid for a turn."""
         shown, said = tuple(as_tool(tool) for tool in tools), read_messages(context)
         self._code.check_open()
+        if params is not None and self._sample.key.gid >= 0:  # else nothing is trained on the turn
+            check_distribution(self.params, params)
         place = self._record.reserve(number)
         try:
             renderer = await self._contexts.vary_renderer(options.chat_template_kwargs)
@@ -250,6 +273,18 @@ class EpisodeSession:
             params=self._contexts.limit_params(params, len(ids)),
             may_continue=True,
         )
+
+
+def check_distribution(trained: SamplingParams, asked: SamplingParams) -> None:
+    """Raises UserError if a turn would be sampled from another distribution than the one that the run trains."""
+    for name in DISTRIBUTION:
+        wanted, given = getattr(trained, name), getattr(asked, name)
+        if wanted != given:
+            raise UserError(
+                f"a turn was asked with {name}={given}, and the run samples with {name}={wanted}. Training computes "
+                "log-probs of the run's distribution alone, so importance ratios would be wrong. Change only lengths "
+                f"and ends of a turn, or set sampling.{name}."
+            )
 
 
 def pass_draft(

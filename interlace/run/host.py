@@ -27,7 +27,7 @@ from interlace.rollouts.episode_process import patience_s
 from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.rollouts.membership import MembershipRules
 from interlace.rollouts.role_groups import EnvGroup, RolloutGroup
-from interlace.rollouts.session import NO_LIMITS, SessionLimits
+from interlace.rollouts.session import NO_LIMITS, EpisodeLimits, SessionLimits
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.state import RunState
@@ -69,16 +69,26 @@ async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
     return SamplingParams.parse({**recipe.sampling.model_dump(), "stop_token_ids": tuple(stops)}, where="sampling")
 
 
-def session_limits(recipe: Recipe, actions: ActionTokens | None, context: int | None) -> SessionLimits:
-    """Returns the limits of a recipe's episodes. actions: see policy_actions_of(). context: the model's, in tokens."""
+def session_limits(
+    recipe: Recipe, actions: ActionTokens | None, context: int | None, stop_token_ids: Sequence[int]
+) -> SessionLimits:
+    """Returns the limits of a recipe's episodes. actions: see policy_actions_of(). context: the model's, in tokens.
+
+    stop_token_ids: tokens at which the engines end an answer.
+    """
     if recipe.episode.is_single_turn:
         return NO_LIMITS
     return SessionLimits(
-        renderer=renderer_of(recipe),
+        renderer=renderer_of(recipe, stop_token_ids=stop_token_ids),
         actions=actions,
         timeout_s=recipe.episode.timeout_s,
         max_turns=recipe.episode.max_turns,
         max_tokens=create_kind(recipe.rollout).longest_sequence(context),
+        column=recipe.episode.column,
+        others={
+            label: EpisodeLimits(timeout_s=other.timeout_s, max_turns=other.max_turns)
+            for label, other in recipe.episode.others.items()
+        },
     )
 
 
@@ -92,26 +102,27 @@ def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> t
     if recipe.episode.is_single_turn:
         return SINGLE_TURN, NO_LIMITS
     actions, context = policy_actions_of(recipe), context_length(empty_model(recipe.model).config)
+    make = partial(_in_process, recipe, actions, context, sampling.stop_token_ids)
     if not recipe.episode.workers:
-        episode, limits = _in_process(recipe, actions, context)
+        episode, limits = make()
         if isinstance(episode, Closing):
             cluster.at_end(episode.close)
         return episode, limits
     budget = RestartBudget("episode", recipe.recovery.restarts_per_hour.get("episode"))
     place = cluster.place_child
-    make = partial(_in_process, recipe, actions, context)
     workers = WorkerEpisodes(make, sampling, recipe.episode.workers, place=place, budget=budget)
     cluster.at_end(workers.close)
     # The processes render messages and apply timeouts; the limit here only catches a process that hangs.
-    limits = replace(
-        session_limits(recipe, actions, context), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s)
-    )
-    return workers, limits
+    limits = session_limits(recipe, actions, context, sampling.stop_token_ids)
+    others = {label: other._replace(timeout_s=patience_s(other.timeout_s)) for label, other in limits.others.items()}
+    return workers, replace(limits, renderer=None, timeout_s=patience_s(limits.timeout_s), others=others)
 
 
-def _in_process(recipe: Recipe, actions: ActionTokens | None, context: int | None) -> tuple[Episode, SessionLimits]:
+def _in_process(
+    recipe: Recipe, actions: ActionTokens | None, context: int | None, stop_token_ids: Sequence[int]
+) -> tuple[Episode, SessionLimits]:
     # Without the model, whose import would delay each start of a process by seconds.
-    return create_episode(recipe.episode), session_limits(recipe, actions, context)
+    return create_episode(recipe.episode), session_limits(recipe, actions, context, stop_token_ids)
 
 
 def envs_of(cluster: Cluster, recipe: Recipe, groups: Sequence[EnvGroup]) -> EnvFleet | None:

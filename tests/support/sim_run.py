@@ -14,6 +14,7 @@ from interlace.flows.run import SINGLE_TURN, PolicyRun
 from interlace.flows.steps import Ended, LoopSettings, StepResult
 from interlace.forecast.virtual import launch
 from interlace.observe.goodput import Ledger
+from interlace.rewards.shaping import ShapingConfig, SourceShaping
 from interlace.rollouts.base import Episode
 from interlace.rollouts.session import NO_LIMITS, SessionLimits
 from interlace.runtime.sim.cluster import SimCluster
@@ -112,6 +113,7 @@ class Workload:
     episode: Episode = SINGLE_TURN
     limits: SessionLimits = NO_LIMITS
     recovery: RecoveryConfig = RecoveryConfig()
+    shaping: ShapingConfig = ShapingConfig()
 
 
 class _Observer:
@@ -211,7 +213,8 @@ async def _run(
         ),
     )
     sampling = SamplingParams(max_new_tokens=work.costs.max_tokens)
-    settings = LoopSettings(sampling=sampling, limits=work.limits, recovery=work.recovery)
+    shaping = SourceShaping(default=work.shaping)
+    settings = LoopSettings(sampling=sampling, limits=work.limits, recovery=work.recovery, shaping=shaping)
     record = Record(cluster=cluster)
     algorithm = CostAlgorithm(work.costs, work.needs, work.refill_rounds)
     if start:

@@ -168,15 +168,15 @@ def calls_of(message: Message) -> tuple[ToolCall, ...]:
 def make_shown_message(turn: Turn, ask: Ask) -> Message:
     """Returns an answer in the form that its client gets.
 
-    The answer is cut before the client's stop texts. If none of its calls could be read, the calls stay text. A client
-    that requested one call gets the first.
+    The answer is cut before the client's stop texts. If none of its calls could be read, the calls stay text; else the
+    client gets those that could be read. A client that requested one call gets the first.
     """
     message = turn.message
     if message.tool_calls and not calls_of(message):
         content_at = max(0, turn.text.find(message.content))
         return Message(role="assistant", content=turn.text[content_at:])
-    if ask.one_call:
-        message = replace(message, tool_calls=calls_of(message)[:1])
+    if message.tool_calls:
+        message = replace(message, tool_calls=calls_of(message)[: 1 if ask.one_call else None])
     cuts = [place for stop in ask.stop if (place := message.content.find(stop)) >= 0]
     return message if not cuts else Message(role="assistant", content=message.content[: min(cuts)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,6 +24,9 @@ smaller than the rounding error of the sum in bfloat16, whose significand has 8 
 SMALLEST_WEIGHT = 1e-3
 """Lower bound of the weights' root mean square in this comparison, since the weights of a new layer may all be 0."""
 
+UNDECAYED = re.compile(r"bias$|norm\.weight$|norm_\w*\.weight$")
+"""Names of biases and norms, which may have two dimensions, such as one row for each expert or head."""
+
 OptimizerState: TypeAlias = dict[str, "Tensor"]
 """State in a checkpoint in addition to the weights: AdamW's tensors under `exp_avg.PARAMETER` and so on, by the names
 of the model's parameters, so that any number of ranks finds its part; and STEPS, the number of optimizer steps."""
@@ -38,8 +42,9 @@ class Optimizer:
         """Optimizer steps taken."""
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         trained = [*self._named.values()]
-        matrices = [parameter for parameter in trained if parameter.ndim >= 2]
-        vectors = [parameter for parameter in trained if parameter.ndim < 2]
+        matrices = [each for name, each in self._named.items() if each.ndim >= 2 and not UNDECAYED.search(name)]
+        decayed = set(map(id, matrices))
+        vectors = [parameter for parameter in trained if id(parameter) not in decayed]
         groups = [
             {"params": alike, "weight_decay": decay}
             for parameters, decay in ((matrices, config.weight_decay), (vectors, 0.0))

@@ -33,7 +33,9 @@ class ChatTemplateRenderer:
         config: RendererConfig,
         stop_token_ids: Sequence[int] = (),
     ) -> None:
-        """stop_token_ids: further ones than the tokenizer's and the template's. Raises UserError without a template."""
+        """stop_token_ids: further ones than the tokenizer's and the template's. One that is text, or a tag of the
+        parser such as </tool_call>, is part of the answer. Raises UserError without a template.
+        """
         if not tokenizer.chat_template:
             raise UserError(
                 "the tokenizer has no chat template, and messages need one. Take an instruct model or its tokenizer "
@@ -56,10 +58,11 @@ class ChatTemplateRenderer:
         self._closing = next((tag for tag in self._text.tags if end.startswith(tag)), "")
         """Tag that ends an answer. Empty if the tag of the next message ends it."""
         ends = {tokenizer.eos_token_id, self._text.tags.get(self._closing)}
-        self.stop_token_ids = tuple(sorted({*stop_token_ids, *[int(end) for end in ends if end is not None]}))
+        others = self._text.special_ids & set(stop_token_ids) - {self._text.tags.get(tag) for tag in parser.tags}
+        self.stop_token_ids = tuple(sorted({*others, *[int(end) for end in ends if end is not None]}))
+        self._opens_thought = self._ends_in_thought()
         self.proof: Proof = prove(self)
         """Kinds of turns that can be appended under this template."""
-        self._opens_thought = self._ends_in_thought()
 
     def variant(self, variables: Mapping[str, JSON]) -> "ChatTemplateRenderer":
         """Returns the renderer with further variables for the template; see Renderer."""
@@ -164,10 +167,11 @@ class ChatTemplateRenderer:
         tools: Sequence[ToolSpec] = (),
     ) -> list[int] | None:
         """Appends messages to an answer; see Renderer."""
-        kind: Kind = "tool" if new_messages and new_messages[0].role == "tool" else "user"
+        kinds: set[Kind] = {"tool" if message.role == "tool" else "user" for message in new_messages}
         if not new_messages or any(message.role == "assistant" for message in new_messages):
             return None
-        if not self.proof.may_append(kind, branch_on_rewrite=self._config.on_rewrite == "branch"):
+        is_branch = self._config.on_rewrite == "branch"
+        if not all(self.proof.may_append(kind, branch_on_rewrite=is_branch) for kind in kinds):
             return None
         tail = self.tail_text(answer, new_messages, tools)
         if tail is None:

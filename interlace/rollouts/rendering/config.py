@@ -16,7 +16,7 @@ class RendererConfig(Config):
 
     parser: str | None = None
     """Parser of thoughts and tool calls: a built-in, or your own as package.module:Name. If None, the built-in whose
-    tags the chat template contains."""
+    tags the chat template contains, or with `tools: prompt` the one of Hermes' format."""
     tools: Literal["template", "prompt"] = "template"
     """Presentation of tools. template: by the chat template. prompt: for templates without tools, described in the
     system message, called in Hermes' format, and answered in messages of the user."""

@@ -10,6 +10,7 @@ from interlace.rollouts.rendering.chat_template import ChatTemplateRenderer
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.parsers.base import Parser
 from interlace.rollouts.rendering.parsers.hermes import HermesParser
+from interlace.rollouts.rendering.parsers.qwen3 import Qwen3Parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,6 +21,8 @@ def create_renderer(
 ) -> ChatTemplateRenderer:
     """Creates the renderer of a tokenizer. stop_token_ids: of the model. Raises UserError without a template."""
     parser = load_parser(config.parser) if config.parser else find_parser(str(tokenizer.chat_template or ""))
+    if config.parser is None and config.tools == "prompt":  # then calls have Hermes' format under any template
+        parser = Qwen3Parser() if parser.thoughts else HermesParser()
     return ChatTemplateRenderer(tokenizer, parser, config, stop_token_ids)
 
 

@@ -29,6 +29,14 @@ class TemplateText(Protocol):
         """Returns the rendered text after an answer, or None if the template refuses the messages."""
         ...
 
+    def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """Writes an answer as tokens. UserError if the template refuses it."""
+        ...
+
+    def parse(self, token_ids: Sequence[int], *, tools: Sequence[ToolSpec] = ()) -> Message:
+        """Reads an answer."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnFinding:
@@ -50,6 +58,8 @@ class Proof:
     tool: TurnFinding
     has_tools: bool
     """True if the template renders the tools."""
+    reads_calls: bool
+    """True if the parser reads a call that the template writes, or if the template cannot write one by itself."""
 
     def may_append(self, kind: Kind, *, branch_on_rewrite: bool) -> bool:
         """Returns whether turns of a kind are appended. branch_on_rewrite: no if earlier turns change."""
@@ -57,8 +67,13 @@ class Proof:
         return found.appends and not (found.rewrites and branch_on_rewrite)
 
     def notes(self, *, branch_on_rewrite: bool) -> tuple[str, ...]:
-        """Returns a sentence for each kind of turn that is not simply appended."""
+        """Returns a sentence for calls that are not read, and for each kind of turn that is not simply appended."""
         found: list[str] = []
+        if self.has_tools and not self.reads_calls:
+            found.append(
+                "the parser does not read the calls that this chat template writes: calls of tools are unreadable or "
+                "plain text (renderer.parser)"
+            )
         for kind, finding in (("user", self.user), ("tool", self.tool)):
             if not finding.is_there:
                 continue
@@ -87,6 +102,7 @@ def prove(template: TemplateText) -> Proof:
         user=_examine_template(template, "user"),
         tool=_examine_template(template, "tool"),
         has_tools=_has_tools(template),
+        reads_calls=_reads_calls(template),
     )
 
 
@@ -146,3 +162,17 @@ def _has_tools(template: TemplateText) -> bool:
         return PROBE.name in template.text(asked, (PROBE,))
     except UserError:
         return False
+
+
+def _reads_calls(template: TemplateText) -> bool:
+    call = ToolCall(id="000000001", name=PROBE.name, arguments={"a": "b"})
+    answer = Message(role="assistant", content="", tool_calls=(call,))
+    try:
+        written = template.answer([Message(role="user", content="first")], answer, (PROBE,))
+    except UserError:
+        return True
+    try:
+        found = template.parse(written, tools=(PROBE,)).tool_calls
+    except Exception:  # noqa: BLE001 - a parser may be the user's, and the answers of a run may be others
+        return False
+    return [(each.name, dict(each.arguments)) for each in found] == [(call.name, dict(call.arguments))]

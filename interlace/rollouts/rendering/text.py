@@ -30,6 +30,9 @@ class TokenText:
             str(token): place for place, token in sorted(tokenizer.added_tokens_decoder.items()) if len(str(token)) > 1
         }
         """Id of each tag."""
+        marked = [place for place, token in tokenizer.added_tokens_decoder.items() if token.special]
+        self.special_ids = frozenset([*marked, *tokenizer.all_special_ids])
+        """Ids of the special tokens, which are no text."""
         by_length = sorted([*self.tags, HOLD], key=lambda tag: -len(tag))
         self._typed = re.compile("|".join(map(re.escape, by_length)))
         self._numbers = {tag: number for number, tag in enumerate(by_length)}

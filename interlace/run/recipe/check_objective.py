@@ -1,6 +1,7 @@
 """Checks of the settings of SFT, DPO, reward models and distillation."""
 
 from interlace.algorithms import Algorithm
+from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 
@@ -56,6 +57,12 @@ def check_offline_settings(recipe: Recipe) -> None:
         )
     if recipe.reference.service is not None:
         raise UserError(f"reference.service: algorithm {name!r} computes the reference itself. Remove the setting.")
+    algorithm = algorithm_of(recipe)
+    if isinstance(algorithm, OfflineAlgorithm) and algorithm.uses_reference_point and recipe.prompts_per_step == 1:
+        raise UserError(
+            f"prompts_per_step=1: algorithm {name!r} with these settings compares rewards with those of completions "
+            "below the prompt of another row of the step, and a step has no other row. Set it to 2 or more."
+        )
 
 
 def check_teacher(recipe: Recipe, algorithm: Algorithm) -> None:

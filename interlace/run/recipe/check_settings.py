@@ -134,13 +134,14 @@ def _check_baseline(recipe: Recipe) -> None:
 
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
     """Checks rewards that settings bound. For other rewards, the algorithm checks each value during the run."""
-    reward = recipe.reward
-    if reward is None and (create_kind(recipe.episode).brings_reward or not algorithm.needs.reward):
+    reward, episodes = recipe.reward, (recipe.episode, *recipe.episode.others.values())
+    without = next((each.name for each in episodes if not create_kind(each).brings_reward), None)
+    if reward is None and (without is None or not algorithm.needs.reward):
         return
     if reward is None:
         raise UserError(
-            f"the recipe has no `reward`, and episode {recipe.episode.name!r} gives no reward: there would be nothing "
-            "to learn from. Set reward=exact, reward=math_verify, or a function of your own as "
+            f"the recipe has no `reward`, and episode {without!r} gives no reward: there would be nothing to learn "
+            "from. Set reward=exact, reward=math_verify, or a function of your own as "
             "reward=package.module:function."
         )
     least, wanted = reward.least, algorithm.min_reward

@@ -1,6 +1,6 @@
 """Prompts of a recipe, in the form that its episodes need."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from interlace.rollouts.rendering.chat_template import ChatTemplateRenderer
 
 
-def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> "ChatTemplateRenderer | None":
-    """Makes the renderer of a recipe's model; None if its prompts are written without a chat template."""
+def renderer_of(
+    recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None, stop_token_ids: Sequence[int] = ()
+) -> "ChatTemplateRenderer | None":
+    """Makes the renderer of a recipe's model; None if its prompts are written without a chat template.
+
+    stop_token_ids: tokens that end the model's answers, in addition to the recipe's and the tokenizer's. To write
+    prompts, they are not needed.
+    """
     if recipe.episode.is_single_turn and not recipe.renderer.chat_template_kwargs and not is_offline(recipe):
         return None
     tokenizer = tokenizer or load_tokenizer(recipe.model)
@@ -36,7 +42,7 @@ def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = No
                 "task.format.chat_template=true, or remove the setting."
             )
         return None
-    return create_renderer(tokenizer, recipe.renderer, recipe.sampling.stop_token_ids)
+    return create_renderer(tokenizer, recipe.renderer, (*recipe.sampling.stop_token_ids, *stop_token_ids))
 
 
 def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> PromptSet:
@@ -108,4 +114,10 @@ def _check_chat(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", renderer: 
             raise UserError(
                 f"episode {config.name!r} has tools, and the chat template of {recipe.model.path!r} writes none. Set "
                 "renderer.tools=prompt, which describes them in the system message, or take a model that knows tools."
+            )
+        if renderer and kind.tools() and not renderer.proof.reads_calls and recipe.renderer.parser is None:
+            raise UserError(
+                f"episode {config.name!r} has tools, and no built-in parser reads the calls that the chat template of "
+                f"{recipe.model.path!r} writes. Set renderer.parser to your own parser of its format, or "
+                "renderer.tools=prompt, which asks for calls in another format."
             )

@@ -62,6 +62,17 @@ def test_a_users_own() -> None:
         ("cispo", {"clip_high": -1}, "clip_high = -1"),
         # What an algorithm's own loss would pass over is no setting of it.
         *((name, {"dual_clip": 3}, "dual_clip = 3 bounds PPO's clipped loss") for name in ("cispo", "sapo", "dppo")),
+        *(
+            (name, {"ratio_of": "turn"}, "ratio_of = 'turn' sets the unit")
+            for name in ("gspo", "rloo", "cispo", "dppo")
+        ),
+        ("grpo", {"kl_coefficient": 0.1, "kl_estimator": "k1"}, "gradient of k1 does not depend on the reference"),
+        ("distill", {"signal": "loss", "kl_estimator": "k1"}, "gradient of k1 does not depend on the teacher"),
+        ("grpo", {"off_policy": {"high": 3.0}}, "high = 3.0 has no effect .* set correction to 'truncate' or 'mask'"),
+        ("grpo", {"off_policy": {"interpolation": 0.9}}, "interpolation = 0.9 has no effect .* set proximal"),
+        ("grpo", {"aggregation_length": 1024}, "aggregation_length = 1024 is of aggregation 'constant'"),
+        ("grpo", {"skip_rest_of_step": True}, "no limit drops one"),
+        ("distill", {"teacher_top_k": 4}, "teacher_top_k = 4 is of signal 'top_k' and has no effect"),
         ("dppo", {"clip_high": 0.28}, "set max_loss and max_gain"),
         ("math:sqrt", {}, "not a subclass"),
         (f"{__name__}:Bare", {}, r"is made as Bare\(settings\), which fails"),

@@ -12,6 +12,7 @@ from interlace.core.types import NO_GROUP, Prompt, Request, Sample, SampleKey, S
 from interlace.flows.baseline import GreedyBaseline
 from interlace.forecast.costs.workers import zeros
 from interlace.forecast.virtual import SimulatedRole
+from interlace.rewards.shaping import OVERLONG, TASK, ShapingConfig
 from interlace.rollouts.base import Session
 from interlace.runtime.timeline import KeepAll
 from interlace.schedule.presets import load_schedule, preset_names
@@ -351,3 +352,20 @@ def test_stragglers_are_dropped_or_started_again_where_the_schedule_says(policy:
 def test_rounds_need_a_synchronous_schedule(kind: str) -> None:
     with pytest.raises(UserError, match="max_staleness 0"):
         Schedule.parse({"tail": kind, "max_staleness": 1})
+
+
+class TwoTurns:
+    """An episode that rewards itself."""
+
+    async def run(self, prompt: Prompt, session: Session) -> float:
+        turn = await session.generate(prompt.token_ids.tolist())
+        await session.generate([*prompt.token_ids.tolist(), *turn.token_ids.tolist(), 1])
+        return 2.0
+
+
+def test_the_shaping_of_the_recipe_adds_to_rewards_of_episodes() -> None:
+    record = simulate(Schedule(), replace(WORK, episode=TwoTurns(), shaping=ShapingConfig(overlong_limit=1)))
+    trained = [entry.sample for entry in record.entries if entry.event == TerminalEvent.TRAINED]
+    assert trained and all(sample.num_sampled > 1 for sample in trained)
+    assert {sample.reward for sample in trained} == {1.0}
+    assert trained[0].reward_parts == {TASK: 2.0, OVERLONG: -1.0}

@@ -74,6 +74,10 @@ def test_the_settings_survive_a_run_folder(tmp_path: Path) -> None:
         ({"name": f"{HERE}:Givn"}, "has no 'Givn'. Did you mean 'Given'"),
         ({"column": "agent"}, "set both or none"),
         ({"column": "agent", "others": {"a": {"column": "b", "others": {"c": "single_turn"}}}}, "has `others` as well"),
+        (
+            {"column": "agent", "others": {"a": {"workers": 2}}},
+            "others.a.workers = 2: the processes of episode.workers",
+        ),
     ],
 )
 def test_mistakes_are_named(given: object, message: str) -> None:

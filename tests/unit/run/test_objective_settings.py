@@ -47,3 +47,11 @@ def test_a_program_may_give_rows_with_completions(tmp_path: Path) -> None:
 def test_settings_without_effect_are_refused(changes: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_settings(load_recipe("sft", changes))
+
+
+def test_the_reference_point_of_kto_needs_a_second_row() -> None:
+    """With one row it would be the mean reward of the completions of this row."""
+    check_settings(load_recipe("dpo", ["algorithm.loss=kto", "prompts_per_step=2", "minibatches=1"]))
+    with pytest.raises(UserError, match=r"prompts_per_step=1: .* Set it to 2 or more"):
+        check_settings(load_recipe("dpo", ["algorithm.loss=kto", "prompts_per_step=1", "minibatches=1"]))
+    check_settings(load_recipe("dpo", ["prompts_per_step=1", "minibatches=1"]))

@@ -112,6 +112,20 @@ def test_a_client_that_wants_one_call_gets_the_first_and_its_next_turn_continues
     served(session, use)
 
 
+def test_the_next_turn_continues_an_answer_of_whose_calls_one_could_not_be_read() -> None:
+    calls = (ToolCall(id="abcdefgha", name="a"), ToolCall(id="abcdefghb", name="", error="not valid JSON"))
+    both = Message(role="assistant", content="", tool_calls=calls)
+    session = ScriptedSession([both, HELLO])
+
+    async def use(client: Client) -> None:
+        [choice] = (await client.post("/v1/chat/completions", ASK))["choices"]
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["a"]
+        await client.post("/v1/chat/completions", {"messages": [*ASK["messages"], choice["message"]]})
+        assert session.asked[1][0][1] == both
+
+    served(session, use)
+
+
 def test_end_tokens_and_template_variables_of_a_client_reach_the_session() -> None:
     session = ScriptedSession([HELLO] * 3, SamplingParams(stop_token_ids=(2,)))
 

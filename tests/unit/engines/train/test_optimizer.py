@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, CohereConfig, GptOssConfig
 
 from interlace.core.errors import UserError
 from interlace.engines.train.config import OptimizerConfig
@@ -50,3 +51,20 @@ def test_a_step_from_sums_is_torchs_step_from_means() -> None:
         torch.testing.assert_close(ours.weight, theirs.weight)
         torch.testing.assert_close(ours.bias, theirs.bias)
         assert optimizer.step_count == step + 1
+
+
+def test_biases_of_experts_and_norms_of_heads_do_not_decay() -> None:
+    """They have two dimensions in gpt-oss and Cohere's models."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = GptOssConfig(**sizes, **heads, head_dim=16, num_local_experts=4, num_experts_per_tok=2)
+    normed = CohereConfig(**sizes, **heads, use_qk_norm=True, eos_token_id=1, bos_token_id=1)
+    for config in (experts, normed):
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            parameter.data.fill_(1.0)
+            parameter.grad = torch.zeros_like(parameter)
+        Optimizer(model, OptimizerConfig(lr=0.1, weight_decay=0.5)).step(1.0, 0.0)
+        for name, parameter in model.named_parameters():
+            is_kept = "bias" in name or "norm" in name or "sinks" in name
+            assert bool((parameter == 1.0).all()) == is_kept, name

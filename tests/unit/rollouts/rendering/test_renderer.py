@@ -14,6 +14,8 @@ from interlace.rollouts.rendering.chat_template import ChatTemplateRenderer
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.load import check_renderer, create_renderer, find_parser, load_parser
 from interlace.rollouts.rendering.parsers.base import MarkedText, read_argument
+from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.prompts import recipe_prompts
 from tests.support.chat_templates import GIVEN, PUBLISHED, tokenizer_of
 from tests.support.conversations import TOOLS, answers, calls, hermes, text, user
 
@@ -181,6 +183,22 @@ def test_a_turn_that_was_cut_is_closed() -> None:
     assert after is not None and renderer._text.decode(after[len(ids) + len(ended) :]).startswith("\n<|im_start|>user")
 
 
+def test_a_stop_token_that_is_a_tag_of_calls_or_text_ends_no_answer() -> None:
+    """The calls are read, and the template's end tag follows the token in the next context."""
+    tokenizer = tokenizer_of("qwen3")
+    plain = create_renderer(tokenizer, RendererConfig())
+    word = plain._text.encode("sum")[-1]
+    stops = (plain._text.tags["</tool_call>"], word)
+    renderer = create_renderer(tokenizer, RendererConfig(), stops)
+    ids = renderer.render([Message(role="user", content="x")], TOOLS)
+    drawn = renderer._text.encode('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    answer = renderer.parse(drawn, prompt_ids=ids, tools=TOOLS)
+    assert drawn[-1] == stops[0] and [(call.name, call.error) for call in answer.tool_calls] == [("now", "")]
+    new = [Message(role="tool", content="noon", tool_call_id=answer.tool_calls[0].id, name="now")]
+    assert renderer.extend([*ids, *drawn], answer, new, TOOLS) == plain.extend([*ids, *drawn], answer, new, TOOLS)
+    assert renderer.parse(renderer._text.encode("the sum")).content == "the sum"
+
+
 def test_where_the_text_of_a_turn_depends_on_its_history_each_turn_is_a_branch() -> None:
     counting = copy.deepcopy(tokenizer_of("own"))
     counting.chat_template = (
@@ -202,6 +220,19 @@ def test_a_template_that_rewrites_appends_or_branches_as_is_set() -> None:
     ids = append.render([Message(role="user", content="x")])
     answer, new = Message(role="assistant", content="y"), [Message(role="user", content="z")]
     assert append.extend([*ids, 5], answer, new) and branch.extend([*ids, 5], answer, new) is None
+
+
+def test_a_message_of_the_user_after_results_of_tools_begins_a_branch_as_well() -> None:
+    """The template removes thoughts of earlier turns at each message of a user, also if results come first."""
+    append, branch = renderer_of("qwen3_5_think"), renderer_of("qwen3_5_think", RendererConfig(on_rewrite="branch"))
+    ids = append.render([Message(role="user", content="x")], TOOLS)
+    call = ToolCall(id="000000001", name="now", arguments={})
+    answer = Message(role="assistant", content="", reasoning="hm", tool_calls=(call,))
+    drawn = append.answer([Message(role="user", content="x")], answer, TOOLS)
+    result, following = Message(role="tool", content="noon", tool_call_id=call.id), Message(role="user", content="y")
+    assert branch.extend([*ids, *drawn], answer, [result], TOOLS)
+    assert append.extend([*ids, *drawn], answer, [result, following], TOOLS)
+    assert branch.extend([*ids, *drawn], answer, [result, following], TOOLS) is None
 
 
 def test_tools_may_stand_in_the_prompt_where_a_template_has_none() -> None:
@@ -226,6 +257,18 @@ def test_tools_may_stand_in_the_prompt_where_a_template_has_none() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["llama3_1", "qwen3_5_think", "deepseekv3"])
+def test_calls_are_read_in_the_format_that_the_prompt_asks_for(name: str) -> None:
+    """Not in the format of the chat template, whose tools the setting replaces."""
+    renderer = renderer_of(name, RendererConfig(tools="prompt"))
+    ids = renderer.render([Message(role="user", content="x")], TOOLS)
+    said = ("hm</think>" if renderer._opens_thought else "") + "So "
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    drawn = renderer._text.encode(said + call)
+    answer = renderer.parse([*drawn, renderer.stop_token_ids[0]], prompt_ids=ids, tools=TOOLS)
+    assert answer.content == "So" and [(call.name, call.error) for call in answer.tool_calls] == [("now", "")]
+
+
 def test_parsers_are_found_by_the_template() -> None:
     kinds = {name: type(renderer_of(name)._parser).__name__ for name in PUBLISHED}
     assert kinds["qwen2_5"] == "HermesParser" and kinds["qwen3"] == "Qwen3Parser"
@@ -235,6 +278,17 @@ def test_parsers_are_found_by_the_template() -> None:
     assert type(find_parser("nothing")).__name__ == "HermesParser"
     with pytest.raises(UserError, match=r"renderer.parser: unknown parser 'herms'. Did you mean 'hermes'"):
         check_renderer(RendererConfig(parser="herms"))
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "lfm2_v2"])
+def test_a_template_whose_calls_no_parser_reads_is_refused_for_tools(name: str) -> None:
+    """Otherwise each call would be text, and a run would train a model that never calls a tool."""
+    assert all(renderer_of(each).proof.reads_calls for each in ("own", "qwen2_5", "qwen3_5_think", "llama3_1"))
+    assert "does not read the calls" in renderer_of(name).notes[0]
+    with pytest.raises(UserError, match=r"'tools' has tools, and no built-in parser reads .* Set renderer.parser"):
+        recipe_prompts(load_recipe("calculator"), tokenizer_of(name))
+    set_by_hand = load_recipe("calculator", ["renderer.parser=hermes"])
+    assert recipe_prompts(set_by_hand, tokenizer_of(name)).train
 
 
 CALLS = [

@@ -44,7 +44,12 @@ def test_a_recipe_without_a_reward_is_read_and_refused_while_episodes_bring_none
     without = tmp_path / "without.yaml"
     without.write_text("".join(line for line in TEXT.splitlines(keepends=True) if not line.startswith("reward")))
     assert load_recipe(str(without), []).reward is None
-    for refused in (lambda: check_recipe(load_recipe(str(without), [])), lambda: check("reward=null")):
+    some = "episode={name: second_guess, column: kind, others: {t: single_turn}}"
+    for refused in (
+        lambda: check_recipe(load_recipe(str(without), [])),
+        lambda: check("reward=null"),
+        lambda: check_recipe(load_recipe(str(without), [some])),  # the rows of one episode would all fail
+    ):
         with pytest.raises(UserError, match=r"has no `reward`, and episode 'single_turn' .* Set reward=exact"):
             refused()
 
@@ -61,6 +66,7 @@ def test_the_derived_numbers(check: Check) -> None:
     assert (derived.num_train_prompts, derived.num_heldout_prompts) == (12, 6)
     assert (derived.samples_per_step, derived.samples_per_minibatch) == (8, 4)
     assert (derived.num_updates, derived.num_versions) == (12, 1)
+    assert check("epochs=3").num_updates == 36
     late = check("schedule=verl-fully-async-c")
     assert (late.staleness_bound, late.steps_ahead) == (1, 2.0), "half of a version of four steps"
     assert derived.max_prompt_tokens == 6  # five digits and the direction, a token each
