@@ -202,6 +202,10 @@ class MetaWorld(Simulator):
 
     def render(self) -> NDArray[np.uint8]:
         """Draws the scene. Raises UserError without a renderer."""
+        # load() restores the physics alone: the poses that are drawn are those of the last simulated step, which may be
+        # another environment's.
+        for compute in (self._mujoco.mj_kinematics, self._mujoco.mj_comPos, self._mujoco.mj_camlight):
+            compute(self._env.model, self._env.data)
         return self._draw_camera(max(self.settings.image_size, _VIDEO_SIDE))
 
     def close(self) -> None:
