@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.transitions import TransitionBatch, n_step_transitions
 from interlace.core.types import FloatArray
 from interlace.flows.run import RoleGroups
-from interlace.robots.datasets.episodes import STATE, chunk_steps, with_reward
+from interlace.robots.datasets.episodes import STATE, RecordedEpisode, chunk_steps, with_reward
 from interlace.robots.datasets.load import open_dataset
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.replay.buffer import Replay
@@ -80,7 +80,7 @@ def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> Transitio
         return actions.encode(chunk).view(np.float32)
 
     parts = []
-    for recorded in open_dataset(folder).episodes():
+    for recorded in _list_episodes(folder, recipe_prompts(recipe).train[0].text):
         if STATE not in recorded.observations or recorded.actions.shape[1] != actions.simulator_size:
             raise UserError(
                 f"replay.demonstrations={folder} has actions of {recorded.actions.shape[1]} numbers and the arrays "
@@ -94,6 +94,24 @@ def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> Transitio
     if not parts:
         raise UserError(f"replay.demonstrations={folder} has no episode of {actions.chunk} steps or more. Record some.")
     return TransitionBatch.joined(parts)
+
+
+def _list_episodes(folder: Path, instruction: str) -> list[RecordedEpisode]:
+    """Returns the episodes of an instruction in a data set of several. A single instruction may have another text.
+
+    Raises UserError if none of several instructions is the given one.
+    """
+    episodes = list(open_dataset(folder).episodes())
+    instructions = sorted({each.instruction for each in episodes})
+    if len(instructions) < 2:
+        return episodes
+    if instruction not in instructions:
+        raise UserError(
+            f"replay.demonstrations={folder} has episodes of several tasks, and none of the instruction "
+            f"{instruction!r}; its instructions are {', '.join(map(repr, instructions))}. Name one of them in "
+            "task.starts.instructions."
+        )
+    return [each for each in episodes if each.instruction == instruction]
 
 
 def _find_scale(recipe: Recipe) -> float:
