@@ -26,12 +26,12 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StateScaling:
-    """Scaling of a state by the quantiles of a data set to [-1, 1], with clipping."""
+    """Scaling of a state by the range of a data set to [-1, 1], with clipping."""
 
     low: FloatArray
-    """[F] quantile 0.01."""
+    """[F] lower end of the range: the quantile 0.01, or the minimum."""
     high: FloatArray
-    """[F] quantile 0.99."""
+    """[F] upper end of the range."""
     scaled: NDArray[np.bool_]
     """[F] False for numbers that are not scaled."""
 
