@@ -202,7 +202,8 @@ def _parallel_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if not parts:
         return {}
     data_set = flat.get("unnorm_key")
-    chunk = oft.find_chunk([data_set] if data_set else list(flat.get("norm_stats") or {}))
+    data_sets = [data_set] if data_set else list(flat.get("norm_stats") or {})
+    chunk = oft.find_number(oft.CHUNKS, data_sets)
     found: dict[str, Any] = {"parallel_decoding": True, "is_causal": False}
     if "num_actions_chunk" not in flat:
         if chunk is None:
@@ -216,5 +217,5 @@ def _parallel_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         found |= {"action_head": GAUSSIAN, "head_width": shapes["model.fc1.bias"][0]}
     if oft.PROPRIO in parts:
         found["state_size"] = oft.part_shapes(parts[oft.PROPRIO])["fc1.weight"][1]
-        found.setdefault("num_images", flat.get("num_images", 2))
+        found["num_images"] = flat.get("num_images", oft.find_number(oft.NUM_IMAGES, data_sets) or 2)
     return found
