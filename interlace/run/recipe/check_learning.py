@@ -218,6 +218,11 @@ def _check_expert(recipe: Recipe) -> None:
 
 def _check_tasks(recipe: Recipe) -> None:
     env, sets = simulators_of(recipe.episode), recipe.task.heldout_sets
+    if env is not None and find_family(env.family, env.settings)[1].instructions:
+        raise UserError(
+            "episode.env.settings.instructions are texts of the simulators, and the policy reads those of its starts "
+            "or rows. Remove the setting, and write the texts in task.starts.instructions."
+        )
     given = {"task.starts": recipe.task.starts}
     given |= {f"task.heldout_sets.{name}.starts": source.starts for name, source in sets.items()}
     for section, starts in given.items():

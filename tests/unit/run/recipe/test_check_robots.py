@@ -69,6 +69,10 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
             r"reads image of shape \[64, 64, 3\], and the episode gives \[42, 42, 3\]",
         ),
         (
+            (robot(), "episode.env.settings={tasks: [near], horizon: 3, instructions: {near: go there}}"),
+            r"the policy reads those of its starts or rows. Remove the setting",
+        ),
+        (
             (robot(), "model.robot.head=flow", "model.robot.flow={steps: 0}"),
             r"model.robot.flow.steps",
         ),
