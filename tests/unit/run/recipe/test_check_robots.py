@@ -53,6 +53,8 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
         ((robot(), "task.starts.instructions=[a, b, c]"), r"instruction 'c' .* is of task 2, .* has 2: near, far"),
         ((robot(), "task.starts.tasks=[7]"), r"is of task 7"),
         ((robot(state_size=1), "episode.features=[{of: [2]}]"), r"place 2 of a state of 2 numbers"),
+        ((robot(), "episode.features=[{of: [0], scale: [0]}]"), r"scale = \[0.0\] divides by 0"),
+        ((robot(), "model.robot.low=[1]"), r"a range from low = 1 to high = 1 is empty"),
         ((robot(), SWITCHES), r"its actions are MultiDiscrete\(\[2 3\]\); they must be a Box or a Discrete"),
         ((robot(), CARTPOLE), r"100000000 environments of 'gymnasium' .* env.num_envs to"),
         ((robot(), "episode.env.family=tests.unit.robots.envs.blind:Pictured"), r"cannot be drawn"),
