@@ -79,6 +79,11 @@ def test_features_are_offsets_centred_scaled_and_cut():
             {"action": ActionSpec(low=np.zeros(1, np.float32), high=np.ones(1, np.float32), num_choices=2)},
             "bins=2",
         ),
+        (
+            {"low": -np.ones(1, np.float32), "high": np.ones(1, np.float32), "num_bins": 2},
+            {"action": ActionSpec(low=np.zeros(1, np.float32), high=np.ones(1, np.float32), num_choices=2)},
+            r"2 bins from -1 to 1 are not these. Set model.robot.bins=2, low=\[-0.5\] and high=\[1.5\]",
+        ),
     ],
 )
 def test_a_policy_that_cannot_serve_a_simulator_is_refused(given, simulator, words):

@@ -25,6 +25,7 @@ DOT = (
 
 SWITCHES = "episode.env={family: gymnasium, settings: {tasks: ['tests.support.odd_gym:Switches-v0']}}"
 CLASSIC = "episode.env={family: gymnasium, settings: {tasks: [CartPole-v1]}}"
+CHOICES = ("model.robot.bins=2", "model.robot.low=[-0.5]", "model.robot.high=[1.5]")
 CARTPOLE = "episode.env={family: gymnasium, num_envs: 100000000, settings: {tasks: [CartPole-v1]}}"
 
 
@@ -63,7 +64,7 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
             r"an action of 'gymnasium' is one of 2 choices, and the policy's head gives continuous numbers. Set model",
         ),
         (
-            (robot(state_size=4, chunk=1), "model.robot.image_size=64", "model.robot.bins=2", CLASSIC),
+            (robot(state_size=4, chunk=1), "model.robot.image_size=64", *CHOICES, CLASSIC),
             r"reads the camera 'image', and environments of 'gymnasium' render none .* episode.env.settings.image_size",
         ),
         (
