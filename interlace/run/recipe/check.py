@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from interlace.algorithms import Needs
 from interlace.algorithms.offline import OfflineAlgorithm
-from interlace.algorithms.sac import SACSettings
+from interlace.algorithms.replayed import ReplayedSettings
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt
 from interlace.data.config import SOURCES
@@ -138,10 +138,11 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None) -> D
 def _count_updates(recipe: Recipe) -> int:
     """Counts the optimizer updates of a run that trains on samples of its policy."""
     settings = recipe.algorithm.settings
-    if isinstance(settings, SACSettings):
+    if isinstance(settings, ReplayedSettings):
         turns = recipe.prompts_per_step * recipe.samples_per_prompt * recipe.episode.max_turns
-        return recipe.steps * round(settings.updates_per_turn * turns)
-    return recipe.steps * (recipe.minibatches + (recipe.replay.updates if recipe.replay else 0))
+        return settings.offline_updates + recipe.steps * round(settings.updates_per_turn * turns)
+    own = recipe.minibatches * recipe.epochs if algorithm_of(recipe).needs.on_policy else 0
+    return recipe.steps * (own + (recipe.replay.updates if recipe.replay else 0))
 
 
 def _check_offline(recipe: Recipe, planned: tuple[Device, ...] | None) -> Derived:

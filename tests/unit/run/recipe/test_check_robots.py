@@ -113,6 +113,15 @@ def test_one_that_can_is_not() -> None:
     assert check_recipe(load_recipe("robot-cartpole", [*DOT, robot()])).num_train_prompts == 16
 
 
+def test_updates_are_counted_as_the_algorithm_makes_them() -> None:
+    for recipe, changed, updates in (
+        ("robot-cartpole", ["epochs=3"], 20 * 4 * 3),
+        ("robot-awr", [], 12 * 16 * 8),
+        ("robot-dagger", [], 16 * 20),
+    ):
+        assert check_recipe(load_recipe(recipe, ["cluster.devices=cpu:1", *changed])).num_updates == updates
+
+
 def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_starts(tmp_path: Path) -> None:
     def write(name: str, size: int, *, done: bool) -> Path:
         writer = LeRobotWriter(tmp_path / name, fps=10)
