@@ -9,10 +9,11 @@ import numpy as np
 from interlace.algorithms.replayed import ReplayedAlgorithm, ReplayedSettings
 from interlace.core.errors import UserError
 from interlace.core.transitions import TransitionBatch, n_step_transitions
-from interlace.core.types import FloatArray
+from interlace.core.types import FloatArray, IntArray
 from interlace.flows.run import RoleGroups
 from interlace.robots.datasets.episodes import STATE, RecordedEpisode, chunk_steps, with_reward
 from interlace.robots.datasets.load import open_dataset
+from interlace.robots.envs.fleet import read_spec
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.replay.buffer import Replay
 from interlace.robots.replay.learning import Learning
@@ -128,14 +129,18 @@ def _open_world_model(recipe: Recipe, folder: Path, newest: Path | None, groups:
     if newest and (kept := newest / REPLAY_FOLDER / WORLD_MODEL_FOLDER).is_dir():
         shutil.copytree(kept, published)
     actions = policy_actions(policy_actions_of(recipe))
-    ones = np.ones(actions.simulator_size, np.float32)
-    # An embodiment's actions are the simulator's, between -1 and 1, and the ranges are the policy's.
-    low, high = (actions.low, actions.high) if actions.embodiment is None else (-ones, ones)
+    assert isinstance(recipe.episode, RobotConfig)  # checked before the run
+    bounds, largest = read_spec(recipe.episode.env).action, np.finfo(np.float32).max
+    low, high = (np.clip(ends, -largest, largest) for ends in (bounds.low, bounds.high))  # a file has no infinity
+
+    def decode(token_ids: IntArray) -> FloatArray:
+        return np.clip(actions.decode(token_ids), low, high)  # as the simulator executed them
+
     return WorldLearning(
         group=cast(WorldModelGroup, groups.others["world_model"][0]),
         settings=recipe.world_model,
         folder=published,
-        decode=actions.decode,
+        decode=decode,
         low=tuple(low.tolist()),
         high=tuple(high.tolist()),
     )
