@@ -77,6 +77,11 @@ class MetaWorldSettings(EnvSettings):
     camera: str = "corner2"
     """Camera of the observation `image` and of videos."""
 
+    @property
+    def rewards_chunks(self) -> bool:
+        """See EnvSettings."""
+        return self.light
+
     @model_validator(mode="before")
     @classmethod
     def _take_tasks(cls, data: object) -> object:

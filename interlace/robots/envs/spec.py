@@ -60,6 +60,11 @@ class EnvSettings(Config):
             raise ValueError(f"instructions names {unknown[0]!r}, which is none of tasks = {list(self.tasks)}")
         return self
 
+    @property
+    def rewards_chunks(self) -> bool:
+        """True if the reward of a chunk is that of its last action alone, instead of the sum over its actions."""
+        return False
+
     def split_task(self, task: str) -> tuple[str, CameraChange | None]:
         """Returns the simulator's name of a task, and the change of its camera; None for none."""
         name, has_change, change = task.partition(VIEW)

@@ -25,6 +25,7 @@ def check_learning(recipe: Recipe) -> None:
     _check_off_policy(recipe)
     _check_expert(recipe)
     _check_data_sets(recipe)
+    _check_demonstrated_rewards(recipe)
     _check_world_model(recipe)
 
 
@@ -152,6 +153,18 @@ def _check_off_policy(recipe: Recipe) -> None:
         raise UserError(
             f"algorithm {name!r} trains one instruction, because its critics see the state alone, and "
             f"task.starts.instructions has {len(recipe.task.starts.instructions)}. Keep one."
+        )
+
+
+def _check_demonstrated_rewards(recipe: Recipe) -> None:
+    """Raises UserError if the rewards of demonstrations and of the policy's episodes are of different sizes."""
+    episode = recipe.episode
+    if recipe.replay is None or recipe.replay.demonstrations is None or not isinstance(episode, RobotConfig):
+        return
+    if episode.reward == "return" and find_family(episode.env.family, episode.env.settings)[1].rewards_chunks:
+        raise UserError(
+            "replay.demonstrations have the rewards of all actions, and with episode.env.settings.light=true a chunk "
+            "of the policy has that of its last action alone. Set light=false, or episode.reward=success."
         )
 
 

@@ -150,6 +150,10 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_star
     assert "warmup.experts.dataset=" in refuse(whole, warmup)
     assert "turns_per_update=1 has no half" in refuse(whole, "algorithm.turns_per_update=1")
     check_settings(load_recipe("robot-sac", [f"replay.demonstrations={whole}"]))
+    reach = ["episode.env.settings.reward=dense", "episode.reward=return"]
+    four = load_recipe("robot-sac-reach", [f"replay.demonstrations={write('four', 4, done=True)}", *reach])
+    with pytest.raises(UserError, match=r"its last action alone. Set light=false"):
+        check_settings(four)
 
 
 def test_a_warm_up_of_a_robot_without_experts_is_refused() -> None:
