@@ -88,6 +88,7 @@ def test_the_model_may_have_devices_of_its_own(whole: Path) -> None:
         ("world_model.kind=latent", "predicts pictures alone"),
         ("model.robot.image_size=48", "predicts state vectors"),
         ("episode.imagined={chunks: 4}", "not bounded by the model's error"),
+        ("episode.env.settings.end_on_success=false", "solved by the last chunk of its episode"),
     ],
 )
 def test_what_cannot_be_imagined_is_refused(override: str, what: str) -> None:

@@ -33,6 +33,8 @@ def _check_world_model(recipe: Recipe) -> None:
     """Raises UserError for a world model without data or use, and for imagined episodes without a world model."""
     episode = recipe.episode
     imagined = episode.imagined if isinstance(episode, RobotConfig) else None
+    if recipe.world_model is not None and isinstance(episode, RobotConfig):
+        _check_end(episode)
     if recipe.world_model is not None and recipe.replay is None:
         raise UserError(
             "world_model is fitted to trajectories that are kept, and the recipe keeps none. Add "
@@ -58,6 +60,15 @@ def _check_world_model(recipe: Recipe) -> None:
         )
     if recipe.world_model is not None:
         _check_kind(recipe.world_model.kind, recipe.model.robot, imagined)
+
+
+def _check_end(episode: RobotConfig) -> None:
+    """Raises UserError for episodes that continue after a success, whose chunk a sample does not name."""
+    if not find_family(episode.env.family, episode.env.settings)[1].end_on_success:
+        raise UserError(
+            "world_model learns that a task was solved by the last chunk of its episode, and with "
+            "episode.env.settings.end_on_success=false episodes continue after it. Remove the setting, or world_model."
+        )
 
 
 def _check_kind(kind: str, robot: RobotShape | None, imagined: ImaginationConfig | None) -> None:
