@@ -127,14 +127,16 @@ def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: Inpu
     """Reads the action tokens of a configuration in OpenVLA's layout (arXiv 2406.09246).
 
     They are the last tokens of the vocabulary, in descending order. Their ranges are the quantiles 0.01 and 0.99 of a
-    data set's actions, or -1 to 1 for numbers that its mask leaves unscaled. dataset: key of `norm_stats`; may be None
-    if there is only one. Raises UserError if the choice is ambiguous or the statistics are incomplete.
+    data set's actions (see range_names), or -1 to 1 for numbers that its mask leaves unscaled. dataset: key of
+    `norm_stats`; may be None if there is only one. Raises UserError if the choice is ambiguous or the statistics are
+    incomplete.
     """
     dataset, actions = action_statistics(config, dataset)
-    scaled = np.asarray(actions.get("mask", [True] * len(actions["q01"])), np.bool_)
+    ends = range_names(config, dataset)
+    scaled = np.asarray(actions.get("mask", [True] * len(actions[ends[0]])), np.bool_)
     text = config.get_text_config()
     vocabulary = text.vocab_size - int(getattr(config, "pad_to_multiple_of", 0) or 0)
-    low, high = (np.asarray(actions[name], np.float32) for name in ("q01", "q99"))
+    low, high = (np.asarray(actions[name], np.float32) for name in ends)
     head = getattr(config, "action_head", None)
     return ActionTokens(
         chunk=int(getattr(config, "num_actions_chunk", 1)),
@@ -153,6 +155,15 @@ def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: Inpu
     )
 
 
+def range_names(config: "PretrainedConfig", dataset: str) -> tuple[str, str]:
+    """Returns the names of the statistics that are the ends of a data set's ranges, of actions and of states.
+
+    OpenVLA-OFT scales ALOHA's by the minimum and the maximum, and all others by quantiles, as OpenVLA does.
+    """
+    is_bounded = getattr(config, "parallel_decoding", False) and "aloha" in dataset.lower()
+    return ("min", "max") if is_bounded else ("q01", "q99")
+
+
 def action_statistics(config: "PretrainedConfig", dataset: str | None) -> tuple[str, Mapping[str, Sequence[float]]]:
     """Returns the name of a policy's data set and its action statistics. Raises UserError as openvla_actions() does."""
     stats: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]] = getattr(config, "norm_stats", None) or {}
@@ -167,7 +178,7 @@ def action_statistics(config: "PretrainedConfig", dataset: str | None) -> tuple[
             "its config.json, or add the statistics of your data set to norm_stats."
         )
     actions = stats[dataset].get("action", {})
-    if missing := [name for name in ("q01", "q99") if name not in actions]:
+    if missing := [name for name in range_names(config, dataset) if name not in actions]:
         raise UserError(
             f"norm_stats[{dataset!r}]['action'] of the policy's config.json has no {missing[0]}, by which actions are "
             "scaled. Copy the statistics that the policy was trained with."

@@ -103,6 +103,10 @@ class RobotShape(Config):
         for name, ends in (("low", self.low), ("high", self.high)):
             if ends and len(ends) != self.action_size:
                 raise ValueError(f"{name} has {len(ends)} numbers and action_size is {self.action_size}: give as many")
+        ones = (1.0,) * self.action_size
+        for low, high in zip(self.low or [-one for one in ones], self.high or ones, strict=True):
+            if not low < high:
+                raise ValueError(f"a range from low = {low:g} to high = {high:g} is empty: make high the larger one")
         return self
 
 

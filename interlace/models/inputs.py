@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
 from interlace.models.pictures import PictureSteps
 
@@ -26,12 +27,12 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StateScaling:
-    """Scaling of a state by the quantiles of a data set to [-1, 1], with clipping."""
+    """Scaling of a state by the range of a data set to [-1, 1], with clipping."""
 
     low: FloatArray
-    """[F] quantile 0.01."""
+    """[F] lower end of the range: the quantile 0.01, or the minimum."""
     high: FloatArray
-    """[F] quantile 0.99."""
+    """[F] upper end of the range."""
     scaled: NDArray[np.bool_]
     """[F] False for numbers that are not scaled."""
 
@@ -78,7 +79,10 @@ class InputEmbedding:
 
 
 def input_embedding(config: "PretrainedConfig") -> InputEmbedding | None:
-    """Reads the arrays that a model's configuration defines; None if the model reads tokens only."""
+    """Reads the arrays that a model's configuration defines; None if the model reads tokens only.
+
+    Raises UserError for more cameras than are supported.
+    """
     placeholder = getattr(config, "placeholder_token_id", None)
     if placeholder is None:
         return None
@@ -87,7 +91,7 @@ def input_embedding(config: "PretrainedConfig") -> InputEmbedding | None:
     if config.state_size:
         shapes[STATE], per_observation = (config.state_size,), config.state_tokens
     if config.image_size:
-        cameras = (IMAGE, WRIST)[: getattr(config, "num_images", 1)]
+        cameras = _list_cameras(getattr(config, "num_images", 1))
         shapes |= dict.fromkeys(cameras, (config.image_size, config.image_size, 3))
         per_observation += getattr(config, "image_tokens", IMAGE_TOKENS) * len(cameras)
     return InputEmbedding(
@@ -97,3 +101,13 @@ def input_embedding(config: "PretrainedConfig") -> InputEmbedding | None:
         pictures=getattr(config, "picture_steps", None),
         state=getattr(config, "state_scaling", None),
     )
+
+
+def _list_cameras(count: int) -> tuple[str, ...]:
+    known = (IMAGE, WRIST)
+    if not 1 <= count <= len(known):
+        raise UserError(
+            f"the policy reads {count} cameras, and {' and '.join(known)} are supported. Set num_images in its "
+            "config.json to 1 or 2 if it was trained with these alone, or take another policy."
+        )
+    return known[:count]

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -40,6 +41,16 @@ class ExpertConfig(Config):
     """
     demonstration_horizon: int | None = Field(default=None, ge=1)
     """Actions per demonstration. If None, as many as in an episode."""
+
+    @model_validator(mode="after")
+    def _recorded_data_has_no_settings_of_an_expert(self) -> Self:
+        given = {"noise": list(self.noise) or None, "demonstration_horizon": self.demonstration_horizon}
+        if self.dataset is not None and (unused := [name for name, value in given.items() if value is not None]):
+            raise ValueError(
+                f"{unused[0]} = {given[unused[0]]} is of a scripted expert, and the episodes of dataset = "
+                f"{self.dataset} are recorded already: remove {unused[0]}, or dataset"
+            )
+        return self
 
     @property
     def content(self) -> str:

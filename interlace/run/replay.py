@@ -9,10 +9,11 @@ import numpy as np
 from interlace.algorithms.replayed import ReplayedAlgorithm, ReplayedSettings
 from interlace.core.errors import UserError
 from interlace.core.transitions import TransitionBatch, n_step_transitions
-from interlace.core.types import FloatArray
+from interlace.core.types import FloatArray, IntArray
 from interlace.flows.run import RoleGroups
-from interlace.robots.datasets.episodes import STATE, chunk_steps, with_reward
+from interlace.robots.datasets.episodes import STATE, RecordedEpisode, chunk_steps, with_reward
 from interlace.robots.datasets.load import open_dataset
+from interlace.robots.envs.fleet import read_spec
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.replay.buffer import Replay
 from interlace.robots.replay.learning import Learning
@@ -80,7 +81,7 @@ def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> Transitio
         return actions.encode(chunk).view(np.float32)
 
     parts = []
-    for recorded in open_dataset(folder).episodes():
+    for recorded in _list_episodes(folder, recipe_prompts(recipe).train[0].text):
         if STATE not in recorded.observations or recorded.actions.shape[1] != actions.simulator_size:
             raise UserError(
                 f"replay.demonstrations={folder} has actions of {recorded.actions.shape[1]} numbers and the arrays "
@@ -94,6 +95,24 @@ def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> Transitio
     if not parts:
         raise UserError(f"replay.demonstrations={folder} has no episode of {actions.chunk} steps or more. Record some.")
     return TransitionBatch.joined(parts)
+
+
+def _list_episodes(folder: Path, instruction: str) -> list[RecordedEpisode]:
+    """Returns the episodes of an instruction in a data set of several. A single instruction may have another text.
+
+    Raises UserError if none of several instructions is the given one.
+    """
+    episodes = list(open_dataset(folder).episodes())
+    instructions = sorted({each.instruction for each in episodes})
+    if len(instructions) < 2:
+        return episodes
+    if instruction not in instructions:
+        raise UserError(
+            f"replay.demonstrations={folder} has episodes of several tasks, and none of the instruction "
+            f"{instruction!r}; its instructions are {', '.join(map(repr, instructions))}. Name one of them in "
+            "task.starts.instructions."
+        )
+    return [each for each in episodes if each.instruction == instruction]
 
 
 def _find_scale(recipe: Recipe) -> float:
@@ -110,14 +129,18 @@ def _open_world_model(recipe: Recipe, folder: Path, newest: Path | None, groups:
     if newest and (kept := newest / REPLAY_FOLDER / WORLD_MODEL_FOLDER).is_dir():
         shutil.copytree(kept, published)
     actions = policy_actions(policy_actions_of(recipe))
-    ones = np.ones(actions.simulator_size, np.float32)
-    # An embodiment's actions are the simulator's, between -1 and 1, and the ranges are the policy's.
-    low, high = (actions.low, actions.high) if actions.embodiment is None else (-ones, ones)
+    assert isinstance(recipe.episode, RobotConfig)  # checked before the run
+    bounds, largest = read_spec(recipe.episode.env).action, np.finfo(np.float32).max
+    low, high = (np.clip(ends, -largest, largest) for ends in (bounds.low, bounds.high))  # a file has no infinity
+
+    def decode(token_ids: IntArray) -> FloatArray:
+        return np.clip(actions.decode(token_ids), low, high)  # as the simulator executed them
+
     return WorldLearning(
         group=cast(WorldModelGroup, groups.others["world_model"][0]),
         settings=recipe.world_model,
         folder=published,
-        decode=actions.decode,
+        decode=decode,
         low=tuple(low.tolist()),
         high=tuple(high.tolist()),
     )

@@ -5,6 +5,7 @@ import multiprocessing
 import tempfile
 import time
 from abc import ABCMeta
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,8 @@ import numpy as np
 from interlace.robots.envs import load
 from interlace.robots.envs.base import Simulator, Step, VectorEnv
 from interlace.robots.envs.load import create_envs
-from interlace.robots.envs.spec import EnvSettings
+from interlace.robots.envs.spec import ChunkResult, EnvSettings
+from interlace.robots.envs.stepping import SimulatedEnvs
 from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
@@ -145,3 +147,27 @@ class HeavyInProcess(ABCMeta):
 
 class HeavyWalk(Walk, metaclass=HeavyInProcess):
     """Walk for which a process has enough memory for two simulators."""
+
+
+class WalksTogether(VectorEnv):
+    """Walks that are stepped at once, as in a simulator that steps many environments in one call."""
+
+    Settings = WalkSettings
+
+    def __init__(self, settings: WalkSettings, num_envs: int) -> None:
+        super().__init__(settings, num_envs)
+        self.walks = SimulatedEnvs(Walk, settings, num_envs)
+        self.spec = self.walks.spec
+        for name in ("reset", "observe", "get_state", "set_state", "render", "expert_actions", "offload", "onload"):
+            setattr(self, name, getattr(self.walks, name))
+
+    def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
+        """Refuses to step an environment twice, as its two chunks would be one."""
+        assert slots is None or len(set(slots)) == len(slots), f"{slots} repeats an environment"
+        return self.walks.chunk_step(actions, slots)
+
+    def close(self) -> None:
+        self.walks.close()
+
+    # The abstract methods, which each environment delegates.
+    reset = observe = get_state = set_state = render = expert_actions = offload = onload = close

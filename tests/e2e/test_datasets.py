@@ -1,6 +1,7 @@
 """Demonstrations that the recorder wrote are imitated by a warm-up, and fill half of the batches of SAC (RLPD)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from interlace.cli.main import app
 from interlace.core.errors import UserError
+from interlace.core.transitions import TransitionBatch
 from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.datasets.lerobot_write import LeRobotWriter
 from interlace.run.recipe.config import algorithm_of
@@ -84,6 +86,25 @@ def test_half_of_each_batch_of_rlpd_is_demonstrated(recorded: Path, tmp_path: Pa
     run_recipe("robot-cartpole", tmp_path, "sac", [*SAC, f"model.cache_dir={tmp_path}"])
     with_shown, without = metrics(tmp_path, "rlpd")[-1], metrics(tmp_path, "sac")[-1]
     assert with_shown["off_policy/target"] > without["off_policy/target"], "half of the batch succeeds"
+
+
+def test_demonstrations_of_other_tasks_are_not_drawn(recorded: Path, tmp_path: Path) -> None:
+    writer = LeRobotWriter(tmp_path / "two", fps=10)
+    for each in LeRobotReader(recorded).episodes():
+        writer.add(each)
+        writer.add(replace(each, instruction="pull it"))
+    writer.finish()
+
+    def read(folder: Path, *settings: str) -> TransitionBatch:
+        recipe = load_recipe("robot-cartpole", [*SAC, f"replay.demonstrations={folder}", *settings])
+        return read_demonstrations(recipe, algorithm_of(recipe).settings)
+
+    alone = read(recorded)
+    np.testing.assert_array_equal(read(tmp_path / "two").actions, alone.actions)
+    lift = "task.starts.instructions=[lift it]"
+    assert len(read(recorded, lift)) == len(alone), "a single instruction may have another text"
+    with pytest.raises(UserError, match="none of the instruction 'lift it'; its instructions are 'pull it', 'push"):
+        read(tmp_path / "two", lift)
 
 
 def test_iql_learns_offline_before_the_first_step_and_resumes(recorded: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """A world model is fitted along with the policy, and provides a part of its episodes."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from interlace.core.errors import UserError
 from interlace.models.published import newest_model
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.load import load_recipe
+from interlace.run.replay import open_learning
 from tests.support.robots import DOT, played, run
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
 
@@ -85,6 +88,7 @@ def test_the_model_may_have_devices_of_its_own(whole: Path) -> None:
         ("world_model.kind=latent", "predicts pictures alone"),
         ("model.robot.image_size=48", "predicts state vectors"),
         ("episode.imagined={chunks: 4}", "not bounded by the model's error"),
+        ("episode.env.settings.end_on_success=false", "solved by the last chunk of its episode"),
     ],
 )
 def test_what_cannot_be_imagined_is_refused(override: str, what: str) -> None:
@@ -118,3 +122,15 @@ def test_pictures_are_imagined_once_the_error_is_measured_and_a_stopped_run_cont
     run_recipe("robot-world-model-pixels", tmp_path, "stopped", settings, resume=True)
     assert played(tmp_path, "stopped")[-1] == played(tmp_path, "whole")[-1]
     assert equal_weights(final_weights(tmp_path, "stopped"), final_weights(tmp_path, "whole"))
+
+
+def test_a_world_model_learns_actions_as_the_simulator_executes_them(tmp_path: Path) -> None:
+    groups: Any = SimpleNamespace(others={"world_model": [None]})
+    for end in (1.0, 2.0):  # of the policy's range; Pendulum's ends at 2
+        recipe = load_recipe("robot-world-model-pixels", [f"model.robot.low=[{-end}]", f"model.robot.high=[{end}]"])
+        learning = open_learning(recipe, tmp_path / str(end), None, groups)
+        assert learning is not None and learning.world is not None
+        numbers = np.array([-3.0, 0.5, 1.5], np.float32)
+        found = [float(learning.world.decode(number[None].view(np.int32))[0, 0]) for number in numbers]
+        assert found == np.clip(end * numbers, -2, 2).tolist()
+        assert (learning.world.low, learning.world.high) == ((-2.0,), (2.0,))

@@ -9,6 +9,7 @@ draws each initial state.
 import pickle
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -52,6 +53,8 @@ NUM_GOALS = 50
 """Initial states of a task in a protocol."""
 _PLAIN = (np.ndarray, np.generic, float, int, bool, str, type(None))
 """Types of the environment's attributes that change in an episode; other attributes belong to the simulator."""
+_POSES = ("xpos", "site_xpos")
+"""Fields of MuJoCo's data into which attributes may be views, such as `init_left_pad`: they change with each step."""
 _VIDEO_SIDE = 192
 """Side of a video's pictures, in pixels."""
 _MODEL_FIELDS = ("body_pos", "site_pos")
@@ -76,6 +79,11 @@ class MetaWorldSettings(EnvSettings):
     """Side of the observation `image`, in pixels. If 0, no image."""
     camera: str = "corner2"
     """Camera of the observation `image` and of videos."""
+
+    @property
+    def rewards_chunks(self) -> bool:
+        """See EnvSettings."""
+        return self.light
 
     @model_validator(mode="before")
     @classmethod
@@ -177,7 +185,7 @@ class MetaWorld(Simulator):
         physics = np.empty(self._size)
         self._mujoco.mj_getState(env.model, env.data, physics, self._spec)
         fields = [getattr(env.model, name).copy() for name in _MODEL_FIELDS]
-        own = {name: _copy_value(value) for name, value in vars(env).items() if isinstance(value, _PLAIN)}
+        own = {name: _keep_value(env.data, value) for name, value in vars(env).items() if isinstance(value, _PLAIN)}
         return physics, fields, own, self._observation
 
     def load(self, state: object) -> None:
@@ -188,7 +196,7 @@ class MetaWorld(Simulator):
         self._mujoco.mj_setState(env.model, env.data, physics, self._spec)
         for name, value in zip(_MODEL_FIELDS, fields, strict=True):
             getattr(env.model, name)[:] = value
-        vars(env).update({name: _copy_value(value) for name, value in own.items()})
+        vars(env).update({name: _restore_value(env.data, value) for name, value in own.items()})
 
     def expert_action(self) -> Array:
         """Returns the action of MetaWorld's scripted policy for the task."""
@@ -202,6 +210,10 @@ class MetaWorld(Simulator):
 
     def render(self) -> NDArray[np.uint8]:
         """Draws the scene. Raises UserError without a renderer."""
+        # load() restores the physics alone: the poses that are drawn are those of the last simulated step, which may be
+        # another environment's.
+        for compute in (self._mujoco.mj_kinematics, self._mujoco.mj_comPos, self._mujoco.mj_camlight):
+            compute(self._env.model, self._env.data)
         return self._draw_camera(max(self.settings.image_size, _VIDEO_SIDE))
 
     def close(self) -> None:
@@ -233,5 +245,30 @@ class MetaWorld(Simulator):
             raise FloatingPointError("MuJoCo's state became unstable (NaN, infinite or huge)")
 
 
-def _copy_value(value: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class _PoseView:
+    """Attribute that is a view into MuJoCo's data, instead of numbers of its own."""
+
+    field: str
+    row: int
+
+
+def _keep_value(data: Any, value: Any) -> Any:
+    """Returns a copy of an attribute. A view into MuJoCo's data stays one, because rewards read it after each step."""
+    if not isinstance(value, np.ndarray):
+        return value
+    for field in () if value.flags.owndata else _POSES:
+        rows = getattr(data, field)
+        if value.shape == rows.shape[1:] and np.may_share_memory(value, rows):
+            return _PoseView(field, (_find_address(value) - _find_address(rows)) // rows.strides[0])
+    return value.copy()
+
+
+def _restore_value(data: Any, value: Any) -> Any:
+    if isinstance(value, _PoseView):
+        return getattr(data, value.field)[value.row]
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _find_address(array: NDArray[np.float64]) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -75,7 +75,19 @@ def _is_there(library: str) -> bool:
 
 
 def _answer_jobs(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
-    """Runs jobs: chunks of equal length together, then the others one by one."""
+    """Runs jobs. Jobs of one environment, such as the start and the chunks that restore an episode, run in order."""
+    answers: list[SlotAnswer] = []
+    batch: list[SlotJob] = []
+    for job in jobs:
+        if job.slot in [each.slot for each in batch]:
+            answers += _answer_batch(envs, batch)
+            batch = []
+        batch.append(job)
+    return answers + _answer_batch(envs, batch)
+
+
+def _answer_batch(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
+    """Runs jobs of different environments: chunks of equal length together, then the others one by one."""
     found: dict[int, SlotAnswer] = {}
     together: dict[tuple[int, ...], list[int]] = {}
     for place, job in enumerate(jobs):

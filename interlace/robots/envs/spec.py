@@ -26,7 +26,8 @@ class EnvSettings(Config):
     tasks: tuple[str, ...] = Field(min_length=1)
     """Names of the family's tasks; a task's id is its index in this list."""
     instructions: dict[str, str] = Field(default_factory=dict)
-    """Task -> instruction that replaces the family's."""
+    """Task -> instruction that replaces the family's, of environments that a program opens. A recipe has the texts in
+    task.starts.instructions."""
     horizon: int = Field(default=200, ge=1)
     """Actions of an episode, after which it is truncated."""
     action_repeat: int = Field(default=1, ge=1)
@@ -58,6 +59,11 @@ class EnvSettings(Config):
         if unknown := sorted(set(self.instructions) - set(self.tasks)):
             raise ValueError(f"instructions names {unknown[0]!r}, which is none of tasks = {list(self.tasks)}")
         return self
+
+    @property
+    def rewards_chunks(self) -> bool:
+        """True if the reward of a chunk is that of its last action alone, instead of the sum over its actions."""
+        return False
 
     def split_task(self, task: str) -> tuple[str, CameraChange | None]:
         """Returns the simulator's name of a task, and the change of its camera; None for none."""

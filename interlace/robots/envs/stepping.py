@@ -62,7 +62,7 @@ class SimulatorStates:
         place = self._find_place(one.start.task, slot)
         simulator = self.find(one.start.task, slot)
         if self._present.get(place) != slot:
-            self.save_present(one.start.task, slot)
+            self.leave(one.start.task, slot)
             simulator.load(one.state)
             self._present[place] = slot
         return simulator
@@ -72,6 +72,13 @@ class SimulatorStates:
         present = self._present.get(self._find_place(task, slot))
         if present is not None and present != slot:
             self.save(present)
+
+    def leave(self, task: int, slot: int) -> None:
+        """Saves the state as save_present() does. The simulator is then in no environment's state, so that a reset or a
+        load that fails changes no other environment.
+        """
+        self.save_present(task, slot)
+        self._present.pop(self._find_place(task, slot), None)
 
     def save(self, slot: int) -> None:
         """Saves an environment's state if a simulator is in it."""
@@ -275,7 +282,7 @@ class SimulatedEnvs(VectorEnv):
             self._simulators.slots[slot] = EnvSlot(start=start, state=kept[0], observation=kept[1])
             self._simulators.forget(slot)
             return kept[1]
-        self._simulators.save_present(start.task, slot)
+        self._simulators.leave(start.task, slot)
         try:
             simulator.reset(start.init_state, start.seed)
             observation = simulator.observe()

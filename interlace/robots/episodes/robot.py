@@ -233,6 +233,8 @@ class RobotEpisode:
 
     def inputs(self, observation: Observation, actions: ActionTokens) -> Inputs:
         """Returns the policy's input arrays for an observation, [1, ...] each."""
+        if self._own:  # a world model predicts what the policy reads, which is not scaled or cropped a second time
+            return {name: np.asarray(observation[name])[None] for name in actions.reads.shapes}
         found = dict(observation)
         if "state" in found:
             found["state"] = self._features.of(np.asarray(found["state"], np.float32))
@@ -288,10 +290,11 @@ def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> N
             f"an action of {family!r} is one of {choices} choices, and the policy's head gives continuous numbers. Set "
             f"model.robot.head=tokens and model.robot.bins={choices}, low=[-0.5] and high=[{choices - 0.5}]."
         )
-    if choices is not None and choices != actions.num_bins:
+    if choices is not None and _list_choices(actions) != list(range(choices)):
         raise UserError(
-            f"an action of {family!r} is one of {choices}, and the policy's has {actions.num_bins} bins. Set "
-            f"model.robot.bins={choices}, low=[-0.5] and high=[{choices - 0.5}]."
+            f"an action of {family!r} is one of {choices}, and the policy's {actions.num_bins} bins from "
+            f"{actions.low[0]:g} to {actions.high[0]:g} are not these. Set model.robot.bins={choices}, low=[-0.5] and "
+            f"high=[{choices - 0.5}]."
         )
     for name, shape in actions.reads.shapes.items():
         given = spec.observation.get(name)
@@ -310,6 +313,12 @@ def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> N
                 f"the policy reads {name} of shape {list(shape)}, and the episode gives {list(size)}. Set "
                 f"{_setting_of(name)}, so that both are alike."
             )
+
+
+def _list_choices(actions: ActionTokens) -> list[int]:
+    """Returns the choices of all bins of a policy with one number per action, as a simulator reads them."""
+    ids = actions.first_id + actions.step * np.arange(actions.num_bins)
+    return [int(number) for number in actions.decode(ids.astype(np.int32)).reshape(-1)]
 
 
 def _missing_array(name: str, family: str, there: list[str]) -> str:

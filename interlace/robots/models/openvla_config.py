@@ -10,7 +10,7 @@ import numpy as np
 from transformers import LlamaConfig
 
 from interlace.core.errors import UserError, nearest
-from interlace.models.action_tokens import action_statistics
+from interlace.models.action_tokens import action_statistics, range_names
 from interlace.models.config import GAUSSIAN, OPENVLA_TYPE
 from interlace.models.inputs import StateScaling
 from interlace.models.pictures import PictureSteps
@@ -72,7 +72,7 @@ class OpenVLAConfig(LlamaConfig):
     center_crop: bool | None = None
     """True if pictures are cropped, as after training with random crops. If None, True for LIBERO with `openvla`."""
     norm_stats: dict[str, Any] | None = None
-    """Data set -> `action`, with `q01`, `q99` and `mask`, and `proprio`."""
+    """Data set -> `action`, with `q01`, `q99` and `mask`, and `proprio`. Of ALOHA in OpenVLA-OFT, `min` and `max`."""
     unnorm_key: str | None = None
     """Data set whose statistics scale the actions; may be None if there is only one."""
     embodiment: str | None = None
@@ -132,8 +132,8 @@ class OpenVLAConfig(LlamaConfig):
     @property
     def action_size(self) -> int:
         """Size of an action."""
-        _, actions = action_statistics(self, self.unnorm_key)
-        return len(actions["q01"])
+        name, actions = action_statistics(self, self.unnorm_key)
+        return len(actions[range_names(self, name)[0]])
 
     @property
     def query_token_ids(self) -> list[int] | None:
@@ -163,12 +163,13 @@ class OpenVLAConfig(LlamaConfig):
             return None
         name, _ = action_statistics(self, self.unnorm_key)
         found = (self.norm_stats or {})[name].get("proprio", {})
-        if missing := [key for key in ("q01", "q99") if key not in found]:
+        ends = range_names(self, name)
+        if missing := [key for key in ends if key not in found]:
             raise UserError(
                 f"the policy reads a state, and norm_stats[{name!r}] has no proprio {missing[0]} to scale it by. Copy "
                 f"{oft.STATISTICS} of the policy's training into its folder."
             )
-        low, high = (np.asarray(found[key], np.float32) for key in ("q01", "q99"))
+        low, high = (np.asarray(found[key], np.float32) for key in ends)
         scaled = np.asarray(found.get("mask", np.ones(len(low), np.bool_)), np.bool_)
         return StateScaling(low=low, high=high, scaled=scaled)
 
@@ -201,7 +202,8 @@ def _parallel_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if not parts:
         return {}
     data_set = flat.get("unnorm_key")
-    chunk = oft.find_chunk([data_set] if data_set else list(flat.get("norm_stats") or {}))
+    data_sets = [data_set] if data_set else list(flat.get("norm_stats") or {})
+    chunk = oft.find_number(oft.CHUNKS, data_sets)
     found: dict[str, Any] = {"parallel_decoding": True, "is_causal": False}
     if "num_actions_chunk" not in flat:
         if chunk is None:
@@ -215,5 +217,5 @@ def _parallel_settings(flat: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         found |= {"action_head": GAUSSIAN, "head_width": shapes["model.fc1.bias"][0]}
     if oft.PROPRIO in parts:
         found["state_size"] = oft.part_shapes(parts[oft.PROPRIO])["fc1.weight"][1]
-        found.setdefault("num_images", flat.get("num_images", 2))
+        found["num_images"] = flat.get("num_images", oft.find_number(oft.NUM_IMAGES, data_sets) or 2)
     return found

@@ -39,6 +39,8 @@ NUM_ADDED = 2
 
 CHUNKS: Mapping[str, int] = {"libero": 8, "bridge": 5, "aloha": 25}
 """Word in the name of the data set -> actions of a chunk, which OpenVLA-OFT fixes for a robot."""
+NUM_IMAGES: Mapping[str, int] = {"aloha": 3}
+"""Word in the name of the data set -> cameras, if they are not the usual two."""
 
 
 def find_parts(folder: Path) -> dict[str, Path]:
@@ -66,12 +68,12 @@ def read_statistics(folder: Path) -> dict[str, object]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def find_chunk(data_sets: Sequence[str]) -> int | None:
-    """Returns the actions of a chunk for the first data set whose name determines them."""
+def find_number(numbers: Mapping[str, int], data_sets: Sequence[str]) -> int | None:
+    """Returns the number of the first data set whose name determines it. numbers: such as CHUNKS."""
     for name in data_sets:
-        for word, chunk in CHUNKS.items():
+        for word, number in numbers.items():
             if word in name.lower():
-                return chunk
+                return number
     return None
 
 

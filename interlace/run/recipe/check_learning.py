@@ -25,6 +25,7 @@ def check_learning(recipe: Recipe) -> None:
     _check_off_policy(recipe)
     _check_expert(recipe)
     _check_data_sets(recipe)
+    _check_demonstrated_rewards(recipe)
     _check_world_model(recipe)
 
 
@@ -32,6 +33,8 @@ def _check_world_model(recipe: Recipe) -> None:
     """Raises UserError for a world model without data or use, and for imagined episodes without a world model."""
     episode = recipe.episode
     imagined = episode.imagined if isinstance(episode, RobotConfig) else None
+    if recipe.world_model is not None and isinstance(episode, RobotConfig):
+        _check_end(episode)
     if recipe.world_model is not None and recipe.replay is None:
         raise UserError(
             "world_model is fitted to trajectories that are kept, and the recipe keeps none. Add "
@@ -57,6 +60,15 @@ def _check_world_model(recipe: Recipe) -> None:
         )
     if recipe.world_model is not None:
         _check_kind(recipe.world_model.kind, recipe.model.robot, imagined)
+
+
+def _check_end(episode: RobotConfig) -> None:
+    """Raises UserError for episodes that continue after a success, whose chunk a sample does not name."""
+    if not find_family(episode.env.family, episode.env.settings)[1].end_on_success:
+        raise UserError(
+            "world_model learns that a task was solved by the last chunk of its episode, and with "
+            "episode.env.settings.end_on_success=false episodes continue after it. Remove the setting, or world_model."
+        )
 
 
 def _check_kind(kind: str, robot: RobotShape | None, imagined: ImaginationConfig | None) -> None:
@@ -155,6 +167,18 @@ def _check_off_policy(recipe: Recipe) -> None:
         )
 
 
+def _check_demonstrated_rewards(recipe: Recipe) -> None:
+    """Raises UserError if the rewards of demonstrations and of the policy's episodes are of different sizes."""
+    episode = recipe.episode
+    if recipe.replay is None or recipe.replay.demonstrations is None or not isinstance(episode, RobotConfig):
+        return
+    if episode.reward == "return" and find_family(episode.env.family, episode.env.settings)[1].rewards_chunks:
+        raise UserError(
+            "replay.demonstrations have the rewards of all actions, and with episode.env.settings.light=true a chunk "
+            "of the policy has that of its last action alone. Set light=false, or episode.reward=success."
+        )
+
+
 def _check_draws(recipe: Recipe) -> None:
     """Raises UserError for demonstrations and priorities that an off-policy algorithm cannot draw."""
     name, replay = recipe.algorithm.name, recipe.replay
@@ -218,6 +242,11 @@ def _check_expert(recipe: Recipe) -> None:
 
 def _check_tasks(recipe: Recipe) -> None:
     env, sets = simulators_of(recipe.episode), recipe.task.heldout_sets
+    if env is not None and find_family(env.family, env.settings)[1].instructions:
+        raise UserError(
+            "episode.env.settings.instructions are texts of the simulators, and the policy reads those of its starts "
+            "or rows. Remove the setting, and write the texts in task.starts.instructions."
+        )
     given = {"task.starts": recipe.task.starts}
     given |= {f"task.heldout_sets.{name}.starts": source.starts for name, source in sets.items()}
     for section, starts in given.items():

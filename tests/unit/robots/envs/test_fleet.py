@@ -88,20 +88,23 @@ async def use_all_but_one(fleet: EnvFleet) -> tuple[list[list[SlotChunk]], int]:
     return await asyncio.gather(*(walk(fleet, index, size=0.01) for index in range(4))), 0
 
 
-def test_a_process_that_is_told_to_stop_costs_no_episode() -> None:
+@pytest.mark.parametrize("family", [WALK, f"{WALK}sTogether"])
+def test_a_process_that_is_told_to_stop_costs_no_episode(family: str) -> None:
     async def use(fleet: EnvFleet) -> object:
         async with fleet.episode(Start(task=0, init_state=0)) as env:
-            await env.chunk_step(np.ones((2, 1)))
+            for _ in range(2):
+                await env.chunk_step(np.full((2, 1), 0.5))
             (child,) = fleet._servers[0]._children
             os.kill(child.process.pid, signal.SIGTERM)
-            return await env.chunk_step(np.ones((2, 1)))
+            return await env.chunk_step(np.full((2, 1), 0.5))
 
     async def undisturbed(fleet: EnvFleet) -> object:
         async with fleet.episode(Start(task=0, init_state=0)) as env:
-            await env.chunk_step(np.ones((2, 1)))
-            return await env.chunk_step(np.ones((2, 1)))
+            for _ in range(2):
+                await env.chunk_step(np.full((2, 1), 0.5))
+            return await env.chunk_step(np.full((2, 1), 0.5))
 
-    found, expected = with_fleet(use, workers=1), with_fleet(undisturbed, workers=1)
+    found, expected = with_fleet(use, workers=1, family=family), with_fleet(undisturbed, workers=1, family=family)
     np.testing.assert_array_equal(found.observation["state"], expected.observation["state"])
 
 

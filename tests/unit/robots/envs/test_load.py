@@ -93,3 +93,24 @@ def test_a_reset_that_breaks_says_so() -> None:
     envs = SimulatedEnvs(NoStart, NoStart.Settings(tasks=("left",)), 1)
     with pytest.raises(SimulatorError, match="no such scene"):
         envs.reset(seeds=[0], task_ids=[0], init_state_ids=[0])
+
+
+def test_a_reset_that_breaks_changes_no_other_environment() -> None:
+    from interlace.robots.envs.stepping import SimulatedEnvs
+    from tests.contract.envs import Walk
+
+    class Shared(Walk):
+        swaps = True
+
+        def reset(self, init_state: int, seed: int) -> None:
+            super().reset(init_state, seed)
+            if init_state == 9:
+                self.place = 50.0
+                raise OSError("no such scene")
+
+    envs = SimulatedEnvs(Shared, Shared.Settings(tasks=("left",)), 2)
+    before = envs.reset(seeds=[0], task_ids=[0], init_state_ids=[1], slots=[0])
+    with pytest.raises(SimulatorError, match="no such scene"):
+        envs.reset(seeds=[0], task_ids=[0], init_state_ids=[9], slots=[1])
+    after = envs.chunk_step([[[0.1]]], slots=[0]).observation
+    assert abs(after["state"][0, 0] - before["state"][0, 0]) < 1

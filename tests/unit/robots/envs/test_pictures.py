@@ -38,6 +38,21 @@ def test_metaworld_draws_or_says_what_to_install() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::glfw.GLFWError")
+def test_a_drawn_environment_is_not_the_one_that_was_simulated_last() -> None:
+    try:
+        envs = metaworld(image_size=48)
+    except UserError as error:
+        pytest.skip(f"nothing here draws: {error}")
+    envs.reset(seeds=[0, 0], task_ids=[0, 0], init_state_ids=[1, 2])
+    envs.chunk_step(np.ones((1, 8, 4), np.float32), slots=[0])
+    drawn = envs.render([0])[0]
+    envs.chunk_step(-np.ones((1, 8, 4), np.float32), slots=[1])
+    assert (envs.render([1])[0] != drawn).any()
+    np.testing.assert_array_equal(envs.render([0])[0], drawn)
+    envs.close()
+
+
+@pytest.mark.filterwarnings("ignore::glfw.GLFWError")
 @pytest.mark.parametrize("camera", ["corner", "corner2", "corner3"])
 def test_metaworld_s_pictures_are_upright_and_not_mirrored(camera: str) -> None:
     try:

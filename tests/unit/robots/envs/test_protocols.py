@@ -37,6 +37,32 @@ def test_a_protocol_has_fifty_states_and_ml_hides_the_goal(benchmark: str | None
     envs.close()
 
 
+@pytest.mark.parametrize("task", ["pick-place-v3", "sweep-v3", "door-lock-v3"])
+def test_rewards_do_not_depend_on_other_environments(task: str) -> None:
+    pytest.importorskip("metaworld")
+    actions = np.random.default_rng(0).uniform(-1, 1, (4, 1, 5, 4))
+    found = []
+    for num_envs in (1, 2):
+        envs = create_envs("metaworld", {"tasks": [task], "horizon": 50}, num_envs)
+        envs.reset(seeds=[0] * num_envs, task_ids=[0] * num_envs, init_state_ids=range(num_envs))
+        found.append([])
+        for chunk in actions:
+            for slot in reversed(range(num_envs)):
+                result = envs.chunk_step(chunk, slots=[slot])
+            found[-1].append(result.reward[0])
+        [state] = envs.get_state([0])
+        fresh = create_envs("metaworld", {"tasks": [task], "horizon": 50}, 1)
+        fresh.set_state([state])  # as in another process
+        found[-1].append(fresh.chunk_step(actions[0]).reward[0])
+        for each in (envs, fresh):
+            each.close()
+    np.testing.assert_array_equal(found[0], found[1])
+    again = create_envs("metaworld", {"tasks": [task], "horizon": 50}, 1)
+    again.reset(seeds=[0], task_ids=[0], init_state_ids=[0])
+    np.testing.assert_array_equal([again.chunk_step(chunk).reward[0] for chunk in [*actions, actions[0]]], found[0])
+    again.close()
+
+
 def test_a_camera_moves_and_turns_about_its_own_axes() -> None:
     # Looks along world y: its axes are right = x, up = z, backwards = -y.
     turned = np.array([np.cos(np.pi / 4), np.sin(np.pi / 4), 0, 0])

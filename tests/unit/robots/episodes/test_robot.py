@@ -1,6 +1,7 @@
 """In a robot's episode, observations become prompts, and tokens become actions."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt, SamplingParams
 from interlace.models.action_tokens import ActionTokens
-from interlace.models.inputs import InputEmbedding
+from interlace.models.inputs import InputEmbedding, StateScaling
+from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.episodes.robot import RobotConfig, check_spaces
+from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, check_spaces
 from interlace.robots.features import Feature, StateFeatures
+from interlace.robots.world_model.imagination import ImaginationConfig
 from interlace.rollouts.envs.spec import ActionSpec, ArraySpec, EnvSpec
 
 READS = InputEmbedding(placeholder=50, per_observation=2, shapes={"state": (3,)})
@@ -76,6 +79,11 @@ def test_features_are_offsets_centred_scaled_and_cut():
             {"action": ActionSpec(low=np.zeros(1, np.float32), high=np.ones(1, np.float32), num_choices=2)},
             "bins=2",
         ),
+        (
+            {"low": -np.ones(1, np.float32), "high": np.ones(1, np.float32), "num_bins": 2},
+            {"action": ActionSpec(low=np.zeros(1, np.float32), high=np.ones(1, np.float32), num_choices=2)},
+            r"2 bins from -1 to 1 are not these. Set model.robot.bins=2, low=\[-0.5\] and high=\[1.5\]",
+        ),
     ],
 )
 def test_a_policy_that_cannot_serve_a_simulator_is_refused(given, simulator, words):
@@ -92,3 +100,15 @@ def test_a_text_model_is_no_robots_policy():
     prompt = Prompt(uid="a", token_ids=np.array([1], np.int32), text="", answer="", metadata={"task": 0})
     with pytest.raises(UserError, match="tiny:vla"):
         asyncio.run(RobotEpisode(config()).run(prompt, Session()))
+
+
+def test_an_imagined_observation_is_not_prepared_again() -> None:
+    ones = np.ones(3, np.float32)
+    scaling = StateScaling(low=0 * ones, high=10 * ones, scaled=np.ones(3, np.bool_))
+    policy = actions(reads=replace(READS, state=scaling))
+    imagined = ImaginationConfig(max_error=1.0, published_in="models")
+    episode = RobotEpisode(config(imagined=imagined))
+    seen = episode.inputs({"state": np.array([1, 5, 9], np.float32)}, policy)["state"]
+    np.testing.assert_allclose(seen, [[-0.8, 0, 0.8]], atol=1e-6)
+    dream = RobotEpisode(config(imagined=imagined).dreams(policy.chunk), EnvFleet(imagined.environments(policy.chunk)))
+    np.testing.assert_array_equal(dream.inputs({"state": seen[0]}, policy)["state"], seen)

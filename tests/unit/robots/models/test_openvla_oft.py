@@ -154,3 +154,23 @@ def test_statistics_of_the_state_must_be_in_the_folder(tmp_path: Path) -> None:
     model = load_model(ModelConfig(path=str(tmp_path / "oft"))).model
     with pytest.raises(UserError, match=r"reads a state, .* no proprio q01 .* Copy dataset_statistics.json"):
         action_tokens(model.config)
+
+
+def test_aloha_is_scaled_by_minimum_and_maximum_and_has_a_third_camera(tmp_path: Path) -> None:
+    openvla_oft_folder(tmp_path / "oft")
+    file = tmp_path / "oft" / "dataset_statistics.json"
+    found = json.loads(file.read_text())[DATA_SET]
+    actions = found["action"] | {"min": [-3.0] * SIZE, "max": [2.0] * SIZE, "mask": [True] * SIZE}
+    states = found["proprio"] | {"min": [-4.0] * PROPRIO, "max": [1.0] * PROPRIO}
+    file.write_text(json.dumps({"aloha1_fold_shirt": {"action": actions, "proprio": states}}))
+    config = json.loads((tmp_path / "oft" / "config.json").read_text())
+    settings: dict[str, object] = {"unnorm_key": "aloha1_fold_shirt", "num_actions_chunk": CHUNK}
+    (tmp_path / "oft" / "config.json").write_text(json.dumps({**config, **settings}))
+    with pytest.raises(UserError, match="reads 3 cameras, and image and wrist_image are supported"):
+        action_tokens(load_model(ModelConfig(path=str(tmp_path / "oft"))).model.config)
+    settings["num_images"] = 2
+    (tmp_path / "oft" / "config.json").write_text(json.dumps({**config, **settings}))
+    tokens = action_tokens(load_model(ModelConfig(path=str(tmp_path / "oft"))).model.config)
+    assert tokens is not None and tokens.reads.state is not None
+    assert tokens.low.tolist() == [-3.0] * SIZE and tokens.high.tolist() == [2.0] * SIZE
+    assert tokens.reads.state.low.tolist() == [-4.0] * PROPRIO and tokens.reads.state.high.tolist() == [1.0] * PROPRIO

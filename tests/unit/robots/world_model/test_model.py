@@ -8,6 +8,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import FINAL, Prompt, Sample, SampleKey, Segment
+from interlace.models.published import publish_model
 from interlace.robots.envs.load import create_envs
 from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
 from interlace.robots.world_model.load import load_world_model
@@ -88,6 +89,28 @@ def test_imagined_episodes_follow_the_real_ones_and_end_where_the_ensemble_disag
         np.testing.assert_allclose(
             result.observation["state"], model.predict(starts[:4], chunks[:4, 0]).next_states, atol=1e-5
         )
+
+
+def test_an_imagined_episode_keeps_the_model_of_its_reset(tmp_path: Path) -> None:
+    starts, actions, found = np.zeros((4, 2), np.float32), np.full((1, 2, 1), 0.5, np.float32), []
+    for interferes in (False, True):
+        folder = tmp_path / str(interferes)
+
+        def publish(step: int, folder: Path = folder) -> None:
+            publish_model(folder, step, lambda own: EnsembleModel(CONFIG, seed=step).save(own, starts))
+
+        publish(1)
+        settings = {"tasks": ["dream"], "horizon": 12, "model": str(folder), "max_disagreement": 1e9}
+        envs = create_envs("imagined", settings, 2)
+        envs.reset(seeds=[0], task_ids=[0], init_state_ids=[0], slots=[0])
+        publish(2)
+        if interferes:
+            envs.reset(seeds=[0], task_ids=[0], init_state_ids=[1], slots=[1])
+        found += [envs.chunk_step(actions, slots=[0]).observation["state"]]
+        later = envs.reset(seeds=[0], task_ids=[0], init_state_ids=[0], slots=[0])["state"]
+        assert (envs.chunk_step(actions, slots=[0]).observation["state"] != found[-1]).any(), "a reset has the newest"
+        np.testing.assert_array_equal(later, starts[:1])
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_the_same_data_and_seed_give_the_same_model() -> None:

@@ -25,6 +25,7 @@ DOT = (
 
 SWITCHES = "episode.env={family: gymnasium, settings: {tasks: ['tests.support.odd_gym:Switches-v0']}}"
 CLASSIC = "episode.env={family: gymnasium, settings: {tasks: [CartPole-v1]}}"
+CHOICES = ("model.robot.bins=2", "model.robot.low=[-0.5]", "model.robot.high=[1.5]")
 CARTPOLE = "episode.env={family: gymnasium, num_envs: 100000000, settings: {tasks: [CartPole-v1]}}"
 
 
@@ -53,6 +54,8 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
         ((robot(), "task.starts.instructions=[a, b, c]"), r"instruction 'c' .* is of task 2, .* has 2: near, far"),
         ((robot(), "task.starts.tasks=[7]"), r"is of task 7"),
         ((robot(state_size=1), "episode.features=[{of: [2]}]"), r"place 2 of a state of 2 numbers"),
+        ((robot(), "episode.features=[{of: [0], scale: [0]}]"), r"scale = \[0.0\] divides by 0"),
+        ((robot(), "model.robot.low=[1]"), r"a range from low = 1 to high = 1 is empty"),
         ((robot(), SWITCHES), r"its actions are MultiDiscrete\(\[2 3\]\); they must be a Box or a Discrete"),
         ((robot(), CARTPOLE), r"100000000 environments of 'gymnasium' .* env.num_envs to"),
         ((robot(), "episode.env.family=tests.unit.robots.envs.blind:Pictured"), r"cannot be drawn"),
@@ -61,12 +64,20 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
             r"an action of 'gymnasium' is one of 2 choices, and the policy's head gives continuous numbers. Set model",
         ),
         (
-            (robot(state_size=4, chunk=1), "model.robot.image_size=64", "model.robot.bins=2", CLASSIC),
+            (robot(state_size=4, chunk=1), "model.robot.image_size=64", *CHOICES, CLASSIC),
             r"reads the camera 'image', and environments of 'gymnasium' render none .* episode.env.settings.image_size",
         ),
         (
             (robot(), "model.robot.image_size=64"),
             r"reads image of shape \[64, 64, 3\], and the episode gives \[42, 42, 3\]",
+        ),
+        (
+            (robot(), "episode.env.settings={tasks: [near], horizon: 3, instructions: {near: go there}}"),
+            r"the policy reads those of its starts or rows. Remove the setting",
+        ),
+        (
+            (robot(), "warmup={steps: 2, experts: {episodes: 1, dataset: demos, noise: [0.3]}}"),
+            r"noise = \[0.3\] is of a scripted expert, and the episodes of dataset = demos are recorded already",
         ),
         (
             (robot(), "model.robot.head=flow", "model.robot.flow={steps: 0}"),
@@ -102,6 +113,15 @@ def test_one_that_can_is_not() -> None:
     assert check_recipe(load_recipe("robot-cartpole", [*DOT, robot()])).num_train_prompts == 16
 
 
+def test_updates_are_counted_as_the_algorithm_makes_them() -> None:
+    for recipe, changed, updates in (
+        ("robot-cartpole", ["epochs=3"], 20 * 4 * 3),
+        ("robot-awr", [], 12 * 16 * 8),
+        ("robot-dagger", [], 16 * 20),
+    ):
+        assert check_recipe(load_recipe(recipe, ["cluster.devices=cpu:1", *changed])).num_updates == updates
+
+
 def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_starts(tmp_path: Path) -> None:
     def write(name: str, size: int, *, done: bool) -> Path:
         writer = LeRobotWriter(tmp_path / name, fps=10)
@@ -130,6 +150,10 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_star
     assert "warmup.experts.dataset=" in refuse(whole, warmup)
     assert "turns_per_update=1 has no half" in refuse(whole, "algorithm.turns_per_update=1")
     check_settings(load_recipe("robot-sac", [f"replay.demonstrations={whole}"]))
+    reach = ["episode.env.settings.reward=dense", "episode.reward=return"]
+    four = load_recipe("robot-sac-reach", [f"replay.demonstrations={write('four', 4, done=True)}", *reach])
+    with pytest.raises(UserError, match=r"its last action alone. Set light=false"):
+        check_settings(four)
 
 
 def test_a_warm_up_of_a_robot_without_experts_is_refused() -> None:
