@@ -59,8 +59,8 @@ def pages() -> Mapping[str, str]:
 def settings_page() -> str:
     """Returns the reference of all settings of a recipe."""
     parts = [
-        f"# Settings\n\n{NOTE}\n\nAll keys of a recipe. `interlace train RECIPE KEY=VALUE` changes a key; a mapping for a\n"
-        "section changes the keys that it has, unless it names another algorithm, schedule, reward or source.\n"
+        f"# Settings\n\n{NOTE}\n\nAll keys of a recipe. `interlace train RECIPE KEY=VALUE` changes a key; a mapping\n"
+        "for a section changes the keys that it has, unless it names another algorithm, schedule, reward or source.\n"
         "A section with the default `none` is absent unless it is set. A section as another one has the keys that\n"
         "both share, in addition to the keys listed below it. A setting that only some choices have begins with their\n"
         "names.",
