@@ -65,13 +65,20 @@ class EngineControl:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _obey_file(self, file: Path) -> None:
+        """Executes the command of a file and answers it. Its sender may remove the file at any time."""
         try:
-            command = EngineCommand(**json.loads(file.read_text(encoding="utf-8")))
-            said = await self.carry_out(command)
+            text = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return  # the sender does not wait for it any longer
+        try:
+            said = await self.carry_out(EngineCommand(**json.loads(text)))
         except (InterlaceError, TypeError, ValueError) as error:
             said = f"error: {error}"
-        write_atomic(file.with_suffix(".answer"), said)
-        file.unlink()
+        if file.exists():
+            write_atomic(file.with_suffix(".answer"), said)
+            file.unlink(missing_ok=True)
+        else:
+            self._pool.membership.notes.add(f"a command whose sender did not wait for it: {said}")
 
     async def carry_out(self, command: EngineCommand) -> str:
         """Executes a command. Returns a description of the result. Raises UserError or InterlaceError on failure."""

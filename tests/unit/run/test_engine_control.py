@@ -1,6 +1,7 @@
-"""Changes of a run's engines by its file of addresses."""
+"""Changes of a run's engines by its file of addresses and by commands."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -39,5 +40,33 @@ def test_a_server_that_was_added_to_the_file_while_the_run_started_joins(
         for _ in range(20):
             await asyncio.sleep(0)
         assert asked == [(1, "http://b:2")]
+
+    asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
+
+
+def test_commands_whose_senders_gave_up_do_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_control, "LOOK_EVERY_S", 0)
+    commands = tmp_path / "engines" / "commands"
+    commands.mkdir(parents=True)
+    for number in (1, 2):
+        text = json.dumps({"verb": "add", "engine": str(number)})
+        (commands / f"{number}.json").write_text(text)
+
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine().pool(cluster, 1)
+
+        async def launch(number: int, _: str | None) -> RolloutGroup:
+            for file in commands.glob("*.json"):  # as `interlace engines` does when it has waited too long
+                file.unlink()
+            other = await OneEngine().pool(cluster, 1)
+            return other.drivers[0].group
+
+        cluster.spawn(EngineControl(pool, commands.parent, None, launch).run(), name="engine control")
+        while len(pool.drivers) < 2:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(pool.drivers) == 2
+        assert not list(commands.glob("2.*"))
 
     asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
