@@ -52,6 +52,8 @@ class EngineControl:
         """Address of each engine, by the name of its group."""
         self._next = len(names)
         self._seen_file: tuple[str, ...] | None = None
+        """Addresses of the file whose changes were made."""
+        self._last_read: tuple[str, ...] | None = None
         self._written = ""
 
     async def run(self) -> None:
@@ -151,6 +153,9 @@ class EngineControl:
             listed = read_urls(self._kind.config.urls_file)
         except (UserError, OSError):
             return  # the file is being replaced
+        last, self._last_read = self._last_read, listed
+        if listed != last:
+            return  # a program that writes the file in place has emptied it first: its servers would drain
         before, self._seen_file = self._seen_file, listed
         if before is None:  # the file may have changed while the run started
             before = tuple(url for url in self._urls.values() if url not in self._kind.config.urls)

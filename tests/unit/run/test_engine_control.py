@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from interlace.core.errors import UserError
 from interlace.engines.rollout.config import AddressConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.rollouts.role_groups import RolloutGroup
@@ -37,9 +38,36 @@ def test_a_server_that_was_added_to_the_file_while_the_run_started_joins(
         cluster.spawn(EngineControl(pool, tmp_path / "engines", kind, launch).run(), name="engine control")
         while len(pool.drivers) < 2:
             await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await _wait_turns(20)
         assert asked == [(1, "http://b:2")]
+
+    asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
+
+
+def test_an_empty_file_that_is_being_written_drains_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_control, "LOOK_EVERY_S", 0)  # one look in each turn of the event loop
+    listed = tmp_path / "urls"
+    listed.write_text("http://a:1\n")
+
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine().pool(cluster, 1)
+        notes: list[str] = []
+        pool.membership.notes.follow(notes.append)
+
+        async def launch(number: int, url: str | None) -> RolloutGroup:
+            raise UserError(f"no server is added: {number}, {url}")
+
+        kind = create_kind(AddressConfig(urls_file=str(listed)))
+        cluster.spawn(EngineControl(pool, tmp_path / "engines", kind, launch).run(), name="engine control")
+        await _wait_turns(20)
+        listed.write_text("")
+        await _wait_turns(1)
+        listed.write_text("http://a:1\n")
+        await _wait_turns(20)
+        assert notes == []
+        listed.write_text("")
+        await _wait_turns(20)
+        assert notes == ["drain http://a:1: rollout/0 is the last engine: add another before it leaves."]
 
     asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
 
@@ -64,9 +92,13 @@ def test_commands_whose_senders_gave_up_do_not_end_the_run(tmp_path: Path, monke
         cluster.spawn(EngineControl(pool, commands.parent, None, launch).run(), name="engine control")
         while len(pool.drivers) < 2:
             await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await _wait_turns(20)
         assert len(pool.drivers) == 2
         assert not list(commands.glob("2.*"))
 
     asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
+
+
+async def _wait_turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
