@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -37,16 +37,23 @@ class EngineControl:
     """Executes changes of a run's engines, and writes the list of engines."""
 
     def __init__(
-        self, pool: EnginePool, folder: Path, kind: object, launch: Launch, *, most_engines: int | None = None
+        self,
+        pool: EnginePool,
+        folder: Path,
+        kind: object,
+        launch: Launch,
+        *,
+        most_engines: int | None = None,
+        urls: Sequence[str] = (),
     ) -> None:
         """folder: of the run's engines. kind: the kind of its engines. launch: starts an added engine.
 
         most_engines: number of engines that the devices of the placement can have. If None, as many as now.
+        urls: of the pool's engines, if they are at addresses.
         """
         self._most_engines = len(pool.drivers) if most_engines is None else most_engines
         self._pool, self._folder, self._launch = pool, folder, launch
         self._kind = kind if isinstance(kind, AddressKind) else None
-        urls = self._kind.urls if self._kind else ()
         names = [driver.group.name for driver in pool.drivers]
         self._urls: dict[str, str] = dict(zip(names, urls, strict=False))
         """Address of each engine, by the name of its group."""

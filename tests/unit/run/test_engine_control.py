@@ -27,7 +27,7 @@ def test_a_server_that_was_added_to_the_file_while_the_run_started_joins(
 
     async def flow(cluster: Cluster) -> None:
         pool = await OneEngine().pool(cluster, 1)
-        listed.write_text("http://a:1\nhttp://b:2\n")  # one engine was started, for the first address
+        listed.write_text("http://b:2\nhttp://a:1\n")  # it had the second address, for which one engine was started
 
         async def launch(number: int, url: str | None) -> RolloutGroup:
             asked.append((number, url))
@@ -35,7 +35,8 @@ def test_a_server_that_was_added_to_the_file_while_the_run_started_joins(
             return other.drivers[0].group
 
         kind = create_kind(AddressConfig(urls_file=str(listed)))
-        cluster.spawn(EngineControl(pool, tmp_path / "engines", kind, launch).run(), name="engine control")
+        control = EngineControl(pool, tmp_path / "engines", kind, launch, urls=["http://a:1"])
+        cluster.spawn(control.run(), name="engine control")
         while len(pool.drivers) < 2:
             await asyncio.sleep(0)
         await _wait_turns(20)
@@ -58,7 +59,8 @@ def test_an_empty_file_that_is_being_written_drains_no_server(tmp_path: Path, mo
             raise UserError(f"no server is added: {number}, {url}")
 
         kind = create_kind(AddressConfig(urls_file=str(listed)))
-        cluster.spawn(EngineControl(pool, tmp_path / "engines", kind, launch).run(), name="engine control")
+        control = EngineControl(pool, tmp_path / "engines", kind, launch, urls=["http://a:1"])
+        cluster.spawn(control.run(), name="engine control")
         await _wait_turns(20)
         listed.write_text("")
         await _wait_turns(1)
