@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -37,21 +37,30 @@ class EngineControl:
     """Executes changes of a run's engines, and writes the list of engines."""
 
     def __init__(
-        self, pool: EnginePool, folder: Path, kind: object, launch: Launch, *, most_engines: int | None = None
+        self,
+        pool: EnginePool,
+        folder: Path,
+        kind: object,
+        launch: Launch,
+        *,
+        most_engines: int | None = None,
+        urls: Sequence[str] = (),
     ) -> None:
         """folder: of the run's engines. kind: the kind of its engines. launch: starts an added engine.
 
         most_engines: number of engines that the devices of the placement can have. If None, as many as now.
+        urls: of the pool's engines, if they are at addresses.
         """
         self._most_engines = len(pool.drivers) if most_engines is None else most_engines
         self._pool, self._folder, self._launch = pool, folder, launch
         self._kind = kind if isinstance(kind, AddressKind) else None
-        urls = self._kind.urls if self._kind else ()
         names = [driver.group.name for driver in pool.drivers]
         self._urls: dict[str, str] = dict(zip(names, urls, strict=False))
         """Address of each engine, by the name of its group."""
         self._next = len(names)
         self._seen_file: tuple[str, ...] | None = None
+        """Addresses of the file whose changes were made."""
+        self._last_read: tuple[str, ...] | None = None
         self._written = ""
 
     async def run(self) -> None:
@@ -65,13 +74,20 @@ class EngineControl:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _obey_file(self, file: Path) -> None:
+        """Executes the command of a file and answers it. Its sender may remove the file at any time."""
         try:
-            command = EngineCommand(**json.loads(file.read_text(encoding="utf-8")))
-            said = await self.carry_out(command)
+            text = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return  # the sender does not wait for it any longer
+        try:
+            said = await self.carry_out(EngineCommand(**json.loads(text)))
         except (InterlaceError, TypeError, ValueError) as error:
             said = f"error: {error}"
-        write_atomic(file.with_suffix(".answer"), said)
-        file.unlink()
+        if file.exists():
+            write_atomic(file.with_suffix(".answer"), said)
+            file.unlink(missing_ok=True)
+        else:
+            self._pool.membership.notes.add(f"a command whose sender did not wait for it: {said}")
 
     async def carry_out(self, command: EngineCommand) -> str:
         """Executes a command. Returns a description of the result. Raises UserError or InterlaceError on failure."""
@@ -144,6 +160,9 @@ class EngineControl:
             listed = read_urls(self._kind.config.urls_file)
         except (UserError, OSError):
             return  # the file is being replaced
+        last, self._last_read = self._last_read, listed
+        if listed != last:
+            return  # a program that writes the file in place has emptied it first: its servers would drain
         before, self._seen_file = self._seen_file, listed
         if before is None:  # the file may have changed while the run started
             before = tuple(url for url in self._urls.values() if url not in self._kind.config.urls)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
 from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.rollout.kinds.address import AddressKind
 from interlace.engines.train.config import TrainConfig
 from interlace.engines.train.place import join_ranks, torch_device
 from interlace.models.loading import empty_model
@@ -41,6 +42,19 @@ async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: Wrap | None 
     source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap, longest=longest)
     worker = wrap_engine(RolloutWorker, partial(make_rollout_engine, source))
     return cast("list[RolloutGroup]", await launch_instances(cluster, recipe, role_named("rollout"), worker, 0))
+
+
+def fix_addresses(recipe: Recipe) -> Recipe:
+    """Returns a recipe with the addresses of `rollout.urls_file` in `rollout.urls`, and without the file.
+
+    An engine finds its server by its number, also when its process starts again. Another line in the file would change
+    the server of each later number.
+    """
+    kind = create_kind(recipe.rollout)
+    if not isinstance(kind, AddressKind) or not kind.urls:
+        return recipe
+    rollout = kind.config.model_copy(update={"urls": kind.urls, "urls_file": None})
+    return recipe.model_copy(update={"rollout": rollout})
 
 
 async def launch_joiner(cluster: Cluster, sources: ModelSources, number: int, url: str | None) -> RolloutGroup:

@@ -28,7 +28,7 @@ from interlace.run.callbacks import Callbacks
 from interlace.run.engine_control import EngineControl
 from interlace.run.evaluator import Evaluator
 from interlace.run.host import Hosted, host
-from interlace.run.launch_services import launch_joiner
+from interlace.run.launch_services import fix_addresses, launch_joiner
 from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.offline import OfflineSession
 from interlace.run.online import ScheduleChanger
@@ -170,7 +170,7 @@ class _PolicySession(RunProcess):
             self._progress.say(f"offline updates from the demonstrations are done: {shown}")
 
     async def _host_flow(self, cluster: Cluster, stream: PromptStream) -> Hosted:
-        recipe = imagining(self._recipe, self._folder.path)
+        recipe = fix_addresses(imagining(self._recipe, self._folder.path))
         groups, sources = await self._launch(cluster, recipe, len(self._prompts.longest.token_ids))
         await self._say_how_it_computes(groups)
         self._progress.say(await join_weights(groups, recipe))
@@ -182,9 +182,9 @@ class _PolicySession(RunProcess):
         hosted.run.redraws.notes.follow(self._progress.say)
         pool.membership.notes.follow(self._progress.say)
         if pool.membership.rules.may_change:
-            kind, launch = engine_kind_of(recipe.rollout), partial(launch_joiner, cluster, sources)
-            most = len(cluster.place("rollout"))
-            control = EngineControl(pool, self._folder.engines, kind, launch, most_engines=most)
+            kind, launch = engine_kind_of(self._recipe.rollout), partial(launch_joiner, cluster, sources)
+            most, urls = len(cluster.place("rollout")), getattr(recipe.rollout, "urls", ())
+            control = EngineControl(pool, self._folder.engines, kind, launch, most_engines=most, urls=urls)
             cluster.spawn(control.run(), name="engine control")
         return hosted
 

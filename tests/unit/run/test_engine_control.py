@@ -1,10 +1,12 @@
-"""Changes of a run's engines by its file of addresses."""
+"""Changes of a run's engines by its file of addresses and by commands."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
+from interlace.core.errors import UserError
 from interlace.engines.rollout.config import AddressConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.rollouts.role_groups import RolloutGroup
@@ -25,7 +27,7 @@ def test_a_server_that_was_added_to_the_file_while_the_run_started_joins(
 
     async def flow(cluster: Cluster) -> None:
         pool = await OneEngine().pool(cluster, 1)
-        listed.write_text("http://a:1\nhttp://b:2\n")  # one engine was started, for the first address
+        listed.write_text("http://b:2\nhttp://a:1\n")  # it had the second address, for which one engine was started
 
         async def launch(number: int, url: str | None) -> RolloutGroup:
             asked.append((number, url))
@@ -33,11 +35,72 @@ def test_a_server_that_was_added_to_the_file_while_the_run_started_joins(
             return other.drivers[0].group
 
         kind = create_kind(AddressConfig(urls_file=str(listed)))
-        cluster.spawn(EngineControl(pool, tmp_path / "engines", kind, launch).run(), name="engine control")
+        control = EngineControl(pool, tmp_path / "engines", kind, launch, urls=["http://a:1"])
+        cluster.spawn(control.run(), name="engine control")
         while len(pool.drivers) < 2:
             await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await _wait_turns(20)
         assert asked == [(1, "http://b:2")]
 
     asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
+
+
+def test_an_empty_file_that_is_being_written_drains_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_control, "LOOK_EVERY_S", 0)  # one look in each turn of the event loop
+    listed = tmp_path / "urls"
+    listed.write_text("http://a:1\n")
+
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine().pool(cluster, 1)
+        notes: list[str] = []
+        pool.membership.notes.follow(notes.append)
+
+        async def launch(number: int, url: str | None) -> RolloutGroup:
+            raise UserError(f"no server is added: {number}, {url}")
+
+        kind = create_kind(AddressConfig(urls_file=str(listed)))
+        control = EngineControl(pool, tmp_path / "engines", kind, launch, urls=["http://a:1"])
+        cluster.spawn(control.run(), name="engine control")
+        await _wait_turns(20)
+        listed.write_text("")
+        await _wait_turns(1)
+        listed.write_text("http://a:1\n")
+        await _wait_turns(20)
+        assert notes == []
+        listed.write_text("")
+        await _wait_turns(20)
+        assert notes == ["drain http://a:1: rollout/0 is the last engine: add another before it leaves."]
+
+    asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
+
+
+def test_commands_whose_senders_gave_up_do_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_control, "LOOK_EVERY_S", 0)
+    commands = tmp_path / "engines" / "commands"
+    commands.mkdir(parents=True)
+    for number in (1, 2):
+        text = json.dumps({"verb": "add", "engine": str(number)})
+        (commands / f"{number}.json").write_text(text)
+
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine().pool(cluster, 1)
+
+        async def launch(number: int, _: str | None) -> RolloutGroup:
+            for file in commands.glob("*.json"):  # as `interlace engines` does when it has waited too long
+                file.unlink()
+            other = await OneEngine().pool(cluster, 1)
+            return other.drivers[0].group
+
+        cluster.spawn(EngineControl(pool, commands.parent, None, launch).run(), name="engine control")
+        while len(pool.drivers) < 2:
+            await asyncio.sleep(0)
+        await _wait_turns(20)
+        assert len(pool.drivers) == 2
+        assert not list(commands.glob("2.*"))
+
+    asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
+
+
+async def _wait_turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)

@@ -8,7 +8,10 @@ from typing import cast
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.rollout.kinds.address import AddressKind
 from interlace.run.launch import RoleWorker, launch_instances
+from interlace.run.launch_services import fix_addresses
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.schedule.placement import Device
@@ -24,6 +27,17 @@ def test_an_address_file_that_was_emptied_after_the_check_is_refused(tmp_path: P
     no_cluster = cast("Cluster", None)  # the addresses are counted first
     with pytest.raises(UserError, match="has none now"):
         asyncio.run(launch_instances(no_cluster, recipe, role, worker, 0))
+
+
+def test_engines_keep_their_addresses_when_the_file_of_addresses_changes(tmp_path: Path) -> None:
+    file = tmp_path / "urls"
+    file.write_text("http://b:2\nhttp://c:3\n")
+    settings = ["rollout.engine=address", "rollout.urls=[http://a:1]", f"rollout.urls_file={file}"]
+    recipe = fix_addresses(load_recipe("quickstart", settings))
+    file.unlink()  # an engine whose process ended starts again later
+    kind = create_kind(recipe.rollout)
+    assert isinstance(kind, AddressKind)
+    assert kind.urls == ("http://a:1", "http://b:2", "http://c:3")
 
 
 @pytest.mark.filterwarnings("error:coroutine .* was never awaited:RuntimeWarning")
