@@ -19,6 +19,8 @@ from interlace.stages.map import Compute, G
 Trained = TypeVar("Trained", bound=TrainedGroup)
 SHARES = (0.25, 0.5, 1.0)
 """Shares of a minibatch that are timed; they separate the cost of a call from the cost of a token."""
+MIN_TOKENS = 1024
+"""Tokens of the largest timed call at least: noise hides the cost of a few dozen tokens, and the fit returned 0."""
 
 
 def trainable(samples: Sequence[Sample], recipe: Recipe) -> list[Sample]:
@@ -140,8 +142,11 @@ async def _measure_switch(group: TypedGroup) -> tuple[float, float]:
 
 
 def _make_parts(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
-    sizes = dict.fromkeys(max(1, round(share * len(samples))) for share in SHARES)
-    return [samples[:size] for size in sizes]
+    """Returns the first samples in several numbers. Copies are added to samples of fewer than MIN_TOKENS in total."""
+    copies = -(-MIN_TOKENS // max(1, _num_tokens(samples)))
+    repeated = [*samples] * copies
+    sizes = dict.fromkeys(max(1, round(share * len(repeated))) for share in SHARES)
+    return [repeated[:size] for size in sizes]
 
 
 def _num_tokens(samples: Sequence[Sample]) -> int:

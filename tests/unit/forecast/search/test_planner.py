@@ -247,6 +247,16 @@ def test_a_lower_bound_is_below_what_a_long_response_takes() -> None:
     assert least_step_s(ahead, PROFILE, WORKLOAD, devices(8)) <= alone
 
 
+def test_a_cost_per_token_that_was_measured_as_0_gives_a_lower_bound() -> None:
+    rollout = PROFILE.rollout.model_copy(update={"steps": ((1, 0.0), (64, 0.0))})
+    free = PROFILE.model_copy(update={"actor": TrainCosts(token_s=0.0, call_s=0.1, state_bytes=60), "rollout": rollout})
+    assert (
+        0.0
+        == least_step_s(Schedule(), free, WORKLOAD, devices(8))
+        < least_step_s(Schedule(), PROFILE, WORKLOAD, devices(8))
+    )
+
+
 def test_a_schedules_file_holds_what_differs_and_loads_again() -> None:
     for name in preset_names():
         schedule = load_schedule(name)
