@@ -12,7 +12,7 @@ from interlace.core.hub import find_hub_fault
 from interlace.models.built import build_model, is_own_type, list_built_names, load_built_tokenizer, register_own
 from interlace.models.config import ModelConfig
 from interlace.models.gguf import convert_gguf
-from interlace.models.tiny import TINY
+from interlace.models.tiny import TINY, refuse_tiny
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.manifest import MANIFEST, find_model_damage
@@ -140,6 +140,7 @@ def _find_origin(kind: str, given: str) -> Origin:
     path = Path(given).expanduser()
     if path.exists():
         return Origin(str(path), True)
+    refuse_tiny(kind, given)
     if HUB_ID.fullmatch(given) and not given.startswith(".") and path.suffix != ".gguf":
         _check_reach(kind, given)
         return Origin(given, False)
