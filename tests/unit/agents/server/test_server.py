@@ -174,6 +174,28 @@ def test_several_answers_are_several_turns() -> None:
     served(session, use)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_several_prompts_have_their_choices_in_order(is_stream: bool) -> None:
+    texts = ["a", "b", "c", "d"]
+    session = ScriptedSession([Message(role="assistant", content=text) for text in texts])
+    ask = {"model": "any", "prompt": [[1, 2], [3]], "n": 2, "return_token_ids": True, "stream": is_stream}
+
+    async def use(client: Client) -> None:
+        if is_stream:
+            ask["stream_options"] = {"include_usage": True}
+            found = [data for _, data in await client.events("/v1/completions", ask)][:-1]
+            choices, usage = [choice for event in found for choice in event["choices"]], found[-1]["usage"]
+        else:
+            found = await client.post("/v1/completions", ask)
+            choices, usage = found["choices"], found["usage"]
+        assert ["".join(each["text"] for each in choices if each["index"] == place) for place in range(4)] == texts
+        assert [context for context, _, _ in session.asked] == [[1, 2], [1, 2], [3], [3]]
+        assert usage["prompt_tokens"] == 2 * 5, "each prompt counts once"
+        assert all("prompt_token_ids" in choice for choice in choices if choice.get("finish_reason"))
+
+    served(session, use)
+
+
 def test_a_retry_is_answered_once_and_recorded_once() -> None:
     session = ScriptedSession([HELLO, CALL], go=asyncio.Event())
 
@@ -252,6 +274,8 @@ def test_reward_and_end_and_what_comes_after() -> None:
         ("/v1/chat/completions", {**ASK, "tools": [{"type": "function", "function": TOOL}] * 2}, 400, "two tools"),
         ("/v1/chat/completions", {**ASK, "tools": [{"type": "function"}]}, 400, "parameters: JSON schema"),
         ("/v1/completions", {"prompt": "text"}, 400, "give token ids"),
+        ("/v1/completions", {"prompt": [[1]] * 300, "n": 10}, 400, "at most 2048 answers"),
+        ("/v1/completions", {"prompt": [[1], []]}, 400, "it is empty"),
         ("/inference/v1/generate", {"token_ids": [1.5]}, 400, "token_ids[0] = 1.5: it must be a whole number"),
         ("/v1/responses", {"input": "hi", "previous_response_id": "x"}, 400, "not stored"),
         ("/v1/embeddings", {}, 404, "Not Found"),
