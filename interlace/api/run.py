@@ -1,7 +1,7 @@
 """A run as a program holds it: metrics, samples, and the trained model."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -101,11 +101,14 @@ class TrainedRun:
     """A run that was trained by train(), or read by load_run()."""
 
     folder: Path
-    """Folder of the run: settings, metrics, samples, checkpoints."""
+    """Folder of the run: settings, metrics, samples, checkpoints. An absolute path."""
     outcome: TrainReport | None = field(default=None)
     """Outcome of this call of train(); None if the run was read from its folder."""
     chosen: str | int = NEWEST
     """Checkpoint to use: `newest`, `best` or a step."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", self.folder.absolute())  # The program may change its working folder.
 
     @property
     def name(self) -> str:
@@ -181,6 +184,11 @@ class TrainedRun:
         """
         from interlace.api.generation import generate_texts
 
+        if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
+            raise UserError(
+                f"prompts is a {type(prompts).__name__}. Give text, or a list of texts or chats, such as "
+                'generate("2 + 2?") or generate(["2 + 2?", [{"role": "user", "content": "3 + 3?"}]]).'
+            )
         changes = {"max_new_tokens": max_new_tokens, "temperature": temperature}
         kept = self.recipe.sampling.model_dump()
         sampling = SamplingParams.parse(kept | {name: value for name, value in changes.items() if value is not None})
@@ -251,7 +259,9 @@ class TrainedRun:
         return export_run(self._stored.files, self.recipe, options)
 
     def __repr__(self) -> str:
-        lines = [f"{type(self).__name__} {self.name!r} in {self.folder}"]
+        here = Path.cwd()
+        folder = self.folder.relative_to(here) if self.folder.is_relative_to(here) else self.folder
+        lines = [f"{type(self).__name__} {self.name!r} in {folder}"]
         lines += [f"  {name}: {value}" for name, value in self._stored.summarize().items()]
         return "\n".join(lines)
 

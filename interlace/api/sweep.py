@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop
 from interlace.cli.sweep import SweepOptions, run_sweep
+from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.observe.notebook import table_html
 from interlace.run.sweep import SweepResult
@@ -70,12 +71,30 @@ def sweep(  # house: the options of the command
     """Trains a recipe with every combination of the settings' values. The command has the same options.
 
     settings: key -> values, such as {"optimizer.lr": [1e-4, 3e-4], "seed": [0, 1, 2]}. overrides: changes of all runs.
-    parallel: runs at a time, each a process with its share of the cores and GPUs.
+    parallel: runs at a time, each a process with its share of the cores and GPUs. Raises UserError for values that are
+    no list.
     """
+    _check_settings(settings)
     swept = [f"{key}={','.join(_format_value(value) for value in values)}" for key, values in settings.items()]
     options = SweepOptions(name, resume, metric, parallel)
     console = Console(quiet=quiet)
-    return SweepTable(result=run_sweep(recipe, [*overrides, *swept], Path(folder), options, console, quiet=quiet))
+    return SweepTable(
+        result=run_sweep(recipe, [*overrides, *swept], Path(folder).absolute(), options, console, quiet=quiet)
+    )
+
+
+def _check_settings(settings: Mapping[str, Sequence[JSON]]) -> None:
+    if not isinstance(settings, Mapping):
+        raise UserError(
+            f"settings is a {type(settings).__name__}. Give a mapping of each key to its values, such as "
+            '{"optimizer.lr": [1e-4, 3e-4]}.'
+        )
+    for key, values in settings.items():
+        if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+            raise UserError(
+                f"settings[{key!r}] is {values!r}. Give a list of values, {{{key!r}: [{values!r}]}}; a setting "
+                "that all runs share belongs to overrides."
+            )
 
 
 def _format_value(value: JSON) -> str:

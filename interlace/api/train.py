@@ -93,7 +93,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     given = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
-    root = Path(folder)
+    root = Path(folder).absolute()  # A reward function, or the program after the run, may change the working folder.
     sections = given.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
     asked = _Asked(recipe, tuple(overrides), name, root, sections)
     console = Console(quiet=quiet)

@@ -40,7 +40,8 @@ def chaos(
     ] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Train a recipe without faults and with them, and show the lost samples. Exits with 1 if a promise is broken."""
+    """Train a recipe without faults and with them, and show the lost samples. Exits with 1 if a promise breaks or is
+    not tested."""
     from interlace.observe.jsonl import to_line
     from interlace.run.chaos.faults import parse_faults
 
@@ -126,7 +127,20 @@ def _show_certificate(found: "Certificate") -> None:
         f"trained samples: {equal[found.samples_equal]} to those without faults",
         f"final weights: {equal[found.weights_equal]} to those without faults, to the bit",
         *([f"the run ended early: {found.error}"] if found.error else []),
-        "certificate: holds" if found.holds else "certificate: BROKEN",
+        f"certificate: {_summarize(found)}",
     ]
     for line in lines:
         say(console, line)
+
+
+def _summarize(found: "Certificate") -> str:
+    from interlace.core.types import TerminalEvent
+
+    if found.is_broken:
+        return "BROKEN"
+    if not found.missing:
+        return "holds"
+    advice = ["raise the rate in --faults, or steps"] if not found.injected else []
+    if not found.events.get(TerminalEvent.TRAINED):
+        advice.append("use a model that solves some of the prompts, or an algorithm that filters no group")
+    return f"proves nothing, because {' and '.join(found.missing)}. To test the promises, {'; '.join(advice)}."

@@ -9,6 +9,7 @@ import yaml
 
 from interlace.core.errors import UserError, nearest
 
+_TEXT_TAG = "tag:yaml.org,2002:str"
 _MAX_NODES = 10_000
 """Maximum number of values of a text after each alias is replaced by the value of its anchor."""
 
@@ -40,14 +41,17 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r:.80} is written twice", node.start_mark)
+        names: list[object] = []
+        for key, _ in node.value:
+            if key.value in names:
+                problem = f"key {key.value!r:.80} is written twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            names.append(key.value)
         found = super().construct_mapping(node, deep)
         if (other := next((key for key in found if not isinstance(key, str)), None)) is not None:
             problem = f"a key reads as {other!r:.80}, which is not text: put it in quotes"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+            mark = next((key.start_mark for key, _ in node.value if key.tag != _TEXT_TAG), node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, problem, mark)
         return found
 
 

@@ -63,7 +63,9 @@ def _read_json(path: Path) -> Numbered:
 def _parse_json(text: bytes, origin: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:  # also text that is not UTF-8
+    except UnicodeDecodeError as error:
+        raise UserError(_refuse_encoding(origin, error)) from None
+    except ValueError as error:
         raise UserError(f"{origin}: not JSON: {error}.") from None
     except RecursionError:
         raise UserError(f"{origin}: brackets within brackets, deeper than Python can read.") from None
@@ -75,9 +77,16 @@ def _read_csv(path: Path) -> Numbered:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from _csv_rows(path, csv.reader(file, delimiter=delimiter, strict=True))
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error}.") from None
+        raise UserError(_refuse_encoding(str(path), error)) from None
     except csv.Error as error:
         raise UserError(f"{path}: not CSV: {error}.") from None
+
+
+def _refuse_encoding(origin: str, error: UnicodeDecodeError) -> str:
+    return (
+        f"{origin} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at position {error.start}. Save the "
+        "file as UTF-8, such as by `iconv -f LATIN1 -t UTF-8`."
+    )
 
 
 def _csv_rows(path: Path, rows: Any) -> Numbered:
@@ -85,6 +94,11 @@ def _csv_rows(path: Path, rows: Any) -> Numbered:
     header: list[str] = next(rows, [])
     if doubled := [name for name in header if header.count(name) > 1]:
         raise UserError(f"{path}:1: two columns have the name {doubled[0]!r}. Rename one.")
+    if len(header) == 1 and (found := next((each for each in ";\t|," if each in header[0]), None)):
+        raise UserError(
+            f"{path}:1: the header {header[0]!r} is one column: its names seem to be separated by {found!r}. Separate "
+            "the cells of a .csv file by commas, and those of a .tsv file by tabs."
+        )
     for cells in filter(None, rows):
         if len(cells) != len(header):
             raise UserError(f"{path}:{rows.line_num}: {len(cells)} cells, and the header has {len(header)}.")

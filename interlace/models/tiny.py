@@ -56,6 +56,16 @@ SHAPES = {
 """micro: 0.2 million parameters, learns on one CPU core. mini: 1.1 million. micro-chat: micro with a chat template."""
 
 
+def refuse_tiny(kind: str, given: str) -> None:
+    """Raises UserError if a tiny model is named for `kind`, such as a tokenizer, that is read from files."""
+    if given.startswith(TINY):
+        raise UserError(
+            f"{kind} {given!r}: a tiny model has no files that can be read here, and no head that gives rewards; it "
+            "can only be a policy or a teacher. Give a folder or a Hugging Face id. A reward model is a sequence "
+            "classifier with one output."
+        )
+
+
 def check_tiny(name: str) -> TinyShape:
     """Returns the shape of `tiny:name`. Raises UserError for an unknown name."""
     if name not in SHAPES:

@@ -103,9 +103,9 @@ def duration(seconds: float) -> str:
 
 
 def brief(text: str) -> str:
-    """Returns the first line of any text, printable, at most 200 letters."""
+    """Returns the first line of any text for a sentence: printable, at most 200 letters, without a full stop."""
     start = text.partition("\n")[0][:200]
-    return printable(start) if start == text else f"{printable(start)} ..."
+    return printable(start.removesuffix(".")) if start == text else f"{printable(start)} ..."
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -13,12 +13,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from interlace import rewards
 from interlace.core.config import Config
+from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_object
 from interlace.core.types import RewardResult
 from interlace.models.config import ModelConfig, by_path
 from interlace.rewards.results import TAKEN, Score, add_up, failure, to_result, verdict
 from interlace.rewards.shaping import TASK, ShapingConfig
-from interlace.rewards.signature import RewardCall, reward_call
+from interlace.rewards.signature import RewardCall, RewardTypeError, reward_call
 from interlace.rewards.signature import ScoreRequest as ScoreRequest  # noqa: PLC0414 - passed on
 
 HIDDEN = (
@@ -34,6 +35,10 @@ and their sum is the reward. It may be an `async def`."""
 
 MODEL = "model"
 """The name of the reward that a model gives, and of the part that holds the model's own number."""
+
+
+PROMPT_LETTERS = 40
+"""Letters of a prompt in the message about its sample."""
 
 
 class RewardModelConfig(ModelConfig):
@@ -248,18 +253,41 @@ async def evaluate_batch_async(
     texts = [_find_scored_text(request.response, config) for request in requests]
     shown = [replace(each, response=text) for each, text in zip(requests, texts, strict=True) if text is not None]
     scores = [await call.scores(shown) if shown else [] for call in reward.calls]
-    results = iter([_make_result(reward, config, values) for values in zip(*scores, strict=True)])
+    values = zip(*scores, strict=True)
+    results = iter([_make_result(reward, config, *pair) for pair in zip(shown, values, strict=True)])
     return [verdict(False, config) if text is None else next(results) for text in texts]
 
 
-def _make_result(reward: LoadedReward, config: RewardConfig, values: Sequence[Any]) -> RewardResult:
+def _make_result(
+    reward: LoadedReward, config: RewardConfig, request: ScoreRequest, values: Sequence[Any]
+) -> RewardResult:
     try:
-        if not reward.parts:
-            return to_result(values[0], config, has_own_total="solution_str" in reward.calls[0].required)
-        weighted = [(label_of(part), part.weight) for part in reward.parts]
-        return add_up([(*each, value) for each, value in zip(weighted, values, strict=True)], config)
+        return _combine_values(reward, config, values)
     except BaseException as error:  # noqa: BLE001 - code of a response may have run, and exit or raise Ctrl-C's
-        return failure(error)
+        is_value = isinstance(error, UserError) and not any(error is value for value in values)
+        if not is_value and not isinstance(error, RewardTypeError):
+            return failure(error)
+        names = ", ".join(repr(call.name) for call in _find_refused(reward, config, values))
+        return failure(type(error)(f"reward {names}: {error} (prompt {request.prompt[:PROMPT_LETTERS]!r})"))
+
+
+def _combine_values(reward: LoadedReward, config: RewardConfig, values: Sequence[Any]) -> RewardResult:
+    if not reward.parts:
+        return to_result(values[0], config, has_own_total="solution_str" in reward.calls[0].required)
+    weighted = [(label_of(part), part.weight) for part in reward.parts]
+    return add_up([(*each, value) for each, value in zip(weighted, values, strict=True)], config)
+
+
+def _find_refused(reward: LoadedReward, config: RewardConfig, values: Sequence[Any]) -> Sequence[RewardCall]:
+    """Returns the calls whose values are not rewards; all calls if only their sum is not."""
+    found = []
+    for call, value in zip(reward.calls, values, strict=True):
+        try:
+            if value is not None:
+                to_result(value, config)
+        except Exception:  # noqa: BLE001 - of any type that a value of a user may raise
+            found.append(call)
+    return found or reward.calls
 
 
 def make_timeout_result(config: RewardConfig) -> RewardResult:

@@ -239,8 +239,7 @@ async def try_reward(config: RewardConfig | None, prompt: Prompt) -> None:
     finally:
         scorer.close()
     if result.failure is not None and result.failure.startswith(WRONG_TYPE):
-        name = ", ".join(call.name for call in load_rewards(config).calls)
-        raise UserError(f"reward {name!r}: {result.failure.removeprefix(WRONG_TYPE)}.")
+        raise UserError(f"{result.failure.removeprefix(WRONG_TYPE)}.")
 
 
 class OwnLoop:

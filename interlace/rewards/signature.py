@@ -300,6 +300,12 @@ def _with_arguments(call: RewardCall) -> RewardCall:
 
 def _refuse_impossible(call: RewardCall) -> None:
     """Raises UserError for a signature that no row can satisfy."""
+    owner, _, method = call.name.rpartition(".")
+    if owner and call.required[:1] == ("self",) and inspect.isfunction(call.function):
+        raise UserError(
+            f"reward {call.name!r} is a method of the class {owner}, without an object. Make one and give its method: "
+            f"{owner}(...).{method}."
+        )
     if foreign := next((name for name in call.required if name in OF_A_TRAINER), None):
         raise UserError(
             f"reward {call.name!r} has the argument {foreign!r}, which only TRL's trainer passes. Remove it or give it "

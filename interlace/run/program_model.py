@@ -23,6 +23,8 @@ def save_model_object(model: Any, tokenizer: Any, root: Path) -> str:
 
     tokenizer: If None, the tokenizer of the folder or id that the model was loaded from. Raises UserError.
     """
+    if is_model(tokenizer) and not is_model(model):
+        raise UserError("model=(tokenizer, model) is in the wrong order: give model=(model, tokenizer).")
     if not is_model(model):
         raise UserError(f"model is a {type(model).__name__}, not a model of transformers.")
     tokenizer = _describe_loader(model) if tokenizer is None else tokenizer

@@ -16,6 +16,8 @@ class Ask:
     """A request for answers."""
 
     context: Context
+    other_contexts: tuple[Context, ...] = ()
+    """Contexts of the further prompts of a text completion. Its answers are in the order of the prompts."""
     tools: tuple[ToolSpec, ...] = ()
     model: str = ""
     """Name that the client gave. The answer repeats it: the server has one model."""
@@ -32,6 +34,7 @@ class Ask:
     sampling: Mapping[str, JSON] = field(default_factory=dict)
     """Further fields of SamplingParams that the client set."""
     num_answers: int = 1
+    """Answers to each prompt."""
     seed: int | None = None
     stream: bool = False
     include_usage: bool = False
@@ -54,8 +57,8 @@ class Answers:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the context."""
-        return len(self.turns[0].prompt_ids)
+        """Tokens of the contexts, each counted once."""
+        return sum(len(turn.prompt_ids) for turn in self.turns[:: self.ask.num_answers])
 
     @property
     def num_drawn_tokens(self) -> int:

@@ -24,6 +24,7 @@ from interlace.agents.server.ask import (
 from interlace.agents.server.body import Body
 from interlace.agents.server.errors import ApiError, as_openai
 from interlace.agents.server.requests import (
+    MOST_CHOICES,
     ChatRequest,
     CompletionFields,
     CompletionRequest,
@@ -199,28 +200,36 @@ def _make_choice(place: int, delta: dict[str, JSON]) -> dict[str, JSON]:
 
 
 class Completions(OpenAIErrors):
-    """`/v1/completions`: a prompt of text or token ids, without a chat template."""
+    """`/v1/completions`: prompts of text or token ids, without a chat template. Choices are in the order of prompts."""
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:
         """Reads a request."""
         request = body.read(CompletionRequest)
-        prompt = request.prompt
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-            prompt = prompt[0]
-        context = self._encode(prompt, codec) if isinstance(prompt, str) else Body({"prompt": prompt}).read(Ids).prompt
-        return replace(completion_ask(request, context), logprobs=request.logprobs is not None)
+        given = request.prompt
+        prompts = given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
+        if len(prompts) * (request.n or 1) > MOST_CHOICES:
+            text = f"{len(prompts)} prompts with n = {request.n or 1}: a request has at most {MOST_CHOICES} answers."
+            raise ApiError(400, text, param="prompt")
+        first, *others = [self._encode(prompt, codec) for prompt in prompts]
+        ask = completion_ask(request, first)
+        return replace(ask, other_contexts=tuple(others), logprobs=request.logprobs is not None)
 
     @staticmethod
-    def _encode(prompt: str, codec: TextCodec | None) -> list[int]:
+    def _encode(prompt: JSON, codec: TextCodec | None) -> list[int]:
+        if not isinstance(prompt, str):
+            return Body({"prompt": prompt}).read(Ids).prompt
         if codec is None:
             raise ApiError(400, "a prompt of text cannot be read here: give token ids, or messages.", param="prompt")
-        return codec.encode(prompt)
+        found = codec.encode(prompt)
+        if not found:
+            raise ApiError(400, f"prompt = {prompt!r}: it has no tokens. Give at least one.", param="prompt")
+        return found
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
         choices = [self._make_choice(answer, place, turn, codec) for place, turn in enumerate(answer.turns)]
         found = {**_head(answer, "text_completion"), "choices": choices, "usage": usage_of(answer)}
-        return {**found, **prompt_of(answer, answer.turns[0].prompt_ids)}
+        return found if answer.ask.other_contexts else {**found, **prompt_of(answer, answer.turns[0].prompt_ids)}
 
     def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
         """Begins the chunks of a stream."""
@@ -244,7 +253,7 @@ class _CompletionStream(_Chunks):
     def end(self, answer: Answers) -> Iterator[Event]:
         """Writes the rest of the answers."""
         for place, turn in enumerate(answer.turns):
-            about = {} if place else prompt_of(answer, turn.prompt_ids)
+            about = {} if place or answer.ask.other_contexts else prompt_of(answer, turn.prompt_ids)
             rest = self._sent.setdefault(place, SentText()).rest(_text_of(answer, turn))
             yield self._make_chunk(
                 {"index": place, "text": rest, **_completion_end(answer, turn, self._codec)}, **about
@@ -258,6 +267,8 @@ def _text_of(answer: Answers, turn: Turn) -> str:
 
 def _completion_end(answer: Answers, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
     found: dict[str, JSON] = {"logprobs": None, **tokens_of(answer, turn)}
+    if answer.ask.other_contexts:  # the prompts differ, so each choice has its own
+        found |= prompt_of(answer, turn.prompt_ids)
     if answer.ask.logprobs:
         names: list[JSON] = [token_name(token, codec) for token in turn.token_ids.tolist()]
         found["logprobs"] = {"tokens": names, "token_logprobs": turn.logprobs.tolist(), "top_logprobs": None}

@@ -137,16 +137,15 @@ class Conversation:
         self.check_open()
         ask = head.ask
         messages = [self._find_sampled(message) for message in ask.context if isinstance(message, Message)]
-        context = messages or ask.context
+        contexts = [each for each in (messages or ask.context, *ask.other_contexts) for _ in range(ask.num_answers)]
         params = merge_params(self.session.params, ask, keeps_distribution=self.keeps_distribution)
-        numbers = [None if number is None else number + place for place in range(ask.num_answers)]
         drawn = [
             asyncio.ensure_future(
                 self.session.generate(
                     context,
                     tools=ask.tools,
                     params=params,
-                    number=each,
+                    number=None if number is None else number + place,
                     options=TurnOptions(
                         on_draft=partial(on_draft, place) if ask.stream else None,
                         patience_s=self.patience_s,
@@ -154,7 +153,7 @@ class Conversation:
                     ),
                 )
             )
-            for place, each in enumerate(numbers)
+            for place, context in enumerate(contexts)
         ]
         try:
             turns = await asyncio.gather(*drawn)

@@ -16,6 +16,8 @@ from interlace.core.types import JSON
 
 MOST_ANSWERS = 128
 """Largest `n`, as at OpenAI."""
+MOST_CHOICES = 2048
+"""Maximum number of answers to all prompts of a text completion."""
 
 Unused: TypeAlias = Any
 """Field that changes no answer: names of the client, storage, billing, caches."""

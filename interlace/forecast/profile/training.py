@@ -19,6 +19,9 @@ from interlace.stages.map import Compute, G
 Trained = TypeVar("Trained", bound=TrainedGroup)
 SHARES = (0.25, 0.5, 1.0)
 """Shares of a minibatch that are timed; they separate the cost of a call from the cost of a token."""
+MIN_TOKENS, MOST_COPIES = 256, 8
+"""Tokens of the largest timed call at least, and copies of its samples at most. Noise hides the cost of a few dozen
+tokens, which the fit then sets to 0."""
 
 
 def trainable(samples: Sequence[Sample], recipe: Recipe) -> list[Sample]:
@@ -140,8 +143,10 @@ async def _measure_switch(group: TypedGroup) -> tuple[float, float]:
 
 
 def _make_parts(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
-    sizes = dict.fromkeys(max(1, round(share * len(samples))) for share in SHARES)
-    return [samples[:size] for size in sizes]
+    """Returns the first samples in several numbers. Few and short samples are repeated up to MIN_TOKENS in total."""
+    repeated = [*samples] * min(MOST_COPIES, -(-MIN_TOKENS // max(1, _num_tokens(samples))))
+    sizes = dict.fromkeys(max(1, round(share * len(repeated))) for share in SHARES)
+    return [repeated[:size] for size in sizes]
 
 
 def _num_tokens(samples: Sequence[Sample]) -> int:

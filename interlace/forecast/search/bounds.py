@@ -178,7 +178,9 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
         instances, rate = schedule.instances(role, devices), 0.0
         for instance in instances:
             costs = profile.on(role, _find_pools(instance))
-            rate += costs.speed(len(instance)) / costs.token_s if isinstance(costs, InferenceCosts) else math.inf
+            token_s = costs.token_s if isinstance(costs, InferenceCosts) else 0.0
+            # The measured cost of a token can be 0, and that of a call positive: no lower estimate follows from it.
+            rate += costs.speed(len(instance)) / token_s if token_s else math.inf
         seconds = num_tokens / rate
         for device in (device for instance in instances for device in instance):
             busy[device.index] += seconds
@@ -230,7 +232,7 @@ def _add_generation(
         reading_s = costs.context_token_s * mean / 2 / costs.context_speed(span)
         best_s = _best_token_s(costs, min(costs.max_running, ahead))
         each = mean * (best_s / costs.speed(span) + reading_s) + costs.sequence_s
-        rate += counts[pools] / each
+        rate += counts[pools] / each if each else math.inf
     for device in (device for instance in instances for device in instance):
         busy[device.index] += workload.samples_per_step / rate
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from interlace.core.errors import UserError
 from interlace.forecast.search.bounds import coarser, least_step_s, prefill_cost
 from interlace.forecast.search.candidates import Candidate, by_kind, neighbours, plain
 from interlace.forecast.search.feasible import FeasibleSchedules, SearchProblem
@@ -90,6 +91,7 @@ class _Search:
         chosen = self._select_promising()
         if not chosen:
             self._feasible.refuse(self._seen)
+        self._refuse_untrained()
         middle = {
             **{each: self._seen[each] for each in chosen},
             **self._score_all(self._select_affordable(chosen, self._middle, 0.7), self._middle),
@@ -284,6 +286,18 @@ class _Search:
             candidate=candidate,
         )
 
+    def _refuse_untrained(self) -> None:
+        """Raises UserError if no simulated schedule trained a token: there is no speed to compare."""
+        scores = [score for score in self._seen.values() if isinstance(score, Score)]
+        if scores and not any(score.tokens_per_s for score in scores):
+            reward = self._problem.profile.reward
+            raise UserError(
+                "no schedule trained a token in the simulation, so their speeds cannot be compared: the samples were "
+                f"filtered or failed. In the profile {reward.solve_rate:.0%} of the responses are right, and "
+                f"{reward.fail_share:.0%} could not be scored. Profile a model that solves some of the prompts, or "
+                "take an algorithm that keeps groups of equal rewards, such as algorithm=grpo."
+            )
+
     def _why_not(self, presets: Mapping[str, Candidate], best: Planned) -> list[WhyNot]:
         """Returns the losses of each preset against the best, at coarse fidelity; includes presets out of bounds."""
         told = []
@@ -300,6 +314,9 @@ class _Search:
                 reason = "was not simulated: the time was over" if fits else "does not fit this cluster"
                 reason = score.reason if isinstance(score, Refused) else reason
                 told.append(WhyNot(preset=name, ratio=None, reason=reason))
+                continue
+            if not score.tokens_per_s or not top.tokens_per_s:
+                told.append(WhyNot(preset=name, ratio=None, reason="no token was trained in the simulated steps"))
                 continue
             ratio = score.tokens_per_s / top.tokens_per_s
             # Device-seconds per trained token, relative to the best plan's.

@@ -244,8 +244,9 @@ class SearchResult:
         return next((plan for plan in self.ranked if plan.score.is_unbiased), None)
 
     def ratio(self, plan: Planned) -> float | None:
-        """Returns a plan's trained tokens/s divided by the baseline's."""
-        return plan.score.tokens_per_s / self.baseline.score.tokens_per_s if self.baseline else None
+        """Returns a plan's trained tokens/s divided by the baseline's; None if the baseline trained none."""
+        rate = self.baseline.score.tokens_per_s if self.baseline else 0.0
+        return plan.score.tokens_per_s / rate if rate else None
 
 
 def select_tied(plans: Sequence[Planned], noise: float) -> list[Planned]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from interlace.core.types import JSON
+from interlace.core.types import JSON, TerminalEvent
 
 
 class EndedKey(NamedTuple):
@@ -75,16 +75,28 @@ class Certificate:
         return min(1.0, self.step_s_without_faults / self.step_s) if self.step_s else 0.0
 
     @property
-    def holds(self) -> bool:
-        """Returns whether the run survived with every promise kept."""
+    def is_broken(self) -> bool:
+        """Returns whether the run ended early or broke a promise."""
         is_equal = self.weights_equal is not False and self.samples_equal is not False
         is_bounded = self.staleness_max <= self.staleness_bound
-        return self.is_complete and not self.lost and not self.duplicated and is_bounded and is_equal
+        return not (self.is_complete and not self.lost and not self.duplicated and is_bounded and is_equal)
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """Returns the reasons for which the run tested no promise."""
+        found = () if self.faults else ("no fault was injected",)
+        return found if self.events.get(TerminalEvent.TRAINED) else (*found, "no sample was trained")
+
+    @property
+    def holds(self) -> bool:
+        """Returns whether the run trained under faults, survived them and kept every promise."""
+        return not self.is_broken and not self.missing
 
     def row(self) -> Mapping[str, JSON]:
         """Returns the certificate as JSON."""
         return {
             "holds": self.holds,
+            "missing": list(self.missing),
             "injected": self.injected,
             "survived": self.survived,
             "samples": dict(self.events),

@@ -40,6 +40,13 @@ class ClusterConfig(Config):
     """For ray: seconds for Ray to start a process. If a rank is not started by then, its node may be gone, and the run
     starts again on the nodes that are left."""
 
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _refuse_number(cls, value: object) -> object:
+        if isinstance(value, int) and not isinstance(value, bool):
+            raise UserError(f"cluster.devices = {value}: name the kind of the devices, as cpu:{value} or cuda:{value}.")
+        return value
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         if ":" not in self.backend and self.backend not in builtin_names(clusters):

@@ -1,8 +1,13 @@
 """A trained run as a program holds it."""
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from interlace.api.run import TrainedRun
+from interlace.api.sweep import sweep
+from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import write_settings
 
@@ -14,3 +19,24 @@ def test_the_settings_of_a_run_are_not_saved_with_its_model(tmp_path: Path) -> N
     write_settings(checkpoint, {"steps": 1})
     saved = TrainedRun(folder=tmp_path / "run").save(tmp_path / "saved")
     assert [path.name for path in saved.iterdir()] == ["config.json"]
+
+
+def test_a_run_is_found_after_the_program_changed_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = TrainedRun(folder=Path("runs/mine"))
+    assert str(run).startswith("TrainedRun 'mine' in runs/mine")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert run.folder == tmp_path / "runs" / "mine"
+
+
+@pytest.mark.parametrize("prompts", [5, {"role": "user", "content": "hi"}])
+def test_prompts_that_are_no_text_and_no_list_are_refused(tmp_path: Path, prompts: Any) -> None:
+    with pytest.raises(UserError, match=r"prompts is a (int|dict).* Give text, or a list"):
+        TrainedRun(folder=tmp_path).generate(prompts)
+
+
+@pytest.mark.parametrize("settings", [{"optimizer.lr": 1e-4}, {"algorithm": "grpo"}, ["steps=1"]])
+def test_settings_of_a_sweep_without_lists_are_refused(settings: Any) -> None:
+    with pytest.raises(UserError, match=r"settings.* Give a (list|mapping)"):
+        sweep("sft", settings)

@@ -22,6 +22,12 @@ def test_a_value_that_python_cannot_hold_is_refused_with_its_place(text: str) ->
     assert "line" in str(raised.value) and len(str(raised.value)) < 1000
 
 
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3", "a: 1\nb: 2\n7: 3", "a:\n  b: 1\n  b: 2"])
+def test_a_key_that_is_refused_is_named_with_its_line(text: str) -> None:
+    with pytest.raises(yaml.YAMLError, match=r"line 3, column"):
+        parse_yaml(text)
+
+
 @pytest.mark.parametrize("levels", [5, 9, 40])
 def test_aliases_that_expand_to_many_values_are_refused_at_once(levels: int) -> None:
     start = time.process_time()

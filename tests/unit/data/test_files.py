@@ -125,7 +125,7 @@ def test_what_is_no_chat_is_named(tmp_path: Path, messages: object, sentence: st
 def test_text_that_is_not_utf8_is_named_too(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     path.write_bytes(json.dumps(GOOD).encode() + b'\n{"prompt": "\xff", "answer": "1"}\n')
-    assert "set.jsonl:2: not JSON" in refusal(path)
+    assert "set.jsonl:2 is not UTF-8 text" in refusal(path)
 
 
 def test_files_that_are_empty_missing_or_of_another_kind(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ def test_json_csv_and_tsv(tmp_path: Path) -> None:
         ("a.json", "[1]", "item 1 is a int"),
         ("a.csv", "a,b\n1\n", "a.csv:2: 1 cells, and the header has 2"),
         ("a.csv", "a,a\n1,2\n", "two columns have the name 'a'"),
+        ("a.csv", "prompt;answer\n1+1;2\n", "its names seem to be separated by ';'"),
+        ("a.tsv", "prompt,answer\n1+1,2\n", "its names seem to be separated by ','"),
         ("a.csv", "a,b\n", "is empty"),
         ("a.csv", 'a,b\n"1"x,2\n', "not CSV"),
     ],
@@ -41,6 +43,13 @@ def test_json_csv_and_tsv(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path, name: str, text: str, sentence: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
+        rows(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_another_encoding_is_named_with_the_way_to_utf8(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes('{"prompt": "é"}\n'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"is not UTF-8 text: byte 0xe9 .* Save the file as UTF-8"):
         rows(tmp_path / name)
 
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from interlace.algorithms.base import Advantages, Needs, advantages_of
+from interlace.core.causes import Cause, SampleFailure
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import NO_GROUP, Prompt, Request, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.flows.baseline import GreedyBaseline
+from interlace.flows.failed_samples import FailedSamples
 from interlace.forecast.costs.workers import zeros
 from interlace.forecast.virtual import SimulatedRole
 from interlace.rewards.shaping import OVERLONG, TASK, ShapingConfig
@@ -60,6 +62,18 @@ def test_a_first_step_of_samples_that_all_fail_ends_the_run_before_others_take_t
     work = replace(WORK, costs=Costs(fail_share=1.0), refill_rounds=10)
     with pytest.raises(InterlaceError, match="the first 12 samples, a whole step, all failed, so there is nothing"):
         simulate(Schedule(), work)
+
+
+def test_a_reason_that_ends_with_a_full_stop_is_not_given_a_second_one() -> None:
+    class Ended:
+        def fail(self, error: BaseException) -> None:
+            raise error
+
+    failed = FailedSamples(Ended(), samples_per_step=1)  # type: ignore[arg-type]  # only its end is used
+    failure = SampleFailure(reason="UserError: end the episode sooner.", cause=Cause.USER)
+    with pytest.raises(InterlaceError, match=r"sooner\.$") as raised:
+        failed.count(SampleKey(0, 0), failure, num_scored=0)
+    assert not str(raised.value).endswith("..")
 
 
 class EpisodesWithRewards(Costs):

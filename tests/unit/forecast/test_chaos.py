@@ -1,5 +1,7 @@
 """A recipe under faults on the virtual clock: nothing is lost, nothing counts twice, and the bound holds."""
 
+from dataclasses import replace
+
 import pytest
 
 from interlace.core.errors import UserError
@@ -55,6 +57,16 @@ def test_a_bad_specification_is_refused(text: str, message: str) -> None:
 def test_a_fault_without_a_process_is_refused(overrides: tuple[str, ...], fault: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_processes(load_recipe("quickstart", overrides), parse_faults(fault))
+
+
+def test_a_run_without_a_fault_or_a_trained_sample_proves_nothing() -> None:
+    recipe = load_recipe("quickstart", [*SMALL, "schedule=verl-colocated"])
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
+    found = simulate_faults(recipe, parse_faults("kill:reward@0.000001/step"), simulation, restart_s=10.0)
+    assert found.missing == ("no fault was injected",)
+    assert not found.holds and not found.is_broken and found.samples_equal
+    untrained = replace(found, events={"filtered": 88})
+    assert untrained.row()["missing"] == ["no fault was injected", "no sample was trained"]
 
 
 def test_samples_are_counted_by_their_keys() -> None:

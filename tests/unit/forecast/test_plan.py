@@ -17,7 +17,7 @@ from interlace.forecast.costs.profiles import change_profile, load_profile
 from interlace.forecast.costs.scale import scale_model
 from interlace.forecast.plan import PlanRequest, PlanSettings, make_plan, recipe_for
 from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
-from interlace.forecast.scoring import Workplace
+from interlace.forecast.scoring import Workplace, score_of
 from interlace.forecast.search.bounds import Workload, misfit
 from interlace.forecast.search.candidates import Candidate, neighbours, plain
 from interlace.forecast.search.plans import Fidelity, Score, differing
@@ -47,6 +47,16 @@ def test_a_plan_and_its_simulation_let_moments_leave_a_device_that_computes() ->
         else:
             with pytest.raises(UserError, match="GiB on"):
                 simulate(set_schedule(recipe, schedule), simulation)
+
+
+def test_a_schedule_that_trains_nothing_has_a_score() -> None:
+    """DAPO filters every group if no response is right."""
+    profile = load_profile("qwen2.5-7b-h800").model_copy(update={"reward": RewardCosts(solve_rate=0.0)})
+    sizes = ("steps=3", "prompts_per_step=4", "samples_per_prompt=2", "minibatches=1")
+    recipe = load_recipe("quickstart", [*sizes, "algorithm=dapo", "schedule=areal"])
+    simulation = Simulation(profile=profile, num_devices=8, num_prompts=64)
+    found = score_of(simulate(recipe, simulation), 2, simulation, recipe)
+    assert found.tokens_per_s == found.length_shift == 0.0
 
 
 def random_profile(random: Random) -> Profile:

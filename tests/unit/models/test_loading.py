@@ -122,7 +122,8 @@ def test_a_tokenizer_without_pad_or_end(folder: Path) -> None:
 def test_a_folder_without_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).rename(folder.parent / name)
-    assert "has no readable tokenizer" in refusal(folder)
+    said = refusal(folder)
+    assert "has no readable tokenizer: it has no file of a tokenizer. Save the model's tokenizer in this folder" in said
 
 
 def test_a_folder_whose_tokenizer_would_be_made_up(folder: Path) -> None:

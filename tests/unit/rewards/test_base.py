@@ -22,7 +22,7 @@ def returning(value: Score) -> RewardResult:
     def function(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> Score:
         return value
 
-    request = ScoreRequest(prompt="", response="", answer="", metadata={})
+    request = ScoreRequest(prompt="P", response="", answer="", metadata={})
     return evaluate(function, RewardConfig(correct=2.0, incorrect=-1.0), request)
 
 
@@ -37,7 +37,7 @@ def test_a_verdict_has_no_parts_to_weigh() -> None:
     with pytest.raises(UserError, match="correct and incorrect"):
         RewardConfig.parse({"name": "exact", **weights})
     own = RewardConfig.parse({"name": "package.module:function", **weights})
-    request = ScoreRequest(prompt="", response="", answer="", metadata={})
+    request = ScoreRequest(prompt="P", response="", answer="", metadata={})
     assert "returned a verdict" in (evaluate(lambda *_: True, own, request).failure or "")
     assert evaluate(lambda *_: {"accuracy": 1.0}, own, request).parts == {"accuracy": 1.0}
 
@@ -94,13 +94,14 @@ def test_what_is_no_number_fails_the_sample(value: Score) -> None:
     failure = returning(value).failure
     assert failure is not None
     assert "the reward function returned" in failure
+    assert "reward 'returning.function'" in failure and failure.endswith("(prompt 'P')"), "its function and prompt"
 
 
 def test_a_part_is_not_called_as_what_shaping_adds() -> None:
     def own(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> Score:
         return {"task": -1.0, "brief": 2.0}
 
-    request = ScoreRequest(prompt="", response="", answer="", metadata={})
+    request = ScoreRequest(prompt="P", response="", answer="", metadata={})
     alone, beside = RewardConfig(), RewardConfig.parse({"shaping": {"length_weight": 1.0}})
     assert evaluate(own, alone, request).failure is None
     assert "'task'" in str(evaluate(own, beside, request).failure)

@@ -12,6 +12,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.models.classifier import check_classifier, load_classifier
+from interlace.models.config import ModelConfig
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.classifier import ModelScorer, encode_scored
 from tests.support.reward_model import CONTEXT, write_model
@@ -156,3 +157,8 @@ def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
 def test_name_and_model_go_together(given: dict[str, object]) -> None:
     with pytest.raises(UserError, match=r"set both or none"):
         RewardConfig.parse(given)
+
+
+def test_a_tiny_model_is_no_reward_model() -> None:
+    with pytest.raises(UserError, match=r"'tiny:micro': a tiny model has no .*head that gives rewards.* Give a folder"):
+        check_classifier(ModelConfig(path="tiny:micro"))

@@ -141,6 +141,7 @@ class Needy:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
+        (Scorer.score, r"reward 'Scorer.score' is a method of the class Scorer, .* Scorer\(...\)\.score"),
         (of_a_trainer, "reward 'of_a_trainer' has the argument 'trainer_state', which only TRL's trainer passes"),
         (lambda response, completions: 1.0, "names 'response', which is one response's"),
         (declared_text, "reward 'declared_text' is declared to return str: a reward is a number"),

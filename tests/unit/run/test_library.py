@@ -8,6 +8,7 @@ import pytest
 
 from interlace import train
 from interlace.core.errors import UserError
+from interlace.models.tiny import build_tiny
 from interlace.rewards.base import label_of
 from interlace.rewards.signature import ScoreRequest, reward_call
 from interlace.run.library import ProgramInputs, trains_on_rows
@@ -155,3 +156,14 @@ def test_a_folder_of_runs_that_is_a_file_is_refused(tmp_path: Path) -> None:
     given = ProgramInputs(model="tiny:micro", data=[{"prompt": "1+1", "answer": "2"}], reward="exact")
     with pytest.raises(UserError, match="cannot write the rows"):
         given.sections(tmp_path / "runs", SIZES)
+
+
+def test_a_model_object_after_its_tokenizer_is_named(tmp_path: Path) -> None:
+    model, tokenizer = build_tiny("micro", 0)
+    with pytest.raises(UserError, match=r"wrong order: give model=\(model, tokenizer\)"):
+        ProgramInputs(model=(tokenizer, model)).sections(tmp_path, SIZES)
+
+
+def test_a_number_of_devices_needs_their_kind(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cluster.devices = 2: name the kind .* cpu:2"):
+        load_recipe("quickstart", ["cluster.devices=2"])

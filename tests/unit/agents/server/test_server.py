@@ -252,6 +252,8 @@ def test_reward_and_end_and_what_comes_after() -> None:
         ("/v1/chat/completions", {**ASK, "tools": [{"type": "function", "function": TOOL}] * 2}, 400, "two tools"),
         ("/v1/chat/completions", {**ASK, "tools": [{"type": "function"}]}, 400, "parameters: JSON schema"),
         ("/v1/completions", {"prompt": "text"}, 400, "give token ids"),
+        ("/v1/completions", {"prompt": [[1]] * 300, "n": 10}, 400, "at most 2048 answers"),
+        ("/v1/completions", {"prompt": [[1], []]}, 400, "it is empty"),
         ("/inference/v1/generate", {"token_ids": [1.5]}, 400, "token_ids[0] = 1.5: it must be a whole number"),
         ("/v1/responses", {"input": "hi", "previous_response_id": "x"}, 400, "not stored"),
         ("/v1/embeddings", {}, 404, "Not Found"),

@@ -247,6 +247,16 @@ def test_a_lower_bound_is_below_what_a_long_response_takes() -> None:
     assert least_step_s(ahead, PROFILE, WORKLOAD, devices(8)) <= alone
 
 
+def test_a_cost_per_token_that_was_measured_as_0_gives_a_lower_bound() -> None:
+    rollout = PROFILE.rollout.model_copy(update={"steps": ((1, 0.0), (64, 0.0))})
+    free = PROFILE.model_copy(update={"actor": TrainCosts(token_s=0.0, call_s=0.1, state_bytes=60), "rollout": rollout})
+    assert (
+        0.0
+        == least_step_s(Schedule(), free, WORKLOAD, devices(8))
+        < least_step_s(Schedule(), PROFILE, WORKLOAD, devices(8))
+    )
+
+
 def test_a_schedules_file_holds_what_differs_and_loads_again() -> None:
     for name in preset_names():
         schedule = load_schedule(name)
@@ -275,6 +285,23 @@ def test_a_search_returns_the_best_so_far_when_its_time_is_over() -> None:
     found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(100))
     assert found.ranked and found.num_scored <= 16
     assert any("the time was over" in each.reason for each in found.why_not)
+
+
+def test_a_search_in_which_nothing_is_trained_is_refused() -> None:
+    """All groups are filtered if no response is right, and the speed of every schedule is 0."""
+    found = replace(score(1.0), tokens_per_s=0.0)
+    with pytest.raises(UserError, match=r"no schedule trained a token .* 50% of the responses are right"):
+        search(
+            PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), Invented(lambda _: found),
+            effort=SampleEffort(3_000),
+        )  # fmt: skip
+
+
+def test_a_preset_that_trains_nothing_has_no_ratio() -> None:
+    scorer = Invented(lambda schedule: score(1.0) if schedule.max_staleness else replace(score(1.0), tokens_per_s=0.0))
+    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(3_000))
+    assert found.ranked[0].score.tokens_per_s == 1.0 and found.ratio(found.ranked[0]) is None
+    assert any("no token was trained" in each.reason for each in found.why_not)
 
 
 def test_a_search_without_one_finished_simulation_names_the_most_promising_plan() -> None:
