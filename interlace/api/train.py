@@ -35,6 +35,7 @@ from interlace.run.library import (
 from interlace.run.program_rows import ColumnMap, rows_by_place
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.edits import GivenRecipe, list_edits
 from interlace.run.recipe.load import load_recipe, override_key
 from interlace.runtime.process.launch import refuse_in_child
 
@@ -90,20 +91,23 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     check_choice(resume=resume, overwrite=overwrite)
     watchers = Callbacks(callbacks)
     hush_libraries()
-    given = ProgramInputs(
+    inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
     root = Path(folder)
-    sections = given.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
+    sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
     asked = _Asked(recipe, tuple(overrides), name, root, sections)
     console = Console(quiet=quiet)
     with ExitStack() as held:
         planner = None
+        given = None if recipe is None else GivenRecipe.read(recipe)
         if resume:
-            chosen, run = _load_resumed(asked, held)
+            chosen, run = _load_resumed(asked, given, held)
         else:
             chosen, run, planner = _open_fresh_run(asked, console, held, overwrite=overwrite)
         run.write_config(chosen)
+        if given and (not resume or run.recipe.exists()):
+            given.write(run)
         progress = held.enter_context(_make_progress(console, chosen.steps, quiet=quiet))
         return _train_recipe(chosen, run, _Options(resume, planner, watchers), progress)
 
@@ -174,12 +178,13 @@ def _open_fresh_run(
     return recipe, open_run(asked.root, asked.name, asked.stem, overwrite=overwrite, held=held), planner
 
 
-def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
+def _load_resumed(asked: _Asked, given: GivenRecipe | None, held: ExitStack) -> tuple[Recipe, RunFolder]:
     """Returns the settings of a run that is resumed, with the changes that are allowed. held: keeps the run's lock."""
     folder = RunFolder.resume(asked.root, latest_name(asked.root, asked.stem) if asked.name is None else asked.name)
     held.enter_context(RunLock(folder))
     before = load_recipe(str(folder.config))
-    recipe = asked.sections.recipe(load_recipe(str(folder.config), asked.overrides))
+    edits = list_edits(given, folder) if given else []
+    recipe = asked.sections.recipe(load_recipe(str(folder.config), [*edits, *asked.overrides]))
     old, new = dict(flatten(before.model_dump(mode="json"))), dict(flatten(recipe.model_dump(mode="json")))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     if changed := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:

@@ -2,6 +2,7 @@
 
 config.yaml        resolved settings, with masked secrets
 secrets.yaml       the masked values, for a resumed run; mode 0600
+recipe.yaml        the recipe as the user gave it, with masked secrets, which a resume compares
 run.json           the id of the run, which its checkpoints record
 warmup.json        the folder with the result of the run's warm-up
 metrics.jsonl      one flat object per step
@@ -87,6 +88,11 @@ class RunFolder:
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def recipe(self) -> Path:
+        """Recipe of the command that started the run, without the command's settings (run/recipe/edits.py)."""
+        return self.path / "recipe.yaml"
 
     @property
     def metrics(self) -> Path:

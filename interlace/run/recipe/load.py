@@ -26,10 +26,7 @@ KEPT = ("model", "cluster")
 
 def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
     """Loads the recipe of a name or path, and applies the overrides in order. Raises UserError for invalid settings."""
-    data = _RECIPES.read(spec)
-    if not isinstance(data, dict):
-        raise UserError(f"recipe {spec!r} contains no settings: write one `key: value` on each line.")
-    data = restore_secrets(data, _RECIPES.path(spec))
+    data = read_settings(spec)
     for override in overrides:
         _apply(data, override)
     adapt_to_rows(data, [override_key(override) for override in overrides])
@@ -38,6 +35,14 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
         return Recipe.model_validate(data)
     except ValidationError as error:
         raise UserError(explain(Recipe, error, f"recipe {spec}")) from None
+
+
+def read_settings(spec: str) -> dict[str, Any]:
+    """Returns the settings in the file of a recipe, with the secrets of a config.yaml. Raises UserError."""
+    data = _RECIPES.read(spec)
+    if not isinstance(data, dict):
+        raise UserError(f"recipe {spec!r} contains no settings: write one `key: value` on each line.")
+    return restore_secrets(data, _RECIPES.path(spec))
 
 
 def override_key(override: str) -> str:
