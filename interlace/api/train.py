@@ -66,7 +66,9 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     quiet: bool = False,
     **settings: Unpack[Settings],
 ) -> TrainedRun:
-    """Trains a model and returns the run after its last step. Ctrl-C, or an interrupted cell, ends it at a step's end.
+    """Trains a model and returns the run after its last step.
+
+    Ctrl-C, or an interrupted cell, ends it at a step's end; `was_interrupted` of the returned run is then true.
 
     recipe: a shipped recipe, the path of a YAML file, or a Recipe, which the other arguments change. Without one,
     `model`, `data` and `reward` are needed.

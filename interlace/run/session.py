@@ -58,6 +58,8 @@ class TrainReport:
     """The newest checkpoint."""
     ledger: Ledger = Ledger()
     """Device-seconds of this process, including its start and excluding the final evaluation."""
+    was_interrupted: bool = False
+    """True if Ctrl-C or SIGTERM ended the run before its last step. False if a callback or `best.patience` did."""
 
     @property
     def was_stopped(self) -> bool:
