@@ -64,6 +64,7 @@ def test_recipes_are_listed_with_what_they_are_for() -> None:
     assert done.exit_code == 0
     lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line[:1].strip()}
     assert lines["quickstart"].startswith("Sort digits")
+    assert "exchanged is rejected." in " ".join(done.stdout.split()), "the whole first sentence, which has two lines"
     assert "smollm2" in lines
 
 
