@@ -36,7 +36,7 @@ from interlace.run.program_rows import ColumnMap, rows_by_place
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.edits import GivenRecipe, list_edits
-from interlace.run.recipe.load import load_recipe, override_key
+from interlace.run.recipe.load import check_data_files, load_recipe, override_key
 from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ def _open_fresh_run(
     if asked.name is not None:
         RunFolder.named(asked.root, asked.name)  # refuses a name that no folder can have
     check_settings(recipe)
+    if isinstance(asked.recipe, str | Path):
+        check_data_files(recipe, str(asked.recipe))
     from interlace.run.recipe.check import check_recipe
 
     with rows_by_place(asked.sections.rows):

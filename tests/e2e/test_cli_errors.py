@@ -253,6 +253,17 @@ def test_a_resume_reads_the_recipe_again(folder: Path, train: Train) -> None:
     assert "has trained all 4 steps" in train("mine.yaml", "--resume").stdout
 
 
+def test_rows_beside_a_recipe_of_another_folder_are_named(folder: Path, train: Train) -> None:
+    (folder / "other").mkdir()
+    text = RECIPE[: RECIPE.index("task:")] + "task: rows.jsonl\n" + RECIPE[RECIPE.index("reward:") :]
+    (folder / "other" / "own.yaml").write_text(text)
+    (folder / "other" / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    for option in ((), ("--dry-run",)):
+        refused(train("other/own.yaml", "reward=exact", *option), "beside the recipe. Set it to other/rows.jsonl.")
+    with pytest.raises(UserError, match=r"other/rows\.jsonl"):
+        interlace.train("other/own.yaml", reward="exact", quiet=True)
+
+
 def test_a_second_run_gets_a_name_of_its_own(folder: Path, train: Train) -> None:
     (folder / "runs" / "mine").mkdir(parents=True)
     assert train("mine.yaml", "steps=1", "--quiet").exit_code == 0

@@ -12,6 +12,7 @@ from interlace.core.config import explain
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import YamlFiles, parse_yaml
 from interlace.data.config import SOURCES
+from interlace.observe.run_identity import flatten
 from interlace.observe.secrets import check_unmasked, restore_secrets
 from interlace.run.recipe.config import SHORT, Recipe
 from interlace.run.recipe.own_rows import adapt_to_rows
@@ -43,6 +44,22 @@ def read_settings(spec: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"recipe {spec!r} contains no settings: write one `key: value` on each line.")
     return restore_secrets(data, _RECIPES.path(spec))
+
+
+def check_data_files(recipe: Recipe, spec: str) -> None:
+    """Raises UserError for a data file that is not in the current folder, but beside the file of the recipe.
+
+    Paths of a recipe are relative to the current folder.
+    """
+    beside = _RECIPES.path(spec).parent
+    for key, path in flatten(recipe.task.model_dump(mode="json")):
+        if not re.search(r"(^|\.)files\.(train|heldout)$", key) or not isinstance(path, str):
+            continue
+        if not Path(path).expanduser().exists() and (beside / path).exists():
+            raise UserError(
+                f"task.{key} = {path!r}: there is no such file in the current folder, {Path.cwd()}, but there is one "
+                f"beside the recipe. Set it to {beside / path}."
+            )
 
 
 def override_key(override: str) -> str:
