@@ -37,6 +37,7 @@ from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.edits import GivenRecipe, list_edits
 from interlace.run.recipe.load import check_data_files, load_recipe, override_key
+from interlace.run.recipe.metric_names import check_metric
 from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
         if resume:
             chosen, run = _load_resumed(asked, given, held)
         else:
-            chosen, run, planner = _open_fresh_run(asked, console, held, overwrite=overwrite)
+            chosen, run, planner = _open_fresh_run(
+                asked, console, held, overwrite=overwrite, has_callbacks=bool(callbacks)
+            )
         run.write_config(chosen)
         if given and (not resume or run.recipe.exists()):
             given.write(run)
@@ -161,13 +164,15 @@ class _Options:
 
 
 def _open_fresh_run(
-    asked: _Asked, console: Console, held: ExitStack, *, overwrite: bool
+    asked: _Asked, console: Console, held: ExitStack, *, overwrite: bool, has_callbacks: bool
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
     """Checks a new run and makes its folder. held: keeps the run's lock."""
     recipe, planner = asked.settings(), None
     if asked.name is not None:
         RunFolder.named(asked.root, asked.name)  # refuses a name that no folder can have
     check_settings(recipe)
+    if recipe.best:
+        check_metric(recipe.best.metric, recipe, key="best.metric", has_callbacks=has_callbacks)
     if isinstance(asked.recipe, str | Path):
         check_data_files(recipe, str(asked.recipe))
     from interlace.run.recipe.check import check_recipe
