@@ -67,9 +67,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     quiet: bool = False,
     **settings: Unpack[Settings],
 ) -> TrainedRun:
-    """Trains a model and returns the run after its last step.
-
-    Ctrl-C, or an interrupted cell, ends it at a step's end; `was_interrupted` of the returned run is then true.
+    """Trains a model and returns the run. Ctrl-C, or an interrupted cell, ends it at a step's end (`was_interrupted`).
 
     recipe: a shipped recipe, the path of a YAML file, or a Recipe, which the other arguments change. Without one,
     `model`, `data` and `reward` are needed.
@@ -99,20 +97,15 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     )
     root = Path(folder)
     sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
-    asked = _Asked(recipe, tuple(overrides), name, root, sections)
+    given = None if recipe is None else GivenRecipe.read(recipe)
+    asked = _Asked(recipe, tuple(overrides), name, root, sections, given, bool(callbacks))
     console = Console(quiet=quiet)
     with ExitStack() as held:
-        planner = None
-        given = None if recipe is None else GivenRecipe.read(recipe)
-        if resume:
-            chosen, run = _load_resumed(asked, given, held)
-        else:
-            chosen, run, planner = _open_fresh_run(
-                asked, console, held, overwrite=overwrite, has_callbacks=bool(callbacks)
-            )
+        found = _load_resumed(asked, held) if resume else _open_fresh_run(asked, console, held, overwrite=overwrite)
+        chosen, run, planner = found
         run.write_config(chosen)
-        if given and (not resume or run.recipe.exists()):
-            given.write(run)
+        if given:
+            given.write(run, resume=resume)
         progress = held.enter_context(_make_progress(console, chosen.steps, quiet=quiet))
         return _train_recipe(chosen, run, _Options(resume, planner, watchers), progress)
 
@@ -126,6 +119,8 @@ class _Asked:
     name: str | None
     root: Path
     sections: Sections
+    given: GivenRecipe | None
+    has_callbacks: bool
 
     @property
     def stem(self) -> str:
@@ -164,7 +159,7 @@ class _Options:
 
 
 def _open_fresh_run(
-    asked: _Asked, console: Console, held: ExitStack, *, overwrite: bool, has_callbacks: bool
+    asked: _Asked, console: Console, held: ExitStack, *, overwrite: bool
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
     """Checks a new run and makes its folder. held: keeps the run's lock."""
     recipe, planner = asked.settings(), None
@@ -172,7 +167,7 @@ def _open_fresh_run(
         RunFolder.named(asked.root, asked.name)  # refuses a name that no folder can have
     check_settings(recipe)
     if recipe.best:
-        check_metric(recipe.best.metric, recipe, key="best.metric", has_callbacks=has_callbacks)
+        check_metric(recipe.best.metric, recipe, key="best.metric", has_callbacks=asked.has_callbacks)
     if isinstance(asked.recipe, str | Path):
         check_data_files(recipe, str(asked.recipe))
     from interlace.run.recipe.check import check_recipe
@@ -187,12 +182,12 @@ def _open_fresh_run(
     return recipe, open_run(asked.root, asked.name, asked.stem, overwrite=overwrite, held=held), planner
 
 
-def _load_resumed(asked: _Asked, given: GivenRecipe | None, held: ExitStack) -> tuple[Recipe, RunFolder]:
+def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, None]:
     """Returns the settings of a run that is resumed, with the changes that are allowed. held: keeps the run's lock."""
     folder = RunFolder.resume(asked.root, latest_name(asked.root, asked.stem) if asked.name is None else asked.name)
     held.enter_context(RunLock(folder))
     before = load_recipe(str(folder.config))
-    edits = list_edits(given, folder) if given else []
+    edits = list_edits(asked.given, folder) if asked.given else []
     recipe = asked.sections.recipe(load_recipe(str(folder.config), [*edits, *asked.overrides]))
     old, new = dict(flatten(before.model_dump(mode="json"))), dict(flatten(recipe.model_dump(mode="json")))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
@@ -208,7 +203,7 @@ def _load_resumed(asked: _Asked, given: GivenRecipe | None, held: ExitStack) -> 
 
     with rows_by_place(asked.sections.rows):
         check_recipe(recipe)
-    return recipe, folder
+    return recipe, folder, None
 
 
 def _make_progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:

@@ -70,8 +70,7 @@ def train(
         else:
             settings, folder, planner = _open_fresh_run(recipe, changes, _Target(name, overwrite), console, held)
         folder.write_config(settings)
-        if not resume or folder.recipe.exists():
-            given.write(folder)
+        given.write(folder, resume=resume)
         report = _run(settings, folder, planner, resume=resume, quiet=quiet, console=console)
         _show_report(settings, report, folder, console)
 

@@ -145,7 +145,7 @@ class Sections:
         """
         values: dict[str, Any] = dict(self.values)
         if base is not None:
-            values = merge_sections(base.model_dump(mode="json"), self.values)
+            values = dict(merge_sections(base.model_dump(mode="json"), self.values))
             if is_offline(base):
                 values |= {"task": self.values["task"]} if "task" in self.values else {}
             adapt_to_rows(values, [*self.values, *changed])

@@ -19,6 +19,7 @@ from interlace.observe.secrets import mask_secrets
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import read_settings, recipe_names
 
+RECIPE_FILE = "recipe.yaml"
 MOST_LINES = 10
 """Maximum number of differences that an error lists."""
 
@@ -38,13 +39,19 @@ class GivenRecipe:
             return cls(name="", settings=recipe.model_dump(mode="json"))
         return cls(name=str(recipe), settings=read_settings(str(recipe)))
 
-    def write(self, folder: RunFolder) -> None:
-        """Writes the recipe, with masked secrets, into the folder of the run that it starts or continues."""
+    def write(self, folder: RunFolder, *, resume: bool) -> None:
+        """Writes the recipe, with masked secrets, into the folder of the run that it starts or continues.
+
+        A resumed run without the file, of an earlier version, gets none: nothing tells which recipe started it.
+        """
+        path = folder.path / RECIPE_FILE
+        if resume and not path.exists():
+            return
         text = to_yaml({"name": self.name, "settings": mask_secrets(self.settings)[0]})
         try:
-            write_atomic(folder.recipe, text)
+            write_atomic(path, text)
         except OSError as error:
-            raise UserError(f"cannot write {folder.recipe}: {error.strerror}.") from error
+            raise UserError(f"cannot write {path}: {error.strerror}.") from error
 
 
 def list_edits(given: GivenRecipe, folder: RunFolder) -> list[str]:
@@ -81,7 +88,7 @@ def list_edits(given: GivenRecipe, folder: RunFolder) -> list[str]:
 def _read_started(folder: RunFolder) -> GivenRecipe | None:
     """Returns the recipe that started the run. Returns None if the file is missing or damaged."""
     try:
-        found = parse_yaml(folder.recipe.read_text(encoding="utf-8"))
+        found = parse_yaml((folder.path / RECIPE_FILE).read_text(encoding="utf-8"))
         return GivenRecipe(name=str(found["name"]), settings=dict(found["settings"]))
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None

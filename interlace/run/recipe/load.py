@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from interlace.core.config import explain
 from interlace.core.errors import UserError
+from interlace.core.types import JSON
 from interlace.core.yaml_text import YamlFiles, parse_yaml
 from interlace.data.config import SOURCES
 from interlace.observe.run_identity import flatten
@@ -38,7 +39,7 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(explain(Recipe, error, f"recipe {spec}")) from None
 
 
-def read_settings(spec: str) -> dict[str, Any]:
+def read_settings(spec: str) -> dict[str, JSON]:
     """Returns the settings in the file of a recipe, with the secrets of a config.yaml. Raises UserError."""
     data = _RECIPES.read(spec)
     if not isinstance(data, dict):
@@ -94,7 +95,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
     owner[last] = value if sections else merge_sections(data, {key: value})[key]
 
 
-def merge_sections(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
+def merge_sections(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """Returns the sections of a recipe with changes.
 
     A section with a new name drops all settings of the old one, and a new source of prompts all but their format.
