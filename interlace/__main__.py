@@ -1,6 +1,6 @@
 """Runs the commands by `python -m interlace`."""
 
-from interlace.cli.main import app
+from interlace.cli.entry import main
 
 if __name__ == "__main__":
-    app(prog_name="interlace")
+    main()

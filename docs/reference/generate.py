@@ -2,8 +2,8 @@
 
     python docs/reference/generate.py
 
-Writes settings.md, metrics.md and api.md next to this file. `metrics.yaml` contains the meanings of the metrics, and
-`names.yaml` the meanings of fields that have no docstring. A test compares both with the code.
+Writes settings.md, metrics.md and api.md next to this file. `interlace/observe/metrics.yaml` contains the
+meanings of the metrics, and `names.yaml` those of fields that have no docstring. A test compares both with the code.
 """
 
 import ast
@@ -38,6 +38,7 @@ from interlace.robots import envs
 from interlace.robots.envs.base import Simulator
 from interlace.rollouts.config import FOLDERS, EpisodeConfig, EpisodeKind, OwnEpisodeConfig
 from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.metric_names import METRICS
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import vocabulary
 
@@ -331,7 +332,7 @@ def default_text(field: FieldInfo) -> str:
 
 def metrics_page() -> str:
     """Returns the reference of all metrics."""
-    families = yaml.safe_load((HERE / "metrics.yaml").read_text(encoding="utf-8"))
+    families = yaml.safe_load(METRICS.read_text(encoding="utf-8"))
     parts = [
         f"# Metrics\n\n{NOTE}\n\nEach line of `metrics.jsonl` is one step. A metric is present only if its part runs.\n"
         "Names in capitals stand for a name of the run.",

@@ -81,12 +81,13 @@ class StoredRun:
             )
         return path
 
-    def summarize(self) -> dict[str, object]:
+    def summarize(self, *, was_interrupted: bool) -> dict[str, object]:
         """Returns the run in a few values for display: steps, reward, held-out accuracy, checkpoint."""
         if not self.files.has_trained:
             return {"steps": "none yet"}
         rewards = self.data.values("reward/mean")
-        found: dict[str, object] = {"steps": f"{len(self.data.rows)} of {self.recipe.steps}"}
+        ended = ", interrupted" if was_interrupted else ""
+        found: dict[str, object] = {"steps": f"{len(self.data.rows)} of {self.recipe.steps}{ended}"}
         if rewards:
             found["reward"] = f"{rewards[0]:.3g} -> {rewards[-1]:.3g}"
         accuracies = self.data.values("eval/accuracy_greedy")
@@ -119,6 +120,11 @@ class TrainedRun:
     def recipe(self) -> Recipe:
         """The settings of the run."""
         return self._stored.recipe
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Returns whether Ctrl-C, an interrupted cell or SIGTERM ended this call of train() before the last step."""
+        return self.outcome is not None and self.outcome.was_interrupted
 
     @property
     def checkpoint(self) -> Path | None:
@@ -262,14 +268,16 @@ class TrainedRun:
         here = Path.cwd()
         folder = self.folder.relative_to(here) if self.folder.is_relative_to(here) else self.folder
         lines = [f"{type(self).__name__} {self.name!r} in {folder}"]
-        lines += [f"  {name}: {value}" for name, value in self._stored.summarize().items()]
+        summary = self._stored.summarize(was_interrupted=self.was_interrupted)
+        lines += [f"  {name}: {value}" for name, value in summary.items()]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Returns the run as a notebook shows it."""
         curves = [(name, self._stored.data.curve(name)) for name in CURVES] if self._stored.files.has_trained else []
         drawn = "".join(curve_svg(name, points) for name, points in curves if len(points) > 1)
-        return table_html([{"run": self.name, **self._stored.summarize()}]) + drawn
+        summary = self._stored.summarize(was_interrupted=self.was_interrupted)
+        return table_html([{"run": self.name, **summary}]) + drawn
 
     @cached_property
     def _stored(self) -> StoredRun:

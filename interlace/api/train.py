@@ -35,7 +35,9 @@ from interlace.run.library import (
 from interlace.run.program_rows import ColumnMap, rows_by_place
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
-from interlace.run.recipe.load import load_recipe, override_key
+from interlace.run.recipe.edits import GivenRecipe, list_edits
+from interlace.run.recipe.load import check_data_files, load_recipe, override_key
+from interlace.run.recipe.metric_names import check_metric
 from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     quiet: bool = False,
     **settings: Unpack[Settings],
 ) -> TrainedRun:
-    """Trains a model and returns the run after its last step. Ctrl-C, or an interrupted cell, ends it at a step's end.
+    """Trains a model and returns the run. Ctrl-C, or an interrupted cell, ends it at a step's end (`was_interrupted`).
 
     recipe: a shipped recipe, the path of a YAML file, or a Recipe, which the other arguments change. Without one,
     `model`, `data` and `reward` are needed.
@@ -90,20 +92,20 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     check_choice(resume=resume, overwrite=overwrite)
     watchers = Callbacks(callbacks)
     hush_libraries()
-    given = ProgramInputs(
+    inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
     root = Path(folder).absolute()  # A reward function, or the program after the run, may change the working folder.
-    sections = given.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
-    asked = _Asked(recipe, tuple(overrides), name, root, sections)
+    sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
+    given = None if recipe is None else GivenRecipe.read(recipe)
+    asked = _Asked(recipe, tuple(overrides), name, root, sections, given, bool(callbacks))
     console = Console(quiet=quiet)
     with ExitStack() as held:
-        planner = None
-        if resume:
-            chosen, run = _load_resumed(asked, held)
-        else:
-            chosen, run, planner = _open_fresh_run(asked, console, held, overwrite=overwrite)
+        found = _load_resumed(asked, held) if resume else _open_fresh_run(asked, console, held, overwrite=overwrite)
+        chosen, run, planner = found
         run.write_config(chosen)
+        if given:
+            given.write(run, resume=resume)
         progress = held.enter_context(_make_progress(console, chosen.steps, quiet=quiet))
         return _train_recipe(chosen, run, _Options(resume, planner, watchers), progress)
 
@@ -117,6 +119,8 @@ class _Asked:
     name: str | None
     root: Path
     sections: Sections
+    given: GivenRecipe | None
+    has_callbacks: bool
 
     @property
     def stem(self) -> str:
@@ -162,6 +166,10 @@ def _open_fresh_run(
     if asked.name is not None:
         RunFolder.named(asked.root, asked.name)  # refuses a name that no folder can have
     check_settings(recipe)
+    if recipe.best:
+        check_metric(recipe.best.metric, recipe, key="best.metric", has_callbacks=asked.has_callbacks)
+    if isinstance(asked.recipe, str | Path):
+        check_data_files(recipe, str(asked.recipe))
     from interlace.run.recipe.check import check_recipe
 
     with rows_by_place(asked.sections.rows):
@@ -174,12 +182,13 @@ def _open_fresh_run(
     return recipe, open_run(asked.root, asked.name, asked.stem, overwrite=overwrite, held=held), planner
 
 
-def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
+def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, None]:
     """Returns the settings of a run that is resumed, with the changes that are allowed. held: keeps the run's lock."""
     folder = RunFolder.resume(asked.root, latest_name(asked.root, asked.stem) if asked.name is None else asked.name)
     held.enter_context(RunLock(folder))
     before = load_recipe(str(folder.config))
-    recipe = asked.sections.recipe(load_recipe(str(folder.config), asked.overrides))
+    edits = list_edits(asked.given, folder) if asked.given else []
+    recipe = asked.sections.recipe(load_recipe(str(folder.config), [*edits, *asked.overrides]))
     old, new = dict(flatten(before.model_dump(mode="json"))), dict(flatten(recipe.model_dump(mode="json")))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     if changed := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:
@@ -194,7 +203,7 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
 
     with rows_by_place(asked.sections.rows):
         check_recipe(recipe)
-    return recipe, folder
+    return recipe, folder, None
 
 
 def _make_progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:

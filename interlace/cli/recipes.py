@@ -1,6 +1,8 @@
 """`interlace recipes`: lists the shipped recipes; also makes the table of shipped YAML files."""
 
+import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from rich.console import Console
@@ -16,17 +18,18 @@ def recipes() -> None:
 
 
 def listing(paths: Sequence[Path]) -> Table:
-    """Returns a table of YAML files, one row per file: its name and its first comment line."""
+    """Returns a table of YAML files, one row per file: its name and the first sentence of its comment."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for path in paths:
-        table.add_row(Text(path.stem), Text(_first_comment(path)))
+        table.add_row(Text(path.stem), Text(_first_sentence(path)))
     return table
 
 
-def _first_comment(path: Path) -> str:
-    """Returns the text of the first line if it is a comment, else an empty text."""
-    with path.open(encoding="utf-8") as file:
-        line = file.readline()
-    return line.removeprefix("#").strip() if line.startswith("#") else ""
+def _first_sentence(path: Path) -> str:
+    """Returns the first sentence of the comment with which a file begins; an empty text if there is no comment."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+    sentence = re.match(r".*?\.(?=\s|$)", comment)
+    return sentence[0] if sentence else comment

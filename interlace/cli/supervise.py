@@ -63,7 +63,7 @@ def supervise(
         killed = f"The run's process was killed by {signal.Signals(-status).name}."
         # Without a new configuration, the process ended before it opened its run. With one, all settings are stored.
         if _read_time_ns(folder.config) not in (None, before_ns):
-            command = ["train", recipe, *common, "--resume"]
+            command = ["train", str(folder.config), *common, "--resume"]
         if not restarts:
             say(Console(), f"{killed} No start is left (--restarts). {how_to_continue(folder)}")
             break

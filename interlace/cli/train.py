@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from interlace.forecast.online import OnlinePlanner
     from interlace.observe.run_folder import RunFolder
     from interlace.run.recipe.config import Recipe
+    from interlace.run.recipe.edits import GivenRecipe
     from interlace.run.session import TrainReport
 
 
@@ -53,9 +54,11 @@ def train(
 
         return dry_run(recipe, changes, devices, console)
     with ExitStack() as held:
-        planner = None
+        from interlace.run.recipe.edits import GivenRecipe
+
+        planner, given = None, GivenRecipe.read(recipe)
         if resume:
-            settings, folder = _open_resumed_run(recipe, changes, name, held)
+            settings, folder = _open_resumed_run(given, changes, name, held)
             if _is_complete(settings, folder):
                 return say(
                     console,
@@ -67,6 +70,7 @@ def train(
         else:
             settings, folder, planner = _open_fresh_run(recipe, changes, _Target(name, overwrite), console, held)
         folder.write_config(settings)
+        given.write(folder, resume=resume)
         report = _run(settings, folder, planner, resume=resume, quiet=quiet, console=console)
         _show_report(settings, report, folder, console)
 
@@ -90,10 +94,14 @@ def _open_fresh_run(
     from interlace.observe.run_lock import open_run
     from interlace.observe.tables import make_derived_numbers_table
     from interlace.run.recipe.check_settings import check_settings
-    from interlace.run.recipe.load import load_recipe
+    from interlace.run.recipe.load import check_data_files, load_recipe
+    from interlace.run.recipe.metric_names import check_metric
 
     settings, planner = load_recipe(spec, overrides), None
     check_settings(settings)
+    check_data_files(settings, spec)
+    if settings.best:
+        check_metric(settings.best.metric, settings, key="best.metric")
     if target.name is not None:
         RunFolder.named(ROOT, target.name)  # refuses an unusable name
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
@@ -120,18 +128,21 @@ def _open_fresh_run(
     return settings, folder, planner
 
 
-def _open_resumed_run(spec: str, overrides: list[str], name: str | None, held: ExitStack) -> "tuple[Recipe, RunFolder]":
-    """Returns the settings stored by the run instead of the recipe's, before the checks that load torch.
+def _open_resumed_run(
+    given: "GivenRecipe", overrides: list[str], name: str | None, held: ExitStack
+) -> "tuple[Recipe, RunFolder]":
+    """Returns the settings stored by the run, with the changes of its recipe and the overrides.
 
-    held: keeps the run's lock.
+    The checks that load torch follow later. held: keeps the run's lock.
     """
     from interlace.observe.checkpoints import Checkpoints
     from interlace.observe.run_folder import RunFolder, latest_name
     from interlace.observe.run_lock import RunLock
     from interlace.run.recipe.check_settings import check_settings
+    from interlace.run.recipe.edits import list_edits
     from interlace.run.recipe.load import load_recipe, override_key
 
-    folder = RunFolder.resume(ROOT, latest_name(ROOT, Path(spec).stem) if name is None else name)
+    folder = RunFolder.resume(ROOT, latest_name(ROOT, Path(given.name).stem) if name is None else name)
     held.enter_context(RunLock(folder))  # before reading files that another process may write
     # The command that started the run may be repeated with --resume, because it changes nothing. Its settings are
     # compared together: one of them may follow from another.
@@ -144,7 +155,7 @@ def _open_resumed_run(spec: str, overrides: list[str], name: str | None, held: E
                 f"{next(alone, fixed[-1])!r} would make the resumed run another one. With --resume only "
                 f"{', '.join(CHANGEABLE)} may be changed; for anything else start a new run."
             )
-    settings = load_recipe(str(folder.config), overrides)
+    settings = load_recipe(str(folder.config), [*list_edits(given, folder), *overrides])
     Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).check_num_steps(settings.steps)
     check_settings(settings)
     return settings, folder

@@ -112,7 +112,7 @@ def close_names(given: str, options: Iterable[str], *, most: int = 8) -> list[st
     """Returns the options that a user may have meant, the closest first.
 
     An option is close if it differs in case only or by few letters, or if one name is the beginning or a part of the
-    other: `verl` of `verl-colocated`, `lr` of `optimizer_lr`.
+    other: `verl` of `verl-colocated`, `lr` of `optimizer_lr`, `max_token` of `max_new_tokens`.
     """
     names = list(options)
     if given in names:
@@ -130,9 +130,14 @@ def close_names(given: str, options: Iterable[str], *, most: int = 8) -> list[st
 
 
 def _shares_part(wanted: str, name: str) -> bool:
-    """Returns whether one name begins with the other, or `wanted` is one of the words in `name`."""
+    """Returns whether one name begins with the other, or one has the words of the other, perhaps shortened."""
     shorter, longer = sorted((wanted, name), key=len)
-    return (len(shorter) > 3 and longer.startswith(shorter)) or wanted in re.split(r"[-_.]", name)
+    if len(shorter) > 3 and longer.startswith(shorter):
+        return True
+    few, many = sorted((re.findall(r"[^-_.]+", wanted), re.findall(r"[^-_.]+", name)), key=len)
+    if len(few) == 1:  # a single word, which is the beginning of many others, is compared as a whole
+        return wanted in many
+    return bool(few) and all(any(word.startswith(part) for word in many) for part in few)
 
 
 def _count_edits(one: str, other: str, limit: int) -> int:

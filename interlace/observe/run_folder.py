@@ -2,6 +2,7 @@
 
 config.yaml        resolved settings, with masked secrets
 secrets.yaml       the masked values, for a resumed run; mode 0600
+recipe.yaml        the recipe as the user gave it, with masked secrets, which a resume compares
 run.json           the id of the run, which its checkpoints record
 warmup.json        the folder with the result of the run's warm-up
 metrics.jsonl      one flat object per step
@@ -155,12 +156,6 @@ class RunFolder:
                 f"cannot write {self.config}: {error.strerror}. A run needs a folder of its own."
             ) from error
 
-    def set_timeline_aside(self) -> None:
-        """Renames an existing timeline to a numbered file: a resumed run has a new clock and timeline."""
-        if self.timeline.exists():
-            number = 1 + len(list(self.path.glob("timeline-*.json")))
-            self.timeline.rename(self.path / f"timeline-{number}.json")
-
     def _make_folders(self) -> None:
         path = self.path
         try:
@@ -190,6 +185,13 @@ class RunFolder:
                 f"cannot replace the run {self.path}: {error.strerror or error}. Delete it yourself, or give this one "
                 "another name (--name)."
             ) from error
+
+
+def set_timeline_aside(run: RunFolder) -> None:
+    """Renames an existing timeline to a numbered file: a resumed run has a new clock and timeline."""
+    if run.timeline.exists():
+        number = 1 + len(list(run.path.glob("timeline-*.json")))
+        run.timeline.rename(run.path / f"timeline-{number}.json")
 
 
 def default_name(root: Path, recipe: str) -> str:

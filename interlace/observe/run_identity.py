@@ -126,7 +126,7 @@ def check_changed_settings(
         is_allowed = (planned and _is_of(key, ("schedule",))) or may_change(key, before, program_names=program_names)
         refused |= not is_allowed
         verdict = "allowed" if is_allowed else "not allowed: it would make the resumed run another run"
-        lines.append(f"{key}: {_format_value(before)} -> {_format_value(after)} ({verdict})")
+        lines.append(f"{key}: {format_value(before)} -> {format_value(after)} ({verdict})")
     if refused:
         listed = "\n  ".join(lines)
         raise UserError(
@@ -152,5 +152,6 @@ def _is_of(key: str, sections: tuple[str, ...]) -> bool:
     return f"{key}.".startswith(tuple(f"{name}." for name in sections))
 
 
-def _format_value(value: JSON) -> str:
+def format_value(value: JSON) -> str:
+    """Returns the value of a setting for an error, shortened."""
     return "unset" if value is None else json.dumps(value)[:200]

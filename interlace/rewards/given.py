@@ -13,15 +13,21 @@ _given: dict[str, object] = {}
 
 def name_of(function: object) -> str:
     """Returns a function's name in a recipe: package.module:name if it can be imported, else a name of this module."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if module not in (None, "__main__") and name and getattr(sys.modules.get(module), name, None) is function:
-        return f"{module}:{name}"
+    if is_importable(function):
+        return f"{function.__module__}:{function.__qualname__}"  # type: ignore[attr-defined]  # it has both
     known = next((known for known, each in _given.items() if each is function), None)
     if known is None:
         # Random, because a number would name another function in a later process that reads the run's settings.
         known = f"{_PREFIX}{secrets.token_hex(8)}"
         _given[known] = function
     return f"{GIVEN}{known}"
+
+
+def is_importable(value: object) -> bool:
+    """Returns whether other processes find a function or class by its name: not one of the program's own file."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    is_named = module not in (None, "__main__", "builtins") and bool(name)
+    return is_named and getattr(sys.modules.get(str(module)), name, None) is value
 
 
 def label_of_function(function: object) -> str:

@@ -1,5 +1,6 @@
 """Sections of a recipe made from a program's objects: a model, rows, functions."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from interlace.core.config import Config, explain
 from interlace.core.errors import UserError
 from interlace.data.config import SOURCES
 from interlace.rewards.base import RewardFn
-from interlace.rewards.given import is_given
+from interlace.rewards.given import is_given, is_importable
 from interlace.run.program_data import TaskWriter
 from interlace.run.program_model import is_model, save_model_object
 from interlace.run.program_reward import reward_section
@@ -23,8 +24,8 @@ from interlace.run.recipe.own_rows import adapt_to_rows
 
 Section: TypeAlias = Config | Mapping[str, object]
 """A section of a recipe: its Config, or a mapping with the keys of the YAML file."""
-Named: TypeAlias = str | Section
-"""A section that may be written as one word."""
+Named: TypeAlias = str | Section | type
+"""A section that may be written as one word, or as a class that can be imported."""
 Reward: TypeAlias = RewardFn | Named | object
 """A function, an object with `score`, a name, the section `reward`, or a list of these, each alone or with a weight."""
 
@@ -144,7 +145,7 @@ class Sections:
         """
         values: dict[str, Any] = dict(self.values)
         if base is not None:
-            values = merge_sections(base.model_dump(mode="json"), self.values)
+            values = dict(merge_sections(base.model_dump(mode="json"), self.values))
             if is_offline(base):
                 values |= {"task": self.values["task"]} if "task" in self.values else {}
             adapt_to_rows(values, [*self.values, *changed])
@@ -200,4 +201,13 @@ def list_required_numbers(settings: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _to_plain(value: object) -> object:
-    return value.model_dump(mode="json") if isinstance(value, Config) else value
+    """Returns a setting as a recipe has it: classes and functions that can be imported by their names."""
+    if isinstance(value, Config):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {name: _to_plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(inner) for inner in value]
+    if (inspect.isclass(value) or inspect.isfunction(value)) and is_importable(value):
+        return f"{value.__module__}:{value.__qualname__}"
+    return value

@@ -29,6 +29,7 @@ from interlace.observe.goodput import Ledger
 from interlace.observe.loggers import MetricsLoggers, open_loggers
 from interlace.observe.loggers.base import RunInfo
 from interlace.observe.quiet import LOOK_EVERY_S, QuietWatch
+from interlace.observe.run_folder import set_timeline_aside
 from interlace.observe.run_identity import RunIdentity
 from interlace.observe.stop import PATIENCE_S
 from interlace.run.clusters.base import back_end
@@ -58,6 +59,8 @@ class TrainReport:
     """The newest checkpoint."""
     ledger: Ledger = Ledger()
     """Device-seconds of this process, including its start and excluding the final evaluation."""
+    was_interrupted: bool = False
+    """True if Ctrl-C or SIGTERM ended the run before its last step. False if a callback or `best.patience` did."""
 
     @property
     def was_stopped(self) -> bool:
@@ -227,7 +230,7 @@ class RunProcess(ABC):
     def _make_recorder(self, cluster: Cluster) -> Recorder:
         if not self._recipe.logging.timeline or self.done_steps >= self._recipe.steps:
             return NoRecorder()  # without a remaining step, the existing timeline is kept
-        self._folder.set_timeline_aside()
+        set_timeline_aside(self._folder)
         return TraceFile(self._folder.timeline, cluster.devices)
 
     @abstractmethod

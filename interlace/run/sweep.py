@@ -24,6 +24,7 @@ from interlace.run.outcome import FINAL_SHARE
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe, override_key
+from interlace.run.recipe.metric_names import check_metric
 from interlace.run.sweep_pool import divide_devices, train_in_parallel
 from interlace.run.sweep_run import RunEnd, prepare_run, train_prepared
 
@@ -186,13 +187,17 @@ def split_values(argument: str) -> list[str]:
 def choose_order(metric: str | None, variants: Sequence[Variant]) -> BestConfig | None:
     """Returns the metric that orders the runs and its direction, if they are known before the runs start.
 
-    metric: the given one. If None, the one of the recipes' `best`, if it is the same for all.
+    metric: the given one. If None, the one of the recipes' `best`, if it is the same for all. Raises UserError for a
+    metric that no part of the runs can measure.
     """
     found = {(best.metric, best.sign): best for variant in variants if (best := variant.recipe.best) is not None}
     same = [best for best in found.values() if metric is None or best.metric == metric]
     if len(same) == 1:
         return same[0]
-    return None if metric is None else BestConfig(metric=metric)
+    if metric is None:
+        return None
+    check_metric(metric, variants[0].recipe, key="metric")
+    return BestConfig(metric=metric)
 
 
 class Sweep:

@@ -57,7 +57,7 @@ def train_prepared(path: Path, recipe: Recipe, progress: ProgressView, stop: Sto
         return RunEnd(is_finished=False)
     except Exception as error:  # noqa: BLE001 - an error of one run does not affect the others
         return RunEnd(is_finished=False, error="".join(format_exception_only(error)).strip())
-    return RunEnd(is_finished=not (report.was_stopped and stop.requested))
+    return RunEnd(is_finished=not report.was_interrupted)
 
 
 def main() -> None:

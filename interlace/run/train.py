@@ -110,7 +110,7 @@ def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool
             continue
         schedule = planner.take_change() if planner and report.was_stopped and not stop.requested else None
         if schedule is None:
-            return replace(report, ledger=ledger)
+            return replace(report, ledger=ledger, was_interrupted=report.was_stopped and stop.requested)
         recipe, resume = set_schedule(recipe, schedule, recipe.schedule.preset), True
         folder.write_config(recipe)
 

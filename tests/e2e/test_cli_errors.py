@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import interlace
 from interlace.cli.main import app
+from interlace.core.errors import UserError
 from interlace.models.tiny import build_tokenizer
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_lock import RunLock
@@ -224,6 +226,42 @@ def test_a_run_trains_reports_and_resumes(folder: Path, train: Train, monkeypatc
     assert judged.exit_code == 0, judged.output
     assert "Held-out accuracy" in judged.stdout
     refused(CliRunner().invoke(app, ["eval", "tiny:micro"]), "is no run", "--recipe")
+
+
+def test_a_resume_reads_the_recipe_again(folder: Path, train: Train) -> None:
+    recipe, run = folder / "mine.yaml", folder / "runs" / "mine"
+    assert train("mine.yaml", "checkpoint_every=1", "sampling.max_new_tokens=3", "--quiet").exit_code == 0
+    recipe.write_text("# comment\n" + RECIPE)
+    assert "has trained all 2 steps" in train("mine.yaml", "--resume").stdout
+    recipe.write_text(RECIPE.replace("steps: 2", "steps: 3").replace("samples_per_prompt: 2", "samples_per_prompt: 4"))
+    refused(
+        train("mine.yaml", "--resume"), "mine.yaml was changed since run 'mine'", "samples_per_prompt: 2 -> 4 (not all",
+        "steps: 2 -> 3 (allowed)", "runs/mine/config.yaml as the recipe",
+    )  # fmt: skip
+    refused(train("quickstart", "--name", "mine", "--resume"), "quickstart differs from mine.yaml", "more\nWith")
+    with pytest.raises(UserError, match="With resume=True only"):
+        interlace.train("mine.yaml", name="mine", resume=True, quiet=True)
+    assert "has trained all 2 steps" in train("runs/mine/config.yaml", "--name", "mine", "--resume").stdout
+    recipe.write_text(RECIPE.replace("steps: 2", "steps: 3"))
+    longer = train("mine.yaml", "--resume")
+    assert longer.exit_code == 0 and "steps: 2 -> 3 (allowed)" in longer.stdout, longer.output
+    assert "max_new_tokens: 3" in (run / "config.yaml").read_text(), "a setting of the first command stays"
+    recipe.write_text(RECIPE.replace("steps: 2", "steps: 4"))
+    assert len(interlace.train("mine.yaml", name="mine", resume=True, quiet=True).rewards) == 4
+    (run / "recipe.yaml").unlink()  # as of a run of an earlier version
+    recipe.write_text(RECIPE)
+    assert "has trained all 4 steps" in train("mine.yaml", "--resume").stdout
+
+
+def test_rows_beside_a_recipe_of_another_folder_are_named(folder: Path, train: Train) -> None:
+    (folder / "other").mkdir()
+    text = RECIPE[: RECIPE.index("task:")] + "task: rows.jsonl\n" + RECIPE[RECIPE.index("reward:") :]
+    (folder / "other" / "own.yaml").write_text(text)
+    (folder / "other" / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    for option in ((), ("--dry-run",)):
+        refused(train("other/own.yaml", "reward=exact", *option), "beside the recipe. Set it to other/rows.jsonl.")
+    with pytest.raises(UserError, match=r"other/rows\.jsonl"):
+        interlace.train("other/own.yaml", reward="exact", quiet=True)
 
 
 def test_a_second_run_gets_a_name_of_its_own(folder: Path, train: Train) -> None:

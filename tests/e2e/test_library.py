@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,22 @@ def test_a_lambda_is_a_reward(tmp_path: Path) -> None:
     assert set(seen) == {(row["prompt"], row["answer"]) for row in ROWS}
     assert found.checkpoint is not None
     AutoModelForCausalLM.from_pretrained(found.checkpoint)
+
+
+def test_a_run_that_a_signal_stopped_is_interrupted(tmp_path: Path) -> None:
+    def interrupt(step: interlace.StepInfo) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def stop(step: interlace.StepInfo) -> None:
+        step.stop()
+
+    for callback, is_interrupted in ((interrupt, True), (stop, False)):
+        found = interlace.train(
+            model="tiny:micro", data=ROWS, reward=size, folder=tmp_path, quiet=True, callbacks=[callback], **TINY
+        )
+        assert found.was_interrupted == is_interrupted and len(found.rewards) == 1
+        assert ("1 of 2, interrupted" in str(found)) == ("1 of 2, interrupted" in found._repr_html_()) == is_interrupted
+    assert not interlace.load_run("run", folder=tmp_path).was_interrupted
 
 
 def test_in_a_notebook_where_a_loop_runs_already(tmp_path: Path) -> None:

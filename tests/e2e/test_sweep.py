@@ -227,7 +227,13 @@ def test_an_error_that_is_longer_than_a_pipe_holds_does_not_hang_a_parallel_swee
     assert done.returncode == 1 and "run seed-0 failed" in done.stderr and "xxx" in done.stderr
 
 
+def test_a_misspelled_metric_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    code, _, err = sweep("sft", *settings(tmp_path), "seed=0,1", "--metric", "eval/los")
+    assert code == 2 and "Did you mean 'eval/loss'" in err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_unknown_metric_ends_the_sweep_after_its_first_run(tmp_path: Path) -> None:
-    code, _, err = sweep("sft", *settings(tmp_path), "seed=0,1", "--metric", "eval/los", "--name", "odd")
-    assert code == 2 and "Did you mean 'eval/loss'" in err and "--name odd --resume --metric" in err
+    code, _, err = sweep("sft", *settings(tmp_path), "seed=0,1", "--metric", "eval/margin", "--name", "odd")
+    assert code == 2 and "no such metric" in err and "--name odd --resume --metric" in err
     assert not (tmp_path / "runs" / "odd" / "seed-1").exists()

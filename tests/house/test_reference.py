@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 import yaml
 
+from interlace.run.recipe.metric_names import METRICS
 from tests.house.source import ROOT, package_files, tree
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -31,7 +32,7 @@ def pages() -> dict[str, str]:
 
 @cache
 def metrics() -> frozenset[str]:
-    families = yaml.safe_load((REFERENCE / "metrics.yaml").read_text(encoding="utf-8"))
+    families = yaml.safe_load(METRICS.read_text(encoding="utf-8"))
     return frozenset(name for family in families for name in family["metrics"])
 
 
@@ -89,7 +90,7 @@ def test_every_metric_of_the_code_has_a_meaning() -> None:
         if re.fullmatch(r"[a-z_]+(/\w+)+", text) and text.partition("/")[0] in families
         if not any(is_same(text, name) for name in metrics())
     ]
-    assert not missing, "add them to docs/reference/metrics.yaml: " + "\n".join(missing)
+    assert not missing, "add them to interlace/observe/metrics.yaml: " + "\n".join(missing)
 
 
 def test_every_documented_metric_is_in_the_code() -> None:
@@ -102,4 +103,4 @@ def test_every_documented_metric_is_in_the_code() -> None:
         if "NAME" not in name and name.rpartition("/")[2].removeprefix("num_") not in words
         if not any(is_same(name, text) for text in whole)
     ]
-    assert not gone, f"remove from docs/reference/metrics.yaml: {gone}"
+    assert not gone, f"remove from interlace/observe/metrics.yaml: {gone}"

@@ -1,6 +1,6 @@
 """Checks of a recipe that need only its settings: no model, no data, no torch."""
 
-from interlace.algorithms import Algorithm
+from interlace.algorithms import Algorithm, algorithm_names, create_algorithm
 from interlace.core.errors import UserError
 from interlace.data.check import check_sources
 from interlace.data.config import SourceConfig
@@ -106,9 +106,11 @@ def _rewards_by_source(recipe: Recipe) -> list[tuple[RewardConfig, SourceConfig]
 def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
     name = recipe.algorithm.name
     if algorithm.is_group_relative and recipe.samples_per_prompt == 1:
+        others = [each for each in algorithm_names() if not create_algorithm(each, {}).is_group_relative]
         raise UserError(
             f"samples_per_prompt=1 leaves algorithm {name!r} nothing to learn from: it compares the samples of each "
-            "prompt. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
+            "prompt. Set samples_per_prompt to 2 or more, or take an algorithm that compares no samples: "
+            f"{', '.join(others)}."
         )
     _check_rewards(recipe, algorithm)
     if algorithm.needs.greedy_baseline:

@@ -11,8 +11,10 @@ from pydantic import ValidationError
 
 from interlace.core.config import explain
 from interlace.core.errors import UserError
+from interlace.core.types import JSON
 from interlace.core.yaml_text import YamlFiles, parse_yaml
 from interlace.data.config import SOURCES
+from interlace.observe.run_identity import flatten
 from interlace.observe.secrets import check_unmasked, restore_secrets
 from interlace.run.recipe.config import SHORT, Recipe
 from interlace.run.recipe.own_rows import adapt_to_rows
@@ -27,10 +29,7 @@ KEPT = ("model", "cluster")
 
 def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
     """Loads the recipe of a name or path, and applies the overrides in order. Raises UserError for invalid settings."""
-    data = _RECIPES.read(spec)
-    if not isinstance(data, dict):
-        raise UserError(f"recipe {spec!r} contains no settings: write one `key: value` on each line.")
-    data = restore_secrets(data, _RECIPES.path(spec))
+    data = read_settings(spec)
     for override in overrides:
         _apply(data, override)
     adapt_to_rows(data, [override_key(override) for override in overrides])
@@ -39,6 +38,30 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
         return Recipe.model_validate(data)
     except ValidationError as error:
         raise UserError(explain(Recipe, error, f"recipe {spec}")) from None
+
+
+def read_settings(spec: str) -> dict[str, JSON]:
+    """Returns the settings in the file of a recipe, with the secrets of a config.yaml. Raises UserError."""
+    data = _RECIPES.read(spec)
+    if not isinstance(data, dict):
+        raise UserError(f"recipe {spec!r} contains no settings: write one `key: value` on each line.")
+    return restore_secrets(data, _RECIPES.path(spec))
+
+
+def check_data_files(recipe: Recipe, spec: str) -> None:
+    """Raises UserError for a data file that is not in the current folder, but beside the file of the recipe.
+
+    Paths of a recipe are relative to the current folder.
+    """
+    beside = _RECIPES.path(spec).parent
+    for key, path in flatten(recipe.task.model_dump(mode="json")):
+        if not re.search(r"(^|\.)files\.(train|heldout)$", key) or not isinstance(path, str):
+            continue
+        if not Path(path).expanduser().exists() and (beside / path).exists():
+            raise UserError(
+                f"task.{key} = {path!r}: there is no such file in the current folder, {Path.cwd()}, but there is one "
+                f"beside the recipe. Set it to {beside / path}."
+            )
 
 
 def override_key(override: str) -> str:
@@ -73,7 +96,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
     owner[last] = value if sections else merge_sections(data, {key: value})[key]
 
 
-def merge_sections(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
+def merge_sections(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """Returns the sections of a recipe with changes.
 
     A section with a new name drops all settings of the old one, and a new source of prompts all but their format, whose

@@ -44,6 +44,17 @@ def test_the_help_of_record_names_the_extra_for_videos() -> None:
     assert "interlace[video]" in " ".join(help_text.split())
 
 
+def test_an_interrupt_of_the_imports_is_one_line() -> None:
+    interrupt = (
+        "import runpy, sys\nclass Interrupt:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\nrunpy.run_module('interlace', run_name='__main__')"
+    )
+    done = python(interrupt, "train", "quickstart")
+    assert done.returncode == 130 and done.stdout == ""
+    assert done.stderr == "Interrupted before the command started.\n"
+
+
 def test_an_unknown_option_exits_with_code_2() -> None:
     assert CliRunner().invoke(app, ["train", "quickstart", "--resum"]).exit_code == 2
 
@@ -53,6 +64,7 @@ def test_recipes_are_listed_with_what_they_are_for() -> None:
     assert done.exit_code == 0
     lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line[:1].strip()}
     assert lines["quickstart"].startswith("Sort digits")
+    assert "exchanged is rejected." in " ".join(done.stdout.split()), "the whole first sentence, which has two lines"
     assert "smollm2" in lines
 
 

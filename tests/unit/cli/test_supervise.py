@@ -39,7 +39,7 @@ def test_a_killed_run_is_resumed_without_its_settings_which_are_stored(commands:
     assert ended.exit_code == 0, ended.output
     assert commands == [
         ["train", "quickstart", *settings, "--name", "mine", "--quiet", "--overwrite"],
-        ["train", "quickstart", "--name", "mine", "--quiet", "--resume"],
+        ["train", "runs/mine/config.yaml", "--name", "mine", "--quiet", "--resume"],
     ]
 
 

@@ -33,6 +33,8 @@ def test_a_name_is_near_however_it_is_capitalised() -> None:
         ("gpro", ["grpo", "gspo", "ppo"], ["grpo"]),
         ("promts_per_step", ["prompts_per_step", "samples_per_prompt"], ["prompts_per_step"]),
         ("verl", ["areal", "verl-colocated", "verl-one-step"], ["verl-colocated", "verl-one-step"]),
+        ("max_token", ["max_new_tokens", "stop_token_ids"], ["max_new_tokens"]),
+        ("num_samples_per_prompt", ["prompts_per_step", "samples_per_prompt"], ["samples_per_prompt"]),
         ("deepspeed", ["seed", "steps"], []),
         ("tokenizer", ["optimizer"], []),
         ("system", ["steps"], []),

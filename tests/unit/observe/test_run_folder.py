@@ -10,7 +10,7 @@ import yaml
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.observe.run_folder import RunFolder, claim_name, default_name, latest_name
+from interlace.observe.run_folder import RunFolder, claim_name, default_name, latest_name, set_timeline_aside
 from interlace.observe.run_logs import RunLogs
 
 
@@ -120,7 +120,7 @@ def test_truncation_drops_later_metrics_and_samples(tmp_path: Path) -> None:
 def test_the_timelines_of_earlier_processes_are_kept(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "r")
     for text in ("first", "second", "third"):
-        run.set_timeline_aside()
+        set_timeline_aside(run)
         run.timeline.write_text(text)
     kept = {path.name: path.read_text() for path in run.path.glob("timeline*")}
     assert kept == {"timeline-1.json": "first", "timeline-2.json": "second", "timeline.json": "third"}

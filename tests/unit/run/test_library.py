@@ -64,6 +64,22 @@ def test_a_list_of_rewards_replaces_the_reward_of_a_recipe(tmp_path: Path) -> No
         assert (found.tag, found.correct) == (None, 1.0), "settings of the recipe's single reward remain"
 
 
+def test_a_class_or_function_is_a_setting_by_its_name(tmp_path: Path) -> None:
+    from interlace.algorithms.dapo import DAPO
+    from tests.support.reward_functions import size
+
+    episode = {"name": "tools", "tools": ["calculator", size]}
+    found = ProgramInputs().sections(tmp_path, {"algorithm": DAPO, "episode": episode}).values
+    assert found["algorithm"] == "interlace.algorithms.dapo:DAPO"
+    assert found["episode"] == {"name": "tools", "tools": ["calculator", "tests.support.reward_functions:size"]}
+
+    class Local(DAPO):
+        pass
+
+    with pytest.raises(UserError, match=r"A class is named as package\.module:Class"):
+        ProgramInputs().sections(tmp_path, {"algorithm": Local}).recipe(load_recipe("quickstart"))
+
+
 def test_a_recipe_may_leave_its_sizes_to_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 4)
@@ -138,7 +154,7 @@ def test_an_answer_that_is_left_out_is_a_column_of_the_row(tmp_path: Path) -> No
     [
         ({"columns": ["prompt"]}, {}, r"columns is \['prompt'\]: give a mapping"),
         ({}, {"optimizer.lr": 1e-3}, r"In Python a section is a dictionary: optimizer=\{'lr': ...\}"),
-        ({}, {"algorithm": Path}, "A class is named as package.module:Class"),
+        ({}, {"algorithm": type("Own", (), {})}, "A class is named as package.module:Class"),
     ],
 )
 def test_a_mistake_of_a_program_is_answered_in_its_words(

@@ -189,7 +189,10 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["samples_per_prompt=1"], "samples_per_prompt=1 leaves algorithm 'grpo' nothing to learn from.*2 or more"),
+        (
+            ["samples_per_prompt=1"],
+            "samples_per_prompt=1 leaves algorithm 'grpo' nothing to learn from.*2 or more.*: ppo, ",
+        ),
         (
             ["algorithm=remax", "episode={name: tools, tools: [calculator]}"],
             "compares samples with a greedy response .* 'tools' does not make",
