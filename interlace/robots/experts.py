@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -33,24 +32,14 @@ class ExpertConfig(Config):
     """Demonstrations per instruction; of a data set, at most."""
     dataset: str | None = None
     """Data set with demonstrations of the instructions: a LeRobotDataset (v3), a folder of Minari, or an .hdf5 file of
-    robomimic or LIBERO. If None, a scripted expert of the
+    robomimic or LIBERO. Its episodes are imitated whole, as they were recorded. If None, a scripted expert of the
     simulator records them."""
     noise: tuple[float, ...] = ()
-    """[A] standard deviations of the noise on the executed actions. If empty, no noise. The policy imitates the
-    expert's clean action, so it also learns to recover (DART, arXiv 1703.09327).
+    """[A] standard deviations of the noise on the scripted expert's executed actions. If empty, no noise. The policy
+    imitates the expert's clean action, so it also learns to recover (DART, arXiv 1703.09327).
     """
     demonstration_horizon: int | None = Field(default=None, ge=1)
-    """Actions per demonstration. If None, as many as in an episode."""
-
-    @model_validator(mode="after")
-    def _recorded_data_has_no_settings_of_an_expert(self) -> Self:
-        given = {"noise": list(self.noise) or None, "demonstration_horizon": self.demonstration_horizon}
-        if self.dataset is not None and (unused := [name for name, value in given.items() if value is not None]):
-            raise ValueError(
-                f"{unused[0]} = {given[unused[0]]} is of a scripted expert, and the episodes of dataset = "
-                f"{self.dataset} are recorded already: remove {unused[0]}, or dataset"
-            )
-        return self
+    """Actions per demonstration of the scripted expert. If None, as many as in an episode."""
 
     @property
     def content(self) -> str:

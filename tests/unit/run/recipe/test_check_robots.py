@@ -76,10 +76,6 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
             r"the policy reads those of its starts or rows. Remove the setting",
         ),
         (
-            (robot(), "warmup={steps: 2, experts: {episodes: 1, dataset: demos, noise: [0.3]}}"),
-            r"noise = \[0.3\] is of a scripted expert, and the episodes of dataset = demos are recorded already",
-        ),
-        (
             (robot(), "model.robot.head=flow", "model.robot.flow={steps: 0}"),
             r"model.robot.flow.steps",
         ),
