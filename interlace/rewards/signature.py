@@ -249,7 +249,7 @@ def _is_text_answer(parameter: inspect.Parameter) -> bool:
 
 
 def _write_answer(value: Any) -> Any:
-    """Returns numbers and truth values as text, written as in JSON; also those of a list."""
+    """Returns numbers and truth values as text, written as in JSON; of a list, each of its values."""
     if isinstance(value, list):
         return [_write_answer(each) for each in value]
     return json.dumps(value) if isinstance(value, bool | int | float) else value

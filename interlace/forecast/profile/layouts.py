@@ -143,7 +143,7 @@ def fit_efficiency(profile: Profile, shared: MeasuredSteps) -> Profile:
 
 
 def fit_engines(profile: Profile, spread: MeasuredSteps, apart: MeasuredSteps) -> Profile:
-    """Fits the slowdown of engines by other engines, if generation beside training is faster than predicted even
+    """Fits the slowdown of engines by other engines, if generation during training is faster than predicted even
     without interference.
 
     The costs of an engine were fitted to `spread`, in which all engines work side by side. So a larger slowdown needs

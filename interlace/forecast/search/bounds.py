@@ -179,7 +179,7 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
         for instance in instances:
             costs = profile.on(role, _find_pools(instance))
             token_s = costs.token_s if isinstance(costs, InferenceCosts) else 0.0
-            # The measured cost of a token can be 0, and that of a call positive: no lower estimate follows from it.
+            # The measured cost of a token can be 0 if calls have a positive one: no lower estimate follows from it.
             rate += costs.speed(len(instance)) / token_s if token_s else math.inf
         seconds = num_tokens / rate
         for device in (device for instance in instances for device in instance):

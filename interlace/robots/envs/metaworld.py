@@ -210,8 +210,8 @@ class MetaWorld(Simulator):
 
     def render(self) -> NDArray[np.uint8]:
         """Draws the scene. Raises UserError without a renderer."""
-        # load() restores the physics alone: the poses that are drawn are those of the last simulated step, which may be
-        # another environment's.
+        # load() restores the physics alone: the drawn poses belong to the last simulated step, perhaps of another
+        # environment.
         for compute in (self._mujoco.mj_kinematics, self._mujoco.mj_comPos, self._mujoco.mj_camlight):
             compute(self._env.model, self._env.data)
         return self._draw_camera(max(self.settings.image_size, _VIDEO_SIDE))
@@ -247,7 +247,7 @@ class MetaWorld(Simulator):
 
 @dataclass(frozen=True, slots=True)
 class _PoseView:
-    """Attribute that is a view into MuJoCo's data, instead of numbers of its own."""
+    """Attribute that is a view into MuJoCo's data, instead of a copy of the numbers."""
 
     field: str
     row: int

@@ -62,7 +62,7 @@ class EnvSettings(Config):
 
     @property
     def rewards_chunks(self) -> bool:
-        """True if the reward of a chunk is that of its last action alone, instead of the sum over its actions."""
+        """True if the reward of a chunk is the reward of its last action, instead of the sum over its actions."""
         return False
 
     def split_task(self, task: str) -> tuple[str, CameraChange | None]:

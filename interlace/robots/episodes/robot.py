@@ -233,7 +233,7 @@ class RobotEpisode:
 
     def inputs(self, observation: Observation, actions: ActionTokens) -> Inputs:
         """Returns the policy's input arrays for an observation, [1, ...] each."""
-        if self._own:  # a world model predicts what the policy reads, which is not scaled or cropped a second time
+        if self._own:  # a world model predicts the policy's inputs, which are not scaled or cropped a second time
             return {name: np.asarray(observation[name])[None] for name in actions.reads.shapes}
         found = dict(observation)
         if "state" in found:

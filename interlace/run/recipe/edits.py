@@ -42,7 +42,7 @@ class GivenRecipe:
     def write(self, folder: RunFolder, *, resume: bool) -> None:
         """Writes the recipe, with masked secrets, into the folder of the run that it starts or continues.
 
-        A resumed run without the file, of an earlier version, gets none: nothing tells which recipe started it.
+        A resumed run of an earlier version has no such file and gets none, because its first recipe is unknown.
         """
         path = folder.path / RECIPE_FILE
         if resume and not path.exists():

@@ -49,7 +49,7 @@ def read_settings(spec: str) -> dict[str, JSON]:
 
 
 def check_data_files(recipe: Recipe, spec: str) -> None:
-    """Raises UserError for a data file that is not in the current folder, but beside the file of the recipe.
+    """Raises UserError for a data file that is in the folder of the recipe instead of the current folder.
 
     Paths of a recipe are relative to the current folder.
     """
