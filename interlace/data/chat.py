@@ -29,11 +29,29 @@ def read_messages(value: Sequence[JSON], where: str) -> Messages:
     if messages[-1].role == "assistant":
         raise UserError(
             f"{where} ends with a message of the assistant, which the model has to write. Remove it and put the "
-            "expected answer into the column of answers, or train on whole conversations: interlace train sft."
+            "expected answer into the column of answers, or train on whole conversations, which the user or the system "
+            "message begins: interlace train sft."
         )
     if messages[-1].role == "system":
         raise UserError(f"{where} ends with the system message, which needs no response. Add the user's message.")
+    _check_order(messages, where)
     return messages
+
+
+def _check_order(messages: Messages, where: str) -> None:
+    """Raises UserError for roles in an order that no conversation has."""
+    for number, (before, message) in enumerate(zip((None, *messages), messages, strict=False), start=1):
+        role, previous = message.role, before.role if before else None
+        place = f"{where}, message {number}"
+        if role == "system" and before:
+            raise UserError(f"{place} is a system message after others. Move it to the beginning.")
+        if role == "tool" and previous not in ("assistant", "tool"):
+            raise UserError(
+                f"{place} is the result of a tool, and the message before it is not of the assistant, which calls "
+                "tools. Add the call, or change the role to user."
+            )
+        if role == previous == "assistant":
+            raise UserError(f"{place} and the one before are of the assistant. Join them, or add the user's message.")
 
 
 def split_conversation(value: Sequence[JSON]) -> tuple[Sequence[JSON], Sequence[JSON]]:

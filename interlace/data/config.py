@@ -236,8 +236,8 @@ class SourceConfig(Config):
         return self
 
 
-SOURCES = ("reasoning_gym", "files", "hub", "starts")
-"""Sections of which a source has exactly one."""
+SOURCES = {"reasoning_gym": "name", "files": "train", "hub": "name", "starts": "instructions"}
+"""Sections of which a source has exactly one -> the key that names its prompts."""
 
 
 def _check_one_source(config: SourceConfig) -> None:

@@ -24,7 +24,7 @@ def name_of(function: object) -> str:
 
 
 def is_importable(value: object) -> bool:
-    """Returns whether other processes find a function or class by its name. They cannot find names of the program's file."""
+    """Returns whether other processes find a function or class by its name, which must not be of the main file."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     is_named = module not in (None, "__main__", "builtins") and bool(name)
     return is_named and getattr(sys.modules.get(str(module)), name, None) is value

@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import interlace
 from interlace.core.errors import UserError
+from interlace.models.tiny import build_tiny
 from interlace.observe.quiet import QuietWatch
 from interlace.observe.report.page import write_report
 from interlace.observe.report.panels import build_panels
@@ -245,3 +246,17 @@ def test_own_rows_need_no_other_setting(tmp_path: Path, recipe: str) -> None:
 def test_a_teacher_that_has_no_effect_is_refused(changes: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_recipe(load_recipe("distill", changes))
+
+
+def test_a_teacher_with_the_weights_of_the_student_is_refused(tmp_path: Path) -> None:
+    """A copy of the student's folder taught nothing: the KL was 0 in every step, without a message."""
+    model, tokenizer = build_tiny("micro", 0)
+    for name in ("student", "copy", "other"):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        if name == "copy":
+            model.get_output_embeddings().weight.data.add_(0.01)
+    settings = ["warmup=null", f"model={tmp_path / 'student'}"]
+    with pytest.raises(UserError, match="has no teacher"):
+        check_recipe(load_recipe("distill", [*settings, f"reference.model={tmp_path / 'copy'}"]))
+    check_recipe(load_recipe("distill", [*settings, f"reference.model={tmp_path / 'other'}"]))

@@ -34,7 +34,7 @@ def fail(response):
 SETTINGS = [
     "quickstart", "steps=30", "warmup=null", "prompts_per_step=2", "samples_per_prompt=2", "checkpoint_every=1",
     "task.reasoning_gym.train_size=16", "task.reasoning_gym.heldout_size=2", "logging.loggers=[]",
-    "reward={workers: 0}",
+    "reward={workers: 0, tag: null}",
     "reward.name=judge:score,judge:fail", "cluster=ray", "cluster.devices=cpu:1",
 ]  # fmt: skip
 

@@ -1,9 +1,13 @@
 """Checks of the settings of SFT, DPO, reward models and distillation."""
 
+from pathlib import Path
+
 from interlace.algorithms import Algorithm
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
+from interlace.models.config import ModelConfig
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
+from interlace.run.warmup_inputs import describe_content
 
 
 def refuse_offline(recipe: Recipe, command: str) -> None:
@@ -78,7 +82,7 @@ def check_teacher(recipe: Recipe, algorithm: Algorithm) -> None:
                     f"remove reference.{key}."
                 )
         return
-    is_policy = reference.model is None or (reference.model == recipe.model and recipe.warmup is None)
+    is_policy = reference.model is None or (recipe.warmup is None and _is_same_model(reference.model, recipe.model))
     if is_policy and not reference.context and not reference.ensemble and reference.service is None:
         raise UserError(
             f"algorithm {name!r} has no teacher: the reference is the initial policy itself, which has nothing to "
@@ -91,6 +95,17 @@ def check_teacher(recipe: Recipe, algorithm: Algorithm) -> None:
         _check_top(recipe)
     if reference.service is not None and (reference.ensemble or reference.context):
         raise UserError("reference.service scores samples as they are: remove reference.ensemble, reference.context.")
+
+
+def _is_same_model(one: ModelConfig, other: ModelConfig) -> bool:
+    """Returns whether two settings name the same weights, perhaps by copies of a folder."""
+    if one.model_copy(update={"path": other.path}) != other:
+        return False
+    folders = [Path(config.path).expanduser() for config in (one, other)]
+    if one.path == other.path or not all(folder.is_dir() for folder in folders):
+        return one.path == other.path
+    weights = [{file.name: describe_content(file) for file in folder.glob("*.safetensors")} for folder in folders]
+    return bool(weights[0]) and weights[0] == weights[1]
 
 
 def _check_text_teacher(recipe: Recipe) -> None:

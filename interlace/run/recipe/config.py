@@ -1,7 +1,7 @@
 """The `Recipe`: all settings of one experiment. Each section is the config of the part that it configures."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_serializer, model_validator
@@ -259,10 +259,15 @@ class Recipe(Config):
         if hint := foreign_setting_hint(key):
             return hint
         if key in setting_keys(cls):  # a program's keyword **{"optimizer.lr": 1e-4}
-            section, _, rest = key.partition(".")
-            return f"In Python a section is a dictionary: {section}={{{rest!r}: ...}}."
+            section, *rest = key.split(".")
+            return f"In Python a section is a dictionary: {section}={_nest(rest)}."
         places = [found for found in setting_keys(cls) if found.endswith(f".{key}")]
         return f"{key!r} is a key of other sections: {', '.join(places[:4])}." if places else None
+
+
+def _nest(names: Sequence[str]) -> str:
+    """Returns the dictionary of a key in Python, such as {'files': {'train': ...}}."""
+    return f"{{{names[0]!r}: {_nest(names[1:])}}}" if names else "..."
 
 
 def _is_on_gpus(cluster: object) -> bool:

@@ -109,7 +109,7 @@ def merge_sections(base: Mapping[str, object], changes: Mapping[str, object]) ->
             old = SHORT[name](old)
         if name in KEPT and isinstance(value, str) and isinstance(old, Mapping):
             found[name] = {**old, **SHORT[name](value)}
-        elif name == "task" and isinstance(value, Mapping) and isinstance(old, Mapping) and _has_source(value):
+        elif name == "task" and isinstance(value, Mapping) and isinstance(old, Mapping) and _names_source(value):
             found[name] = merge_sections(_keep_format(old), value)
         elif isinstance(value, Mapping) and isinstance(old, Mapping) and not _is_renamed(name, value):
             found[name] = merge_sections(dict(old), value)
@@ -131,8 +131,14 @@ def _keep_format(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": {name: value for name, value in style.items() if not (is_of_rows and name == "template")}}
 
 
-def _has_source(task: Mapping[str, object]) -> bool:
-    return any(name in task for name in (*SOURCES, "mixture", "source"))
+def _names_source(task: Mapping[str, object]) -> bool:
+    """Returns whether a task has a new source of prompts, and not only changed settings of its source."""
+    given = {name: task[name] for name in SOURCES if name in task}
+    return (
+        "mixture" in task
+        or "source" in task
+        or any(not isinstance(section, Mapping) or SOURCES[name] in section for name, section in given.items())
+    )
 
 
 def _is_renamed(section: str, value: Mapping[str, object]) -> bool:

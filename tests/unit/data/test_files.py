@@ -115,6 +115,9 @@ def test_a_chat_is_read_with_its_history(tmp_path: Path, column: str, kind: str)
         ),
         (CHAT[:3], "ends with a message of the assistant"),
         (CHAT[:1], "ends with the system message"),
+        ([CHAT[1], CHAT[0], CHAT[1]], "message 2 is a system message after others"),
+        ([CHAT[1], {"role": "tool", "content": "4"}], "message 2 is the result of a tool, and the message before it"),
+        ([CHAT[1], CHAT[2], CHAT[2], CHAT[1]], "message 3 and the one before are of the assistant"),
     ],
 )
 def test_what_is_no_chat_is_named(tmp_path: Path, messages: object, sentence: str) -> None:

@@ -154,6 +154,7 @@ def test_an_answer_that_is_left_out_is_a_column_of_the_row(tmp_path: Path) -> No
     [
         ({"columns": ["prompt"]}, {}, r"columns is \['prompt'\]: give a mapping"),
         ({}, {"optimizer.lr": 1e-3}, r"In Python a section is a dictionary: optimizer=\{'lr': ...\}"),
+        ({}, {"actor.lora.rank": 4}, r"In Python a section is a dictionary: actor=\{'lora': \{'rank': ...\}\}"),
         ({}, {"algorithm": type("Own", (), {})}, "A class is named as package.module:Class"),
     ],
 )

@@ -236,3 +236,13 @@ def test_a_mapping_for_a_section_changes_the_keys_that_it_has() -> None:
     other = load_recipe("quickstart", ["task={format: {system: Be brief.}}"])
     assert other.task.reasoning_gym == plain.task.reasoning_gym
     assert other.task.format == plain.task.format.model_copy(update={"system": "Be brief."})
+
+
+def test_a_mapping_for_a_source_changes_its_settings_unless_it_names_another() -> None:
+    plain = load_recipe("quickstart").task
+    found = load_recipe("quickstart", ["task={reasoning_gym: {heldout_size: 4}}"]).task
+    assert plain.reasoning_gym is not None
+    assert found.reasoning_gym == plain.reasoning_gym.model_copy(update={"heldout_size": 4})
+    other = load_recipe("quickstart", ["task={files: {train: rows.jsonl}}"]).task
+    assert other.reasoning_gym is None and other.files is not None
+    assert other.format.template == "{prompt}", "the recipe's template names columns of its own rows"
