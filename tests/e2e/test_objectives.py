@@ -203,6 +203,7 @@ def test_conversations_are_imitated_in_the_words_of_the_assistant(tmp_path: Path
         ("sft", {"prompt": "1", "completion": None}, "column 'completion' is null"),
         ("dpo", {"prompt": "1", "chosen": "2", "rejected": "2"}, "are equal"),
         ("sft", {"prompt": "1", "answer": "2"}, "has no column `completion`"),
+        ("sft", {"messages": [{"role": "user", "content": "1"}]}, "the chat ends with a message of the user"),
         ("reward-model", {"prompt": "1", "chosen": "2"}, "has no column `rejected`"),
         ("reward-model", {"prompt": "1", "chosen": "2", "rejected": "3", "margin": "x"}, "a margin is a number"),
     ],

@@ -14,6 +14,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, Messages, ToolSpec, as_message, as_tool
 from interlace.core.random import keyed_random
 from interlace.core.types import JSON, Prompt, Sample
+from interlace.data.columns import CHAT
 from interlace.data.config import DataConfig, SourceConfig
 from interlace.data.demonstrations.base import Demonstrator
 from interlace.data.loading import PromptSet, load_prompts
@@ -171,6 +172,12 @@ class RowEncoder:
             )
         if column in found:
             return UserError(f"{_name_row(prompt)}: column {column!r} is null. Give a value, or remove the row.")
+        chat = found.get(CHAT)
+        if self.kind == "demonstrations" and isinstance(chat, list) and isinstance(chat[-1], dict):
+            return UserError(
+                f"{_name_row(prompt)}: the chat ends with a message of the {chat[-1]['role']}, so there is nothing to "
+                "imitate. Add the assistant's message, or a column `completion`."
+            )
         columns = ", ".join(found) or "none besides the prompt"
         return UserError(
             f"{_name_row(prompt)} has no column `{column}`, and this recipe trains on {wanted}. It has: {columns}. "
