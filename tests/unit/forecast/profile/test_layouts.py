@@ -21,7 +21,10 @@ from interlace.forecast.profile.profile import with_zero_lr
 from interlace.forecast.profile.steps import StepTimes, scale_rollout, simulate_steps
 from interlace.forecast.profile.types import Interference, Profile
 from interlace.run.recipe.config import Recipe
-from tests.unit.forecast.profile.test_profile_steps import PROFILE, RECIPE
+from interlace.run.recipe.load import load_recipe
+from tests.unit.forecast.profile.test_profile_steps import PROFILE
+
+RECIPE = load_recipe("quickstart", ["cluster.devices=cpu:2", "prompts_per_step=8", "samples_per_prompt=4"])
 
 
 def steps_of(recipe: Recipe, times: StepTimes) -> MeasuredSteps:
