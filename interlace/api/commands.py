@@ -10,6 +10,7 @@ from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop, outside_of_loops
 from interlace.api.run import TrainedRun
+from interlace.cli.compare import simulate_runs
 from interlace.cli.eval import evaluate_spec
 from interlace.cli.preflight import hush_libraries, writable
 from interlace.cli.report import find_run
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from interlace.forecast.profile.probe import Probes
     from interlace.forecast.profile.types import Profile
     from interlace.run.lm_eval import EngineLM
+    from interlace.run.outcome import ScheduleOutcome
     from interlace.schedule.schedule import Schedule
 
 _SHOWN = ("schedule", "steps", "step_s", "tokens_per_s", "trained_tokens_per_device_s", "staleness_max", "final_reward")
@@ -104,17 +106,30 @@ def compare(
     overrides: Sequence[str] = (),
     *,
     schedules: str | Sequence[str],
+    cluster: str | None = None,
+    devices: str | int | None = None,
+    profile: str | None = None,
     steps: int | None = None,
     folder: str | Path = "runs",
     quiet: bool = False,
 ) -> ScheduleTable:
-    """Trains a recipe under several schedules in turn, on the same seeds. schedules: names, the first as the base."""
+    """Trains a recipe under several schedules in turn, on the same seeds. The command has the same options.
+
+    schedules: names, the first as the base. cluster: None for the recipe's. With "sim" the runs are simulated, as by
+    simulate(); devices and profile are for these. Raises UserError.
+    """
     from interlace.run.compare import load_variants, run_variants, write_comparison
 
     hush_libraries()
     names = schedules if isinstance(schedules, str) else ",".join(schedules)
     changes = [*overrides, *([] if steps is None else [f"steps={steps}"])]
-    variants = load_variants(recipe, changes, names)
+    if cluster == "sim":
+        size = None if devices is None else str(devices)
+        simulated = outside_of_loops(partial(simulate_runs, recipe, changes, names, size, profile, Path(folder)))
+        return _make_table(simulated, {}, write_comparison(simulated))
+    if devices is not None or profile is not None:
+        raise UserError('devices and profile are of a virtual cluster: add cluster="sim".')
+    variants = load_variants(recipe, [*changes, *([f"cluster={cluster}"] if cluster else [])], names)
     console, num_steps = Console(quiet=quiet), next(iter(variants.values())).steps
     with (
         open_progress(console, num_steps=num_steps, quiet=quiet) as progress,
@@ -126,8 +141,11 @@ def compare(
     outcomes = found.outcomes
     if not outcomes:
         raise InterlaceError("; ".join(f"schedule {name} failed: {why}" for name, why in found.failed.items()))
-    rows = [outcome.row(outcomes[0]) for outcome in outcomes]
-    return ScheduleTable(rows=rows, failed=found.failed, report=write_comparison(outcomes))
+    return _make_table(outcomes, found.failed, write_comparison(outcomes))
+
+
+def _make_table(outcomes: "Sequence[ScheduleOutcome]", failed: Mapping[str, str], report: Path) -> ScheduleTable:
+    return ScheduleTable(rows=[outcome.row(outcomes[0]) for outcome in outcomes], failed=failed, report=report)
 
 
 @for_python

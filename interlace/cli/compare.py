@@ -49,7 +49,7 @@ def compare(
     hush_libraries()
     console, changes = Console(), [*(overrides or []), *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
-        found = Comparison(outcomes=_simulate_schedules(recipe, changes, schedules, devices or "8", profile))
+        found = Comparison(outcomes=simulate_runs(recipe, changes, schedules, devices, profile, ROOT))
     elif devices is not None or profile is not None:
         raise UserError(
             "--devices and --profile are of a virtual cluster: add --cluster sim. A real one has cluster.devices=cpu:4."
@@ -77,14 +77,15 @@ def compare(
         raise InterlaceError(f"{len(failed)} of the schedules failed.\n{reasons}")
 
 
-def _simulate_schedules(
-    recipe: str, overrides: Sequence[str], schedules: str, devices: str, profile: str | None
+def simulate_runs(
+    recipe: str, overrides: Sequence[str], schedules: str, devices: str | None, profile: str | None, root: Path
 ) -> "list[ScheduleOutcome]":
+    """Simulates a recipe under each schedule, into a run folder below `root` each. devices: None for 8."""
     from interlace.cli.virtual import recipe_cluster
     from interlace.forecast.simulate import simulate_into
 
-    simulation, changes = recipe_cluster(recipe, overrides, devices, profile)
-    return simulate_into(recipe, changes, schedules, ROOT, simulation)
+    simulation, changes = recipe_cluster(recipe, overrides, devices or "8", profile)
+    return simulate_into(recipe, changes, schedules, root, simulation)
 
 
 def show_comparison(

@@ -1,5 +1,7 @@
 """Functions of a program take the settings of their commands."""
 
+from pathlib import Path
+
 import pytest
 
 import interlace
@@ -33,3 +35,15 @@ def test_a_simulation_takes_devices_by_their_data_sheet() -> None:
         simulate("4xH100", profile="qwen2.5-7b-h20")
     with pytest.raises(UserError, match=r"a number and a kind \(8xH100-80GB\)"):
         simulate("8xH100,2")
+
+
+def test_schedules_are_compared_on_a_virtual_cluster_as_by_the_command(tmp_path: Path) -> None:
+    sizes = ["warmup=null", "prompts_per_step=4", "samples_per_prompt=2"]
+    found = interlace.compare(
+        "quickstart", sizes, schedules=["verl-colocated", "areal"], cluster="sim", devices=16, profile="qwen2.5-7b-h20",
+        steps=2, folder=tmp_path, quiet=True,
+    )  # fmt: skip
+    assert [row["schedule"] for row in found.rows] == ["verl-colocated", "areal"]
+    assert found.report is not None and found.report.is_file() and found.report.is_relative_to(tmp_path)
+    with pytest.raises(UserError, match='add cluster="sim"'):
+        interlace.compare("quickstart", sizes, schedules="areal", devices=4, folder=tmp_path)
