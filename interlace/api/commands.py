@@ -226,7 +226,7 @@ def load_run(run: str | Path, *, folder: str | Path = "runs", checkpoint: str | 
     Raises UserError if there is no such run or checkpoint.
     """
     if found := find_run(str(run), Path(folder)):
-        loaded = TrainedRun(folder=found.path, chosen=checkpoint)
+        loaded = TrainedRun(folder=found.path.absolute(), chosen=checkpoint)
         if checkpoint != NEWEST:
             choose_checkpoint(found, loaded.recipe.best, checkpoint)
         return loaded

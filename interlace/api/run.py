@@ -102,14 +102,12 @@ class TrainedRun:
     """A run that was trained by train(), or read by load_run()."""
 
     folder: Path
-    """Folder of the run: settings, metrics, samples, checkpoints. An absolute path."""
+    """Folder of the run: settings, metrics, samples, checkpoints. An absolute path, because a program may change its
+    working folder."""
     outcome: TrainReport | None = field(default=None)
     """Outcome of this call of train(); None if the run was read from its folder."""
     chosen: str | int = NEWEST
     """Checkpoint to use: `newest`, `best` or a step."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", self.folder.absolute())  # The program may change its working folder.
 
     @property
     def name(self) -> str:

@@ -233,7 +233,7 @@ def _train_recipe(recipe: Recipe, run: RunFolder, options: _Options, progress: P
         elif isinstance(error, InterlaceError):
             error.add_note(_how_to_resume(run))
         raise
-    return TrainedRun(folder=run.path, outcome=outcome)
+    return TrainedRun(folder=run.path.absolute(), outcome=outcome)
 
 
 def _how_to_resume(run: RunFolder) -> str:
