@@ -101,7 +101,7 @@ def simulate(
 
 
 @for_python
-def compare(
+def compare(  # house: the options of the command, by the same names
     recipe: str,
     overrides: Sequence[str] = (),
     *,

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+import interlace
 from interlace.api.run import TrainedRun
 from interlace.api.sweep import sweep
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import write_settings
+from interlace.run.recipe.load import load_recipe
 
 
 def test_the_settings_of_a_run_are_not_saved_with_its_model(tmp_path: Path) -> None:
@@ -23,7 +25,9 @@ def test_the_settings_of_a_run_are_not_saved_with_its_model(tmp_path: Path) -> N
 
 def test_a_run_is_found_after_the_program_changed_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = TrainedRun(folder=Path("runs/mine"))
+    folder = RunFolder.create(Path("runs"), "mine")
+    folder.write_config(load_recipe("quickstart"))
+    run = interlace.load_run("mine")
     assert str(run).startswith("TrainedRun 'mine' in runs/mine")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
