@@ -89,7 +89,7 @@ def read_cells(page: Path) -> Cells:
 def format_table(recipes: list[str], seeds: list[int], runs: Path, kept: Cells) -> str:
     """Returns a Markdown table with one row for each recipe and instruction set, and one column for each seed.
 
-    kept: cells to use if there is no run; those of an instruction set that this machine lacks stay.
+    kept: cells to use if there is no run. Rows of an instruction set that this machine lacks stay.
     """
     head = "| recipe | measure | instruction set | " + " | ".join(f"seed {seed}" for seed in seeds) + " |"
     rows = [head, "|---" * (len(seeds) + 3) + "|"]

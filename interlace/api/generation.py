@@ -13,6 +13,7 @@ from interlace.data.chat import read_messages
 from interlace.data.config import PromptFormat
 from interlace.data.formatting import Write, render, to_prompts
 from interlace.data.rows import Row
+from interlace.engines.rollout.decode_loop import ends_with_text
 from interlace.engines.rollout.filters import reshape_logits, reshapes_logits
 from interlace.models.loading import count_ids, list_stop_tokens
 from interlace.models.size import context_length
@@ -61,7 +62,7 @@ def generate_texts(
             logits_processor=[distribution],
             stopping_criteria=[ends],
         )
-    responses = [row[width:end] for row, end in zip(tokens.tolist(), ends.lengths(len(tokens[0])), strict=True)]
+    responses = [row[width : ends.found.get(place)] for place, row in enumerate(tokens.tolist())]
     return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in responses]
 
 
@@ -99,29 +100,23 @@ class ResponseEnds:
     ) -> None:
         """width: padded length of the prompts."""
         self._stops, self._tokenizer, self._width, self._stop_ids = sampling.stop, tokenizer, width, stop_ids
-        self._ends: dict[int, int] = {}
-        self._num_rows = 0
+        self.found: dict[int, int] = {}
+        """Number of a row that has ended -> its tokens, prompt and padding included."""
 
     def __call__(self, input_ids: "Tensor", _scores: "Tensor") -> "Tensor":
         """Returns which rows have ended, [N]. input_ids: [N, tokens so far]."""
         import torch
 
         rows = input_ids.tolist()
-        self._num_rows = len(rows)
         for place, row in enumerate(rows):
-            if place not in self._ends and self._ends_here(row[self._width :]):
-                self._ends[place] = len(row)
-        return torch.tensor([place in self._ends for place in range(len(rows))], device=input_ids.device)
+            if place not in self.found and self._ends_here(row[self._width :]):
+                self.found[place] = len(row)
+        return torch.tensor([place in self.found for place in range(len(rows))], device=input_ids.device)
 
     def _ends_here(self, response: list[int]) -> bool:
         if response[-1] in self._stop_ids:
             return True
-        text = self._tokenizer.decode(response, skip_special_tokens=False) if self._stops else ""
-        return any(stop in text for stop in self._stops)
-
-    def lengths(self, longest: int) -> list[int]:
-        """Returns the number of tokens of each row, prompt and padding included. longest: of the rows without end."""
-        return [self._ends.get(place, longest) for place in range(self._num_rows)]
+        return bool(self._stops) and ends_with_text(response, self._stops, self._tokenizer)
 
 
 def _to_generation_config(sampling: SamplingParams) -> "GenerationConfig":

@@ -37,7 +37,7 @@ from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.edits import GivenRecipe, list_edits
 from interlace.run.recipe.load import check_data_files, load_recipe, override_key
-from interlace.run.recipe.metric_names import check_metric
+from interlace.run.recipe.metric_names import check_best
 from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
@@ -166,8 +166,7 @@ def _open_fresh_run(
     if asked.name is not None:
         RunFolder.named(asked.root, asked.name)  # refuses a name that no folder can have
     check_settings(recipe)
-    if recipe.best:
-        check_metric(recipe.best.metric, recipe, key="best.metric", has_callbacks=asked.has_callbacks)
+    check_best(recipe, has_callbacks=asked.has_callbacks)
     if isinstance(asked.recipe, str | Path):
         check_data_files(recipe, str(asked.recipe))
     from interlace.run.recipe.check import check_recipe

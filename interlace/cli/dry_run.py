@@ -46,14 +46,13 @@ def dry_run(spec: str, overrides: Sequence[str], devices: str | None, console: C
     from interlace.observe.tables import make_derived_numbers_table
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import check_data_files, load_recipe
-    from interlace.run.recipe.metric_names import check_metric
+    from interlace.run.recipe.metric_names import check_best
 
     planned = None if devices is None else parse_devices(devices)
     settings = load_recipe(spec, overrides)
     check_settings(settings)
     check_data_files(settings, spec)
-    if settings.best:
-        check_metric(settings.best.metric, settings, key="best.metric")
+    check_best(settings)
     if settings.schedule.open:
         raise UserError("schedule=auto measures when a run starts. Name a preset, or search one: interlace plan.")
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first

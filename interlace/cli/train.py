@@ -95,13 +95,12 @@ def _open_fresh_run(
     from interlace.observe.tables import make_derived_numbers_table
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import check_data_files, load_recipe
-    from interlace.run.recipe.metric_names import check_metric
+    from interlace.run.recipe.metric_names import check_best
 
     settings, planner = load_recipe(spec, overrides), None
     check_settings(settings)
     check_data_files(settings, spec)
-    if settings.best:
-        check_metric(settings.best.metric, settings, key="best.metric")
+    check_best(settings)
     if target.name is not None:
         RunFolder.named(ROOT, target.name)  # refuses an unusable name
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first

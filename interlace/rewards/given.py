@@ -13,8 +13,8 @@ _given: dict[str, object] = {}
 
 def name_of(function: object) -> str:
     """Returns a function's name in a recipe: package.module:name if it can be imported, else a name of this module."""
-    if is_importable(function):
-        return f"{function.__module__}:{function.__qualname__}"  # type: ignore[attr-defined]  # it has both
+    if name := importable_name(function):
+        return name
     known = next((known for known, each in _given.items() if each is function), None)
     if known is None:
         # Random, because a number would name another function in a later process that reads the run's settings.
@@ -23,11 +23,15 @@ def name_of(function: object) -> str:
     return f"{GIVEN}{known}"
 
 
-def is_importable(value: object) -> bool:
-    """Returns whether other processes find a function or class by its name, which must not be of the main file."""
+def importable_name(value: object) -> str | None:
+    """Returns package.module:name of a function or class if other processes find it by that; else None.
+
+    They do not find names of the main file.
+    """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-    is_named = module not in (None, "__main__", "builtins") and bool(name)
-    return is_named and getattr(sys.modules.get(str(module)), name, None) is value
+    if module in (None, "__main__", "builtins") or not name:
+        return None
+    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is value else None
 
 
 def label_of_function(function: object) -> str:

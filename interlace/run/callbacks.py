@@ -1,7 +1,7 @@
 """Functions of a program that are called after each step of a run."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -58,8 +58,6 @@ class StepInfo:
         self.is_last = True
 
 
-SAVED = "The step is saved: the run can be resumed after it."
-"""Note on the error of a callback."""
 Callback: TypeAlias = Callable[[StepInfo], object]
 """Function called as callback(step)."""
 
@@ -97,6 +95,26 @@ class Callbacks:
                 ) from error
         self.want_stop = self.want_stop or info.is_last
         return info.logged
+
+    async def call_or_save(
+        self,
+        step: int,
+        num_steps: int,
+        metrics: Mapping[str, float],
+        stream: PromptStream,
+        *,
+        save: Callable[[], Awaitable[None]],
+    ) -> Metrics:
+        """Does the same as on_step(). If a function raises, calls `save` before the error ends the run.
+
+        save: logs the step and writes a checkpoint.
+        """
+        try:
+            return self.on_step(step, num_steps, metrics, stream)
+        except InterlaceError as error:
+            await save()
+            error.add_note("The step is saved: the run can be resumed after it.")
+            raise
 
 
 def _check_callback(function: object) -> None:

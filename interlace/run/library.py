@@ -13,7 +13,7 @@ from interlace.core.config import Config, explain
 from interlace.core.errors import UserError
 from interlace.data.config import SOURCES
 from interlace.rewards.base import RewardFn
-from interlace.rewards.given import is_given, is_importable
+from interlace.rewards.given import importable_name, is_given
 from interlace.run.program_data import TaskWriter
 from interlace.run.program_model import is_model, save_model_object
 from interlace.run.program_reward import reward_section
@@ -208,6 +208,6 @@ def _to_plain(value: object) -> object:
         return {name: _to_plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_to_plain(inner) for inner in value]
-    if (inspect.isclass(value) or inspect.isfunction(value)) and is_importable(value):
-        return f"{value.__module__}:{value.__qualname__}"
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return importable_name(value) or value
     return value

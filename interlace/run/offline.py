@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from interlace.core.errors import InterlaceError
 from interlace.core.types import Metrics
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
@@ -15,7 +14,6 @@ from interlace.observe.jsonl import write_step
 from interlace.observe.loggers import MetricsLoggers
 from interlace.observe.quiet import QuietWatch
 from interlace.run.best import BestKeeper
-from interlace.run.callbacks import SAVED
 from interlace.run.evaluation import Evaluation
 from interlace.run.failed_updates import FailedUpdates
 from interlace.run.recipe.config import algorithm_of
@@ -112,7 +110,13 @@ class OfflineBoundary:
         found = metrics
         if recipe.eval_every and step % recipe.eval_every == 0:
             found = found | await self._evaluate(f"evaluation after step {step}")
-        found = found | await self._call_callbacks(step, found)
+        measured = found
+
+        async def save() -> None:
+            self._logger.log(step, measured)
+            await self._saver.save(self._state_later()())
+
+        found = found | await job.callbacks.call_or_save(step, recipe.steps, found, self._stream, save=save)
         self._state, self._num_updates = self._state_later(), self._run.num_updates
         is_best = self._best.observe(step, found)
         place = self._saver.find_due(step, is_best=is_best)
@@ -177,16 +181,6 @@ class OfflineBoundary:
         if found:
             write_step(self._folder.evaluations, self.done_steps, found)
         return found
-
-    async def _call_callbacks(self, step: int, metrics: Metrics) -> Metrics:
-        """Returns the values that callbacks logged. If one raises, the step is logged and saved before the run ends."""
-        try:
-            return self._job.callbacks.on_step(step, self._recipe.steps, metrics, self._stream)
-        except InterlaceError as error:
-            self._logger.log(step, metrics)
-            await self._saver.save(self._state_later()())
-            error.add_note(SAVED)
-            raise
 
     def _state_later(self) -> StateLater:
         """Returns a function that gives the state of now."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from interlace.core.errors import InterlaceError
 from interlace.core.payload import is_lost
 from interlace.core.types import Metrics, RewardResult, TerminalEvent
 from interlace.data.stream import PromptStream
@@ -22,7 +21,7 @@ from interlace.observe.stop import StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.rewards.results import ACCURACY
 from interlace.run.best import BestKeeper
-from interlace.run.callbacks import SAVED, Callbacks
+from interlace.run.callbacks import Callbacks
 from interlace.run.evaluation import Evaluation
 from interlace.run.evaluator import RIGHT_FROM, Evaluator
 from interlace.run.failed_updates import FailedUpdates
@@ -136,7 +135,12 @@ class StepBoundary:
             trained = [entry.sample for entry in result.ended if entry.event == TerminalEvent.TRAINED]
             num_trained = sum(sample.num_total_tokens for sample in trained)
             metrics |= self.utilization.measure(metrics["perf/num_tokens"], num_trained, metrics["timing_s/step"])
-        metrics |= await self._call_callbacks(result.step, metrics, boundary)
+
+        async def save() -> None:
+            self._logger.log(result.step, metrics)
+            await self._saver.save(boundary())
+
+        metrics |= await self._job.callbacks.call_or_save(result.step, recipe.steps, metrics, self._stream, save=save)
         is_best = self._best.observe(result.step, metrics)
         place = self._saver.find_due(result.step, is_best=is_best)
         if place:
@@ -205,16 +209,6 @@ class StepBoundary:
     def scoring(self) -> str:
         """Returns the progress of scoring in this process, as text for the user."""
         return f"{self._run.scoring} so far"
-
-    async def _call_callbacks(self, step: int, metrics: Metrics, boundary: Callable[[], RunState]) -> Metrics:
-        """Returns the values that callbacks logged. If one raises, the step is logged and saved before the run ends."""
-        try:
-            return self._job.callbacks.on_step(step, self._recipe.steps, metrics, self._stream)
-        except InterlaceError as error:
-            self._logger.log(step, metrics)
-            await self._saver.save(boundary())
-            error.add_note(SAVED)
-            raise
 
     def _change_in_place(self) -> None:
         """Follows the planner's next schedule, if no restart is needed for it."""

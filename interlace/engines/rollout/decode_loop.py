@@ -2,7 +2,7 @@
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -263,10 +263,17 @@ class DecodeLoop:
         table, stops = self._table, self._table.params(row).stop
         if not stops or self._tokenizer is None:
             return False
-        # A token can be a quarter of a character, and the first decoded one may be a fragment.
-        first = max(int(table.num_tokens[row]) - 4 * max(map(len, stops)) - 8, int(table.num_prompt[row]))
-        text = self._tokenizer.decode(table.token_ids[row, first : table.num_tokens[row]].tolist())
-        return any(stop in text for stop in stops)
+        response = table.token_ids[row, table.num_prompt[row] : table.num_tokens[row]]
+        return ends_with_text(response, stops, self._tokenizer)
+
+
+def ends_with_text(
+    response: Sequence[int] | Int64Array, stops: Sequence[str], tokenizer: "PreTrainedTokenizerBase"
+) -> bool:
+    """Returns whether the decoded end of a response contains one of some texts, at least one."""
+    # A token can be a quarter of a character, and the first decoded one may be a fragment.
+    text = tokenizer.decode(np.asarray(response[-(4 * max(map(len, stops)) + 8) :]).tolist())
+    return any(stop in text for stop in stops)
 
 
 class Counters:

@@ -16,6 +16,12 @@ TYPO = 0.9
 """Similarity of two names from which one counts as a misspelling of the other."""
 
 
+def check_best(recipe: Recipe, *, has_callbacks: bool = False) -> None:
+    """Raises UserError if no part of the run can measure the metric of `best`. has_callbacks: see check_metric()."""
+    if recipe.best:
+        check_metric(recipe.best.metric, recipe, key="best.metric", has_callbacks=has_callbacks)
+
+
 def check_metric(name: str, recipe: Recipe, *, key: str, has_callbacks: bool = False) -> None:
     """Raises UserError for a metric that no part of the run can measure. key: setting or option with the name.
 
