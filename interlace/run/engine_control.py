@@ -1,6 +1,7 @@
-"""Adds and removes engines while a run trains, by commands in the run's folder and by a file of server addresses."""
+"""Adds and removes engines while a run trains, by commands in the run's folder and by a list of server addresses."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
-from interlace.engines.rollout.kinds.address import AddressKind, read_urls
+from interlace.engines.rollout.kinds.address import AddressKind
 from interlace.observe.atomic_file import write_atomic
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.pool import EnginePool
@@ -18,6 +19,8 @@ from interlace.rollouts.role_groups import RolloutGroup
 Verb: TypeAlias = Literal["add", "drain", "remove", "scale"]
 LOOK_EVERY_S = 0.5
 """Seconds between two checks of the folder of commands and of the file of addresses."""
+RESOLVE_EVERY = 10
+"""Checks from one resolution of `rollout.urls_dns` to the next."""
 STATE = "state.json"
 """File that lists the engines."""
 Launch: TypeAlias = Callable[[int, str | None], Awaitable[RolloutGroup]]
@@ -58,18 +61,18 @@ class EngineControl:
         self._urls: dict[str, str] = dict(zip(names, urls, strict=False))
         """Address of each engine, by the name of its group."""
         self._next = len(names)
-        self._seen_file: tuple[str, ...] | None = None
-        """Addresses of the file whose changes were made."""
+        self._followed: tuple[str, ...] | None = None
+        """Listed addresses whose changes were made."""
         self._last_read: tuple[str, ...] | None = None
         self._written = ""
 
     async def run(self) -> None:
         """Checks for changes until the run ends."""
         (self._folder / "commands").mkdir(parents=True, exist_ok=True)
-        while True:
+        for number in itertools.count():
             for file in sorted((self._folder / "commands").glob("*.json")):
                 await self._obey_file(file)
-            await self._follow_file()
+            await self._follow_list(number)
             self._write_state()
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -152,19 +155,26 @@ class EngineControl:
         known = ", ".join(self._urls.get(d.group.name, str(_read_number(d))) for d in self._pool.drivers)
         raise UserError(f"the run has no engine {engine}. Known: {known}.")
 
-    async def _follow_file(self) -> None:
-        """Adds servers that were added to the file of addresses, and drains servers that were removed from it."""
-        if self._kind is None or self._kind.config.urls_file is None:
+    async def _follow_list(self, number: int) -> None:
+        """Adds servers that were added to the file of addresses or to the DNS name, and drains those that were removed.
+
+        number: of the check, from 0.
+        """
+        config = self._kind.config if self._kind else None
+        if self._kind is None or config is None or (config.urls_file is None and config.urls_dns is None):
             return
+        if config.urls_dns is not None and number % RESOLVE_EVERY:
+            return
+        find = self._kind.find_changing_urls
         try:
-            listed = read_urls(self._kind.config.urls_file)
+            listed = find() if config.urls_dns is None else await asyncio.to_thread(find)
         except (UserError, OSError):
-            return  # the file is being replaced
+            return  # the file is being replaced, or no name server answers
         last, self._last_read = self._last_read, listed
         if listed != last:
             return  # a program that writes the file in place has emptied it first: its servers would drain
-        before, self._seen_file = self._seen_file, listed
-        if before is None:  # the file may have changed while the run started
+        before, self._followed = self._followed, listed
+        if before is None:  # the list may have changed while the run started
             before = tuple(url for url in self._urls.values() if url not in self._kind.config.urls)
         if before == listed:
             return

@@ -45,7 +45,7 @@ async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: Wrap | None 
 
 
 def fix_addresses(recipe: Recipe) -> Recipe:
-    """Returns a recipe with the addresses of `rollout.urls_file` in `rollout.urls`, and without the file.
+    """Returns a recipe with the addresses of `urls_file` and `urls_dns` in `rollout.urls`, and without these two.
 
     An engine finds its server by its number, also when its process starts again. Another line in the file would change
     the server of each later number.
@@ -53,7 +53,7 @@ def fix_addresses(recipe: Recipe) -> Recipe:
     kind = create_kind(recipe.rollout)
     if not isinstance(kind, AddressKind) or not kind.urls:
         return recipe
-    rollout = kind.config.model_copy(update={"urls": kind.urls, "urls_file": None})
+    rollout = kind.config.model_copy(update={"urls": kind.urls, "urls_file": None, "urls_dns": None})
     return recipe.model_copy(update={"rollout": rollout})
 
 

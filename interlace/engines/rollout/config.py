@@ -97,6 +97,9 @@ class AddressConfig(ServiceConfig):
     """Addresses, one per server: http://HOST:PORT, https://HOST, or unix:PATH of a socket file."""
     urls_file: str | None = None
     """File with one address per line. The run reads it again when it changes, so that servers can join and leave."""
+    urls_dns: str | None = Field(default=None, pattern=r"^http://[^/@:]+:\d+/?$")
+    """Address http://NAME:PORT whose name has an IP address for each server, as a headless service of Kubernetes has.
+    The run resolves it every few seconds, so that servers can join and leave."""
     dialect: str = "interlace"
     """API of the servers: interlace (`interlace serve`), vllm, sglang."""
     key_env: str | None = None

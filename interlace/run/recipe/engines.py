@@ -81,7 +81,9 @@ def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel"
     from interlace.engines.rollout.services.http import Address
 
     if not kind.urls:
-        raise UserError("rollout.engine=address needs servers: set rollout.urls=[http://HOST:PORT], or urls_file.")
+        raise UserError(
+            "rollout.engine=address needs servers: set rollout.urls=[http://HOST:PORT], urls_file or urls_dns."
+        )
     off_policy = getattr(algorithm_of(recipe).settings, "off_policy", None)
     wanted = WantedModel(
         vocab_size=model.config.get_text_config().vocab_size,

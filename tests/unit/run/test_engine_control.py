@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.engines.rollout.config import AddressConfig
 from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.rollout.kinds.address import AddressKind, resolve_urls
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.run import engine_control
 from interlace.run.clusters.base import ClusterConfig, run_on
@@ -72,6 +74,55 @@ def test_an_empty_file_that_is_being_written_drains_no_server(tmp_path: Path, mo
         assert notes == ["drain http://a:1: rollout/0 is the last engine: add another before it leaves."]
 
     asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
+
+
+def test_servers_join_and_leave_with_the_addresses_of_a_dns_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_control, "LOOK_EVERY_S", 0)
+    hosts = ["10.0.0.1", "10.0.0.2"]
+
+    def resolve(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        if not hosts:
+            raise socket.gaierror(f"no name server answers for {host}")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in hosts]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine().pool(cluster, 1)
+        started: list[str | None] = []
+
+        async def launch(_: int, url: str | None) -> RolloutGroup:
+            started.append(url)
+            return (await OneEngine().pool(cluster, 1)).drivers[0].group
+
+        async def wait_for_engines(number: int) -> None:
+            while len(pool.drivers) != number:
+                await asyncio.sleep(0.01)
+
+        kind = create_kind(AddressConfig(urls_dns="http://engines.default.svc:8000"))
+        assert isinstance(kind, AddressKind)
+        control = EngineControl(pool, tmp_path / "engines", kind, launch, urls=kind.urls)
+        cluster.spawn(control.run(), name="engine control")
+        await wait_for_engines(2)
+        hosts.clear()  # the name server is away: no engine leaves
+        await asyncio.sleep(0.2)
+        assert len(pool.drivers) == 2
+        hosts.append("10.0.0.2")
+        await wait_for_engines(1)
+        assert pool.drivers[0].group.name == "rollout/1"
+        hosts.append("10.0.0.3")
+        await wait_for_engines(2)
+        assert started == ["http://10.0.0.3:8000"]
+
+    asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:2"), Schedule(), flow), 60))
+
+
+def test_a_dns_name_gives_one_address_per_ip_address() -> None:
+    assert resolve_urls("http://localhost:8000") == ("http://127.0.0.1:8000",)
+    with pytest.raises(UserError, match=r"rollout.urls_dns = 'http://no-host.invalid:8000': the host is unknown"):
+        resolve_urls("http://no-host.invalid:8000")
 
 
 def test_commands_whose_senders_gave_up_do_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

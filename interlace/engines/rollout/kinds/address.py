@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import urlsplit
 
 from interlace.core.errors import UserError
 from interlace.engines.rollout.config import AddressConfig
@@ -31,8 +33,12 @@ class AddressKind(EngineKind):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Returns the addresses of the recipe and of its file, each once."""
-        return tuple(dict.fromkeys((*self.config.urls, *read_urls(self.config.urls_file))))
+        """Returns the addresses of the recipe, of its file and of its DNS name, each once."""
+        return tuple(dict.fromkeys((*self.config.urls, *self.find_changing_urls())))
+
+    def find_changing_urls(self) -> tuple[str, ...]:
+        """Reads `urls_file` and resolves `urls_dns`, whose addresses can change during a run. Raises UserError."""
+        return tuple(dict.fromkeys((*read_urls(self.config.urls_file), *resolve_urls(self.config.urls_dns))))
 
     @property
     def key(self) -> str:
@@ -100,3 +106,20 @@ def read_urls(file: str | None) -> tuple[str, ...]:
         raise UserError(f"rollout.urls_file = {file!r}: there is no such file. Write one address a line into it.")
     lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
     return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+def resolve_urls(url: str | None) -> tuple[str, ...]:
+    """Resolves the host of an address. Returns one address per IPv4 address, or per IPv6 address if it has no other.
+
+    Raises UserError if the host is unknown.
+    """
+    if url is None:
+        return ()
+    parts = urlsplit(url)
+    try:
+        infos = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UserError(f"rollout.urls_dns = {url!r}: the host is unknown: {error}. Correct the name.") from None
+    hosts = {str(info[4][0]) for info in infos if info[0] == socket.AF_INET}
+    hosts = hosts or {f"[{info[4][0]}]" for info in infos if info[0] == socket.AF_INET6}
+    return tuple(f"http://{host}:{parts.port}" for host in sorted(hosts))
