@@ -252,7 +252,7 @@ class RolloutWorker(Worker):
     @operation(on_device=False)
     def weight_place(self) -> Place:
         """Returns the place of the engine's weight reader."""
-        return Place.here()
+        return self._engine.weight_place() if isinstance(self._engine, ServiceEngineProtocol) else Place.here()
 
     @operation(on_device=False)
     def stop_token_ids(self) -> tuple[int, ...]:

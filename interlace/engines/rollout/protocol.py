@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, WEIGHTS
 from interlace.core.types import Metrics, Request, Response, SampleKey
-from interlace.weights.ref import UpdateMode, WeightRef
+from interlace.weights.ref import Place, UpdateMode, WeightRef
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,6 +182,10 @@ class ServiceEngineProtocol(Protocol):
 
     def health(self) -> str:
         """Returns the reason why the server is lost; empty if it is not."""
+        ...
+
+    def weight_place(self) -> Place:
+        """Returns the place of the process that reads new weights: of the server, or of this process."""
         ...
 
     def close(self) -> None:

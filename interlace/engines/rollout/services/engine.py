@@ -19,10 +19,11 @@ from interlace.engines.rollout.protocol import (
 )
 from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.services.link import ServerLink
+from interlace.engines.rollout.services.manifest import can_write_manifest, is_manifest
 from interlace.engines.rollout.services.protocol import Delta, ServiceError
 from interlace.engines.rollout.services.version_folders import VersionFolders, version_folder_of
 from interlace.weights.reader import WeightReader
-from interlace.weights.ref import UpdateMode, WeightProbe, WeightRef
+from interlace.weights.ref import Place, UpdateMode, WeightProbe, WeightRef
 from interlace.weights.saved import SavedWeights
 
 if TYPE_CHECKING:
@@ -85,6 +86,10 @@ class LinkedServer:
         """See ServiceEngineProtocol."""
         return self._link.lost
 
+    def weight_place(self) -> Place:
+        """See ServiceEngineProtocol."""
+        return self._link.place
+
     def memory(self) -> EngineMemory:
         return self._model.memory
 
@@ -116,8 +121,8 @@ class ServiceEngine(LinkedServer):
         self._finished: list[Response] = []
         """Requests that ended during an abort of others, for the next step."""
         self._version = 0
-        self._folder: Path | None = None
-        """Folder of the version that the server serves."""
+        self._source: Path | None = None
+        """Folder or manifest of the version that the server serves."""
         self._probe: WeightProbe | None = None
         self._paused = self._is_away = False
 
@@ -203,14 +208,19 @@ class ServiceEngine(LinkedServer):
             return
         with reader.open(ref) as weights:
             self._check_shapes(GivenWeights(weights))
-            self._replace(self._folders.write(dict(weights), self._model.folder), ref.version, mode, probe=ref.probe)
+            if self._link.takes_manifests and can_write_manifest(ref):
+                source = self._folders.write_manifest(ref)
+            else:
+                source = self._folders.write(dict(weights), self._model.folder)
+            self._replace(source, ref.version, mode, probe=ref.probe)
 
     def recover(self) -> str:
         """See ServiceEngineProtocol."""
         try:
             self._link.reconnect()
-            if self._folder is not None and self._folder.is_dir():
-                self._link.load(self._folder, self._version, "recompute", self._probe)
+            # A manifest's content may have been overwritten. The newest version is loaded before the engine serves.
+            if self._source is not None and not is_manifest(self._source) and self._source.is_dir():
+                self._link.load(self._source, self._version, "recompute", self._probe)
             if self._paused:
                 self._link.call(lambda client: client.pause("keep"))
         except (InterlaceError, OSError) as error:
@@ -239,18 +249,18 @@ class ServiceEngine(LinkedServer):
         if known is not None and (not isinstance(weights, SavedWeights) or weights.shapes.keys() <= known.names):
             known.check(weights)
 
-    def _replace(self, folder: Path, version: int, mode: UpdateMode, probe: WeightProbe | None = None) -> None:
+    def _replace(self, source: Path, version: int, mode: UpdateMode, probe: WeightProbe | None = None) -> None:
         """Loads a version. If the server is lost in the meantime, it keeps its weights, and the next step reports the
         loss.
         """
         partials = self.abort() if mode == "recompute" else ()
         try:
-            self._link.load(folder, version, "keep" if mode == "keep" else "recompute", probe)
+            self._link.load(source, version, "keep" if mode == "keep" else "recompute", probe)
         except ServiceError as error:
             self._link.lose(str(error))
         else:
-            self._version, self._folder, self._probe = version, folder, probe
-            self._folders.keep(folder)
+            self._version, self._source, self._probe = version, source, probe
+            self._folders.keep(source)
         self._resubmit_partials(partials)
 
     def _resubmit_partials(self, partials: Sequence[Response]) -> None:

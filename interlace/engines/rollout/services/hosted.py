@@ -15,6 +15,7 @@ from interlace.core.errors import InterlaceError
 from interlace.core.types import Request
 from interlace.engines.rollout.protocol import RolloutEngine
 from interlace.engines.rollout.services.hosted_requests import HostedRequest, HostedRequests, ServedEngine
+from interlace.engines.rollout.services.manifest import is_manifest, read_manifest
 from interlace.engines.rollout.services.protocol import (
     Delta,
     LoadMode,
@@ -24,6 +25,7 @@ from interlace.engines.rollout.services.protocol import (
     ServiceError,
     ServiceHealth,
 )
+from interlace.weights.reader import WeightReader
 
 T = TypeVar("T")
 
@@ -32,6 +34,7 @@ class HostedEngine:
     """The client protocol over an engine in this process; close() ends the thread."""
 
     wakes_awake = True
+    reads_manifests = True
 
     def __init__(
         self, engine: ServedEngine, capacity: ServiceCapacity, *, now: Callable[[], float] = time.monotonic
@@ -45,6 +48,7 @@ class HostedEngine:
         )
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._requests = HostedRequests(engine, now)
+        self._reader = WeightReader()
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run_commands, name="engine service", daemon=True)
         self._thread.start()
@@ -93,10 +97,14 @@ class HostedEngine:
     async def resume(self) -> None:
         await self._call_function(self._requests.resume)
 
-    async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
+    async def load(self, source: Path, version: int, mode: LoadMode) -> None:
         def load() -> None:
             self._requests.flush()  # Sends the tokens so far with their versions.
-            self._engine.load(folder, version, mode)
+            if not is_manifest(source):
+                self._engine.load(source, version, mode)
+                return
+            with self._reader.open(read_manifest(source)) as weights:
+                self._engine.update_weights(weights, version, mode, frozen=weights.frozen)
 
         await self._call_function(load)
 
@@ -161,6 +169,7 @@ class HostedEngine:
                 self._step_engine()
                 continue
             if command is None:
+                self._reader.close()
                 return
             command()
 

@@ -130,13 +130,11 @@ class EngineRoutes:
         return {}
 
     async def _answer_load(self, body: Mapping[str, JSON]) -> JSON:
-        folder = Path(str(body["folder"]))
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder} is not a folder on this machine: weights have to be on a disk that both sides see."
-            )
+        source = Path(str(body["source"]))
+        if not source.exists():
+            raise UserError(f"{source} is not on this machine: weights have to be on a disk that both sides see.")
         version, mode = int(str(body["version"])), cast(LoadMode, body.get("mode", "recompute"))
-        await self._engine.load(folder, version, mode)
+        await self._engine.load(source, version, mode)
         return {"version": body["version"]}
 
     async def _answer_health(self, body: Mapping[str, JSON]) -> JSON:

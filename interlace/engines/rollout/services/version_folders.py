@@ -1,4 +1,4 @@
-"""Folders by which new weights reach a server on this machine, in shared memory if there is room."""
+"""Folders and manifests by which new weights reach a server on this machine."""
 
 import contextlib
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import DiskFullError, is_full_disk
+from interlace.engines.rollout.services.manifest import SUFFIX, write_manifest
 from interlace.weights.ref import WeightRef
 
 if TYPE_CHECKING:
@@ -21,13 +22,20 @@ NAME = "model.safetensors"
 
 
 class VersionFolders:
-    """The folders of one server: for the served version, and for the one being loaded."""
+    """The folders and manifests of one server: of the served version, and of the one being loaded."""
 
     def __init__(self) -> None:
         self._root: Path | None = None
-        """Created with the first version."""
+        """Private folder in shared memory, created with the first version."""
         self._number = 0
         self._written: list[Path] = []
+
+    def write_manifest(self, ref: WeightRef) -> Path:
+        """Writes a manifest of a version (see can_write_manifest()). Returns the file."""
+        file = self._next_path().with_suffix(SUFFIX)
+        write_manifest(ref, file)
+        self._written.append(file)
+        return file
 
     def write(self, tensors: "Mapping[str, Tensor]", config: Path | None) -> Path:
         """Writes tensors as a Hugging Face folder, tied tensors only once. Returns the folder.
@@ -36,10 +44,7 @@ class VersionFolders:
         """
         from safetensors.torch import save_file
 
-        if self._root is None:
-            self._root = _make_root()
-        self._number += 1
-        folder = self._root / f"{self._number:06d}"
+        folder = self._next_path()
         folder.mkdir()
         self._written.append(folder)
         once: dict[object, str] = {}
@@ -57,11 +62,17 @@ class VersionFolders:
             raise
         return folder
 
-    def keep(self, folder: Path) -> None:
-        """Removes all folders but the given one, which the server serves."""
-        for other in [each for each in self._written if each != folder]:
+    def keep(self, source: Path) -> None:
+        """Removes all folders and manifests but the given one, which the server serves."""
+        for other in [each for each in self._written if each != source]:
             self._written.remove(other)
-            shutil.rmtree(other, ignore_errors=True)
+            other.unlink() if other.is_file() else shutil.rmtree(other, ignore_errors=True)
+
+    def _next_path(self) -> Path:
+        if self._root is None:
+            self._root = _make_root()
+        self._number += 1
+        return self._root / f"{self._number:06d}"
 
     def close(self) -> None:
         """Removes all folders."""

@@ -1,4 +1,4 @@
-"""Code within vLLM's worker processes that loads a version of the weights from a folder (`--worker-extension-cls`)."""
+"""Code within vLLM's worker processes that loads versions of the weights (`--worker-extension-cls`)."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,17 +20,33 @@ class FolderWeights:
     """vLLM's model runner, which the worker class sets."""
 
     def load_folder(self, folder: str) -> None:
-        """Replaces all weights by the weights in a Hugging Face folder.
+        """Replaces all weights by the weights in a Hugging Face folder."""
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:  # A reload without tensors would leave the model without data.
+            raise FileNotFoundError(f"{folder} holds no .safetensors file, or this machine does not see the folder")
+        self._replace_weights(_read_files(files))
+
+    def load_manifest(self, file: str) -> None:
+        """Replaces all weights by a version in the trainer's shared memory."""
+        from interlace.engines.rollout.services.manifest import read_manifest
+        from interlace.weights.reader import WeightReader
+
+        reader = WeightReader()
+        try:
+            with reader.open(read_manifest(Path(file))) as weights:
+                self._replace_weights((name, weights[name]) for name in weights)
+        finally:
+            reader.close()  # vLLM has copied the weights, so the trainer may write to the slots again
+
+    def _replace_weights(self, tensors: "Iterator[tuple[str, Tensor]]") -> None:
+        """Replaces all weights.
 
         A reload keeps the packed copy of a tied head that has no tensor, so a tied embedding is also loaded as the
         head.
         """
-        files = sorted(Path(folder).glob("*.safetensors"))
-        if not files:  # A reload without tensors would leave the model without data.
-            raise FileNotFoundError(f"{folder} holds no .safetensors file, or this machine does not see the folder")
         config = self.model_runner.model_config.hf_config
         is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
-        self.model_runner.reload_weights(weights_iterator=_read_tensors(files, is_tied=is_tied))
+        self.model_runner.reload_weights(weights_iterator=_add_tied_head(tensors) if is_tied else tensors)
 
     def count_bytes(self) -> tuple[int, int]:
         """Returns the bytes of the weights, if vLLM measured them, and the bytes of the KV cache."""
@@ -39,13 +55,13 @@ class FolderWeights:
         return int(getattr(runner, "model_memory_usage", 0)), sum(storages.values())
 
 
-def _read_tensors(files: Sequence[Path], *, is_tied: bool) -> "Iterator[tuple[str, Tensor]]":
+def _add_tied_head(tensors: "Iterator[tuple[str, Tensor]]") -> "Iterator[tuple[str, Tensor]]":
     embedding, has_head = None, False
-    for name, tensor in _read_files(files):
+    for name, tensor in tensors:
         has_head = has_head or name == HEAD
         embedding = tensor if name.endswith(EMBEDDINGS) else embedding
         yield name, tensor
-    if is_tied and not has_head and embedding is not None:
+    if not has_head and embedding is not None:
         yield HEAD, embedding
 
 

@@ -24,6 +24,8 @@ class InterlaceClient(HttpClient):
     stream.
     """
 
+    reads_manifests = True
+
     def __init__(self, address: Address) -> None:
         super().__init__(address)
         self._arrivals: dict[str, asyncio.Event] = {}
@@ -76,8 +78,8 @@ class InterlaceClient(HttpClient):
     async def resume(self) -> None:
         await self._connection.post(f"{ROUTES}/resume", timeout_s=SHORT_S)
 
-    async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
-        body: dict[str, JSON] = {"folder": str(folder), "version": version, "mode": mode}
+    async def load(self, source: Path, version: int, mode: LoadMode) -> None:
+        body: dict[str, JSON] = {"source": str(source), "version": version, "mode": mode}
         await self._connection.post(f"{ROUTES}/load", body, timeout_s=LONG_S)
 
     async def health(self) -> ServiceHealth:

@@ -85,14 +85,14 @@ class SGLangClient(StreamingClient):
         await self._connection.post("/continue_generation", {}, timeout_s=SHORT_S)
         self._is_paused = False
 
-    async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
+    async def load(self, source: Path, version: int, mode: LoadMode) -> None:
         """See EngineClient. `retract` returns running requests to the queue, and their cache is computed again."""
         was_paused = self._is_paused
         named = "in_place" if mode == "keep" else "retract"
         await self._connection.post("/pause_generation", {"mode": named}, timeout_s=LONG_S)
         try:
             body: dict[str, JSON] = {
-                "model_path": str(folder),
+                "model_path": str(source),
                 "weight_version": str(version),
                 "flush_cache": mode == "recompute",
                 "abort_all_requests": False,

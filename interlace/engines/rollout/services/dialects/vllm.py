@@ -21,6 +21,7 @@ from interlace.engines.rollout.services.dialects.base import (
     read_version,
 )
 from interlace.engines.rollout.services.http import Address
+from interlace.engines.rollout.services.manifest import is_manifest
 from interlace.engines.rollout.services.protocol import (
     Delta,
     LoadMode,
@@ -37,6 +38,8 @@ DATA, DONE = b"data: ", b"[DONE]"
 
 class VLLMClient(StreamingClient):
     """EngineClient of vLLM's server. Each request is one stream."""
+
+    reads_manifests = True
 
     def __init__(self, address: Address, seed: int) -> None:
         super().__init__(address, seed)
@@ -86,14 +89,15 @@ class VLLMClient(StreamingClient):
         await self._connection.post("/resume", timeout_s=SHORT_S)
         self._is_paused = False
 
-    async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
+    async def load(self, source: Path, version: int, mode: LoadMode) -> None:
         """See EngineClient. Decoding pauses in the meantime; the caller resubmits requests for mode `recompute`."""
         del mode
         was_paused = self._is_paused
         if not was_paused:
             await self.pause("keep")
         try:
-            body: dict[str, JSON] = {"method": "load_folder", "args": [str(folder)]}
+            method = "load_manifest" if is_manifest(source) else "load_folder"
+            body: dict[str, JSON] = {"method": method, "args": [str(source)]}
             await self._connection.post("/collective_rpc", body, timeout_s=LONG_S)
             await self._connection.post("/update_weight_version", {"new_version": str(version)}, timeout_s=SHORT_S)
             self._version = version

@@ -12,9 +12,15 @@ from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.services.hosted import HostedEngine
+from interlace.engines.rollout.services.manifest import can_write_manifest, read_manifest, write_manifest
 from interlace.engines.rollout.services.protocol import Delta, PauseMode, ServiceCapacity
+from interlace.engines.rollout.services.version_folders import VersionFolders
+from interlace.engines.train.export import list_named_weights
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
+from interlace.weights.config import WeightsConfig
+from interlace.weights.ref import Route, WeightRef
+from interlace.weights.writer import WeightWriter
 
 MODEL = ModelConfig(path="tiny:micro")
 PARAMS = SamplingParams(max_new_tokens=24)
@@ -181,6 +187,42 @@ def test_a_version_is_loaded_between_two_tokens_and_reported(hosted: HostedEngin
     runs = [run for delta in received.deltas[long.id] for run in delta.versions]
     versions = [version for version, count in runs for _ in range(count)]
     assert len(versions) == 400 and set(versions) == {0, 4} and versions == sorted(versions)
+
+
+def test_a_server_reads_a_version_from_the_memory_of_the_trainer_by_its_manifest(
+    hosted: HostedEngine, tmp_path: Path
+) -> None:
+    trained = load_model(MODEL.model_copy(update={"seed": 9})).model
+    route = Route(transport="shared_memory", config=WeightsConfig(transport="shared_memory"))
+    writer, folders = WeightWriter(route), VersionFolders()
+    try:
+        part = writer.write(4, dict(list_named_weights(trained)))
+        ref = WeightRef(version=4, parts=(part,))
+        assert can_write_manifest(ref)
+        asyncio.run(hosted.load(folders.write_manifest(ref), 4, "recompute"))
+    finally:
+        writer.close()  # the engine serves from the mapped memory, also after the trainer has ended
+        folders.close()
+    received = Received()
+    asyncio.run(hosted.generate([request()], received))
+    expected = NativeEngine(trained, config=NativeConfig(max_running=4, max_tokens=4096), seed=3)
+    expected.submit(request())
+    while not (finished := expected.step().finished):
+        pass
+    assert received.tokens(request().id) == list(finished[0].token_ids)
+    assert {version for delta in received.deltas[request().id] for version, _ in delta.versions} == {4}
+
+
+def test_a_manifest_that_another_user_could_have_written_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.manifest"
+    write_manifest(WeightRef(version=1), file)
+    assert read_manifest(file).version == 1
+    (link := tmp_path / "link.manifest").symlink_to(file)
+    with pytest.raises(UserError, match="no link"):
+        read_manifest(link)
+    file.chmod(0o666)
+    with pytest.raises(UserError, match="must belong to the server's user alone"):
+        read_manifest(file)
 
 
 def test_scores_are_the_log_probs_of_the_tokens_that_were_drawn(hosted: HostedEngine) -> None:
