@@ -1,6 +1,7 @@
 """After SIGKILL of the command, `--resume` adopts the engine servers that the killed command had started."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from interlace.engines.rollout.services.adoption import ServerRecord
 from interlace.observe.progress import QuietProgress
 from tests.support.processes import all_gone, handles, running
-from tests.support.training import equal_weights, final_weights, killed_command, run, samples
+from tests.support.training import equal_weights, final_weights, killed_command, metrics, run, samples
 
 SETTINGS = ("warmup=null", "evaluation.num_prompts=1", "cluster.threads_per_worker=1", "checkpoint_every=2")
 ENGINE = "rollout={engine: interlace, lease_s: 300}"
@@ -25,9 +26,9 @@ class Lines(QuietProgress):
         self.said.append(text)
 
 
-def kill_run(root: Path) -> list[int]:
+def kill_run(root: Path, settings: Sequence[str]) -> list[int]:
     """Trains `x` in a process until its second step is saved, and kills it. Returns handles of its servers."""
-    with killed_command(root, [*SETTINGS, ENGINE], limit_s=LIMIT_S) as process:
+    with killed_command(root, settings, limit_s=LIMIT_S) as process:
         return handles(running(process, "interlace-server-"))
 
 
@@ -36,7 +37,7 @@ def kill_run(root: Path) -> list[int]:
 def test_a_resumed_run_adopts_the_servers_of_the_killed_one_unless_its_recipe_has_changed(
     tmp_path: Path, change: str
 ) -> None:
-    servers = kill_run(tmp_path)
+    servers = kill_run(tmp_path, [*SETTINGS, ENGINE])
     assert len(servers) == 4  # for each core a guard, and the server that it runs
     records = sorted((tmp_path / "runs/x/engines").glob("rollout-*.json"))
     folders = [Path(ServerRecord.model_validate_json(each.read_text()).folder) for each in records]
@@ -56,3 +57,19 @@ def test_a_resumed_run_adopts_the_servers_of_the_killed_one_unless_its_recipe_ha
     run(tmp_path, "whole", [*SETTINGS, steps])
     assert samples(tmp_path / "runs", "x") == samples(tmp_path, "whole")
     assert equal_weights(final_weights(tmp_path / "runs", "x"), final_weights(tmp_path, "whole"))
+
+
+@pytest.mark.vllm
+def test_a_resumed_run_adopts_servers_of_vllm(tmp_path: Path) -> None:
+    """The adopted servers have the version of the killed run until the resumed run publishes its own."""
+    engine = ["rollout={engine: vllm, lease_s: 300, max_running: 16}", "model=tiny:mini", "minibatches=1"]
+    servers = kill_run(tmp_path, [*SETTINGS, *engine])
+    saved = (tmp_path / "runs/x/checkpoints").glob("step_*")
+    steps = f"steps={max(int(path.name.removeprefix('step_')) for path in saved) + 2}"
+    lines, cache = Lines(), f"model.cache_dir={tmp_path / 'cache'}"
+    run(tmp_path / "runs", "x", [*SETTINGS, *engine, steps, cache], resume=True, progress=lines)
+    assert len([line for line in lines.said if "which runs already, is adopted" in line]) == 2, lines.said
+    assert all(row["actor/logprob_gap"] < 1e-5 for row in metrics(tmp_path / "runs", "x"))
+    assert all_gone(servers, 30.0)
+    for handle in servers:
+        os.close(handle)
