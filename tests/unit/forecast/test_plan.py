@@ -193,6 +193,23 @@ def test_a_model_of_a_cluster_takes_about_as_long() -> None:
         assert small.step_s == pytest.approx(whole.step_s, rel=0.2), name
 
 
+@pytest.mark.parametrize(
+    ("recipe", "profile", "fidelity"),
+    [("quickstart", "qwen2.5-7b-h20", {"scale": 4}), ("robot", "rlinf-maniskill", {"turns": 8})],
+)
+def test_a_model_of_a_cluster_trains_as_many_tokens_per_second(recipe: str, profile: str, fidelity) -> None:
+    """Plans that were simulated on models of the cluster are ranked beside plans of the whole cluster."""
+    sizes = ["prompts_per_step=64", "samples_per_prompt=2", "sampling.max_new_tokens=1000", "minibatches=1"]
+    environments = ["episode.env.num_envs=16"] if recipe == "robot" else []
+    simulation = Simulation(profile=load_profile(profile), num_devices=32, num_prompts=64)
+    place = Workplace(recipe=load_recipe(recipe, [*sizes, *environments]), simulation=simulation)
+    schedule = Candidate.of(load_schedule("verl-colocated"))
+    small = place.score(schedule.on(32 // fidelity.get("scale", 1)), Fidelity(steps=1, **fidelity))
+    whole = place.score(schedule.on(32), Fidelity(steps=1))
+    assert isinstance(small, Score) and isinstance(whole, Score)
+    assert small.tokens_per_s == pytest.approx(whole.tokens_per_s, rel=0.1)
+
+
 def test_a_scale_model_keeps_the_time_that_training_takes() -> None:
     profile = load_profile("qwen2.5-7b-h800")
     small = scale_model(profile, 8, 256)
