@@ -18,7 +18,7 @@ from interlace.forecast.costs.scale import scale_model
 from interlace.forecast.plan import PlanRequest, PlanSettings, make_plan, recipe_for
 from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.forecast.scoring import Workplace, score_of
-from interlace.forecast.search.bounds import Workload, misfit
+from interlace.forecast.search.bounds import Workload, least_step_s, memory_by_part, misfit
 from interlace.forecast.search.candidates import Candidate, neighbours, plain
 from interlace.forecast.search.plans import Fidelity, Score, differing
 from interlace.forecast.simulate import Simulation, check_simulated, simulate
@@ -47,6 +47,17 @@ def test_a_plan_and_its_simulation_let_moments_leave_a_device_that_computes() ->
         else:
             with pytest.raises(UserError, match="GiB on"):
                 simulate(set_schedule(recipe, schedule), simulation)
+
+
+def test_a_reward_model_is_not_counted_as_a_second_trainer() -> None:
+    sizes, schedule = ["prompts_per_step=64", "samples_per_prompt=4"], load_schedule("verl-colocated")
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8)
+    found = {}
+    for reward in ("reward=exact", "reward={name: model, model: tiny:micro}"):
+        request = PlanRequest(recipe=load_recipe("quickstart", [*sizes, reward]), simulation=simulation)
+        place = (schedule, simulation.profile, request.workload, simulation.devices)
+        found["reward" in request.workload.roles] = least_step_s(*place), memory_by_part(*place)
+    assert found[True] == found[False]
 
 
 def test_a_schedule_that_trains_nothing_has_a_score() -> None:
