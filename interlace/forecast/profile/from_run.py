@@ -65,6 +65,7 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
     trained_bytes = OPTIMIZER_BYTES * size.num_parameters
     state = {"state_bytes": trained_bytes, "moment_bytes": trained_bytes // 2}
     actor = _fit_training(trace, "actor", run).model_copy(update=state)
+    rollout = _fit_rollout(trace, recipe)
     profile = Profile(
         device=device_name(devices[0]),
         model=recipe.model.path,
@@ -75,11 +76,8 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
         ),
         source=f"records of run {folder.name}{f' ({trace.note})' if trace.note else ''}",
         device_memory_bytes=devices[0].memory_bytes,
-        rollout=_fit_rollout(trace, recipe).model_copy(
-            update={
-                "state_bytes": size.weight_bytes,
-                "device_bytes": recipe.rollout.kv_tokens * size.kv_bytes_per_token,
-            }
+        rollout=rollout.model_copy(
+            update={"state_bytes": size.weight_bytes, "device_bytes": rollout.kv_tokens * size.kv_bytes_per_token}
         ),
         reward=_fit_reward(trace, recipe, run),
         lengths=_read_lengths(run),
@@ -96,7 +94,8 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
 
 def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
     """Fits the costs of the engine: prefill, reads of cached tokens, and decode steps by batch."""
-    calls = [each for each in trace.of("rollout", "serve", after_step=1) if each.args.get("new_tokens")]
+    served = trace.of("rollout", "serve", after_step=1)
+    calls = [each for each in served if each.args.get("new_tokens") and "held_tokens" in each.args]
     if not calls:
         raise UserError("the run's trace does not say what its engines computed: it is of an older version. Measure.")
     # A call ends soon after one of its sequences, so most of its steps have the initial batch size.
@@ -105,9 +104,8 @@ def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
     steps = np.asarray([each.args["new_tokens"] / each.args["batch"] for each in calls])
     shares = np.stack([np.interp([each.args["batch"] for each in calls], batches, row) for row in np.eye(len(batches))])
     seen = [place for place in range(len(batches)) if shares[place].any()]
-    capacity = recipe.rollout.kv_tokens
     rows = [
-        [1.0, _prompt_tokens(each), count * each.args["kv_use"] * capacity, *(count * shares[seen, place])]
+        [1.0, _prompt_tokens(each), count * each.args["held_tokens"], *(count * shares[seen, place])]
         for place, (each, count) in enumerate(zip(calls, steps, strict=True))
     ]
     speed = StateCosts().speed(_num_devices(calls))
@@ -118,12 +116,18 @@ def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
         call_s=call_s,
         prefill_token_s=prefill_token_s,
         context_token_s=context_token_s,
-        kv_tokens=capacity,
+        kv_tokens=_kv_tokens(calls, recipe),
         max_running=recipe.rollout.max_running,
         min_call_s=MIN_CALL_S,
         update_s=_median_s(trace.of("rollout", "update_weights")),
     )
     return costs.model_copy(update=_find_moves(trace, "rollout"))
+
+
+def _kv_tokens(calls: Sequence[Slice], recipe: Recipe) -> int:
+    """Returns the capacity of the engine's KV cache; of max_tokens=auto, estimated from the calls, on the low side."""
+    found = [each.args["held_tokens"] / each.args["kv_use"] for each in calls if each.args["kv_use"]]
+    return max(1, round(max(found))) if found and recipe.rollout.max_tokens == "auto" else recipe.rollout.kv_tokens
 
 
 def _prompt_tokens(call: Slice) -> float:
