@@ -64,7 +64,7 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
     size = model_size(empty_model(recipe.model))
     trained_bytes = OPTIMIZER_BYTES * size.num_parameters
     state = {"state_bytes": trained_bytes, "moment_bytes": trained_bytes // 2}
-    actor = _fit_training(trace, "actor", run).model_copy(update=state)
+    actor = _fit_training(trace, "actor", run, recipe.epochs).model_copy(update=state)
     rollout = _fit_rollout(trace, recipe)
     profile = Profile(
         device=device_name(devices[0]),
@@ -82,7 +82,7 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
         reward=_fit_reward(trace, recipe, run),
         lengths=_read_lengths(run),
         reference=_fit_reference(trace, run, size.weight_bytes),
-        critic=_fit_training(trace, "critic", run).model_copy(update=state)
+        critic=_fit_training(trace, "critic", run, recipe.epochs).model_copy(update=state)
         if trace.of("critic", "accumulate")
         else None,
         actor=actor,
@@ -136,14 +136,14 @@ def _prompt_tokens(call: Slice) -> float:
     return float(call.args["prompt_tokens"]) * (len(names) / _num_samples(call) if names else 1.0)
 
 
-def _fit_training(trace: ReadTrace, role: str, run: RunData) -> TrainCosts:
+def _fit_training(trace: ReadTrace, role: str, run: RunData, epochs: int) -> TrainCosts:
     training = trace.of(role, "accumulate", after_step=FILLING)
     costs = TrainCosts(token_s=0.0)
     speed = costs.speed(_num_devices(training))
     inference = trace.of(role, "logprobs", "values", "process_rewards", after_step=FILLING)
     return costs.model_copy(
         update={
-            "token_s": _token_s(training, run) * speed,
+            "token_s": _token_s(training, run) / epochs * speed,
             "inference_token_s": _token_s(inference, run) * speed,
             "optimizer_s": _median_s(trace.of(role, "optimizer_step")) * speed,
             "export_s": _median_s(trace.of(role, "export_weights")),

@@ -57,6 +57,12 @@ def test_the_cost_of_cached_tokens_does_not_depend_on_the_setting_of_the_cache(t
     assert found.kv_tokens == pytest.approx(reading.kv_tokens, rel=0.1)
 
 
+def test_a_token_that_is_trained_twice_costs_two_trainings(tmp_path: Path) -> None:
+    actor = profile_of_run(recorded(tmp_path, 10, PROFILE, "epochs=2"))[1].actor
+    assert actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.1)
+    assert actor.optimizer_s == pytest.approx(PROFILE.actor.optimizer_s, rel=0.1)
+
+
 def test_a_run_of_few_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="logged 3 steps; a profile is fitted to 5 or more"):
         profile_of_run(recorded(tmp_path, 3))
