@@ -57,6 +57,19 @@ def test_the_cost_of_cached_tokens_does_not_depend_on_the_setting_of_the_cache(t
     assert found.kv_tokens == pytest.approx(reading.kv_tokens, rel=0.1)
 
 
+def test_tokens_of_filtered_groups_are_neither_trained_nor_prompts(tmp_path: Path) -> None:
+    """In a run that filters most groups the prompts counted ten times as long, and a trained token cost a fifth."""
+    profile = PROFILE.model_copy(update={"reward": RewardCosts(median_s=0.01, solve_rate=0.5, solve_spread=0.8)})
+    verdicts = ("reward.correct=1", "reward.incorrect=0")
+    folder = recorded(
+        tmp_path, 5, profile, "algorithm=dapo", "prompts_per_step=8", "samples_per_prompt=2", "minibatches=1", *verdicts
+    )
+    found = profile_of_run(folder)[1]
+    assert sum(RunData.read(folder).values("samples/filtered")) > 80
+    assert found.lengths.prompt_tokens == pytest.approx(8, abs=1)
+    assert found.actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.1)
+
+
 def test_a_token_that_is_trained_twice_costs_two_trainings(tmp_path: Path) -> None:
     actor = profile_of_run(recorded(tmp_path, 10, PROFILE, "epochs=2"))[1].actor
     assert actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.1)
