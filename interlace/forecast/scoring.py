@@ -101,9 +101,9 @@ class Workplace:
 
 
 def _count_turns(simulation: Simulation) -> float:
-    """Returns the mean number of turns of an episode; 1 without a turn model."""
+    """Returns the mean number of turns of a simulated episode, which has at least one; 1 without a turn model."""
     turns = simulation.profile.turns
-    return fmean(turns.turns) if turns else 1.0
+    return fmean(max(1, round(count)) for count in turns.turns) if turns else 1.0
 
 
 def with_fewer_envs(episode: EpisodeConfig, scale: int) -> EpisodeConfig:
