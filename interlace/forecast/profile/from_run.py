@@ -139,7 +139,7 @@ def _prompt_tokens(call: Slice) -> float:
     return float(call.args["prompt_tokens"]) * (len(names) / _num_samples(call) if names else 1.0)
 
 
-def _fit_training(trace: ReadTrace, role: str, tokens: Mapping[int, float], epochs: int) -> TrainCosts:
+def _fit_training(trace: ReadTrace, role: str, tokens: Mapping[float, float], epochs: int) -> TrainCosts:
     training = trace.of(role, "accumulate", after_step=FILLING)
     costs = TrainCosts(token_s=0.0)
     speed = costs.speed(_num_devices(training))
@@ -155,7 +155,7 @@ def _fit_training(trace: ReadTrace, role: str, tokens: Mapping[int, float], epoc
     )
 
 
-def _fit_reference(trace: ReadTrace, tokens: Mapping[int, float], weight_bytes: int) -> InferenceCosts | None:
+def _fit_reference(trace: ReadTrace, tokens: Mapping[float, float], weight_bytes: int) -> InferenceCosts | None:
     calls = trace.of("reference", "logprobs", after_step=FILLING)
     if not calls:
         return None
@@ -170,7 +170,7 @@ def _num_devices(calls: Sequence[Slice]) -> int:
     return max(1, sum(ranks.values()))
 
 
-def _token_s(calls: Sequence[Slice], tokens: Mapping[int, float]) -> float:
+def _token_s(calls: Sequence[Slice], tokens: Mapping[float, float]) -> float:
     """Returns the seconds per token of the calls of a step. tokens: those that each step trained on."""
     seconds = dict.fromkeys((each.span.step for each in calls), 0.0)
     for each in calls:
@@ -211,7 +211,7 @@ def _read_lengths(run: RunData) -> Lengths:
     )
 
 
-def _count_trained_tokens(run: RunData, prompt_tokens: int, num_devices: int) -> dict[int, float]:
+def _count_trained_tokens(run: RunData, prompt_tokens: int, num_devices: int) -> dict[float, float]:
     """Returns the prompt and response tokens that each step trained on, without those of filtered groups."""
     step_s, samples = dict(run.curve("timing_s/step")), dict(run.curve("samples/trained"))
     rates = run.curve("goodput/trained_tokens_per_device_s")

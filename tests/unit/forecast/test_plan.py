@@ -18,7 +18,7 @@ from interlace.forecast.costs.scale import scale_model
 from interlace.forecast.plan import PlanRequest, PlanSettings, make_plan, recipe_for
 from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.forecast.scoring import Workplace, score_of
-from interlace.forecast.search.bounds import Workload, least_step_s, memory_by_part, misfit
+from interlace.forecast.search.bounds import Workload, misfit
 from interlace.forecast.search.candidates import Candidate, neighbours, plain
 from interlace.forecast.search.plans import Fidelity, Score, differing
 from interlace.forecast.simulate import Simulation, check_simulated, simulate
@@ -47,17 +47,6 @@ def test_a_plan_and_its_simulation_let_moments_leave_a_device_that_computes() ->
         else:
             with pytest.raises(UserError, match="GiB on"):
                 simulate(set_schedule(recipe, schedule), simulation)
-
-
-def test_a_reward_model_is_not_counted_as_a_second_trainer() -> None:
-    sizes, schedule = ["prompts_per_step=64", "samples_per_prompt=4"], load_schedule("verl-colocated")
-    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8)
-    found = {}
-    for reward in ("reward=exact", "reward={name: model, model: tiny:micro}"):
-        request = PlanRequest(recipe=load_recipe("quickstart", [*sizes, reward]), simulation=simulation)
-        place = (schedule, simulation.profile, request.workload, simulation.devices)
-        found["reward" in request.workload.roles] = least_step_s(*place), memory_by_part(*place)
-    assert found[True] == found[False]
 
 
 def test_a_schedule_that_trains_nothing_has_a_score() -> None:
@@ -202,23 +191,6 @@ def test_a_model_of_a_cluster_takes_about_as_long() -> None:
         whole = place.score(schedule.on(64), Fidelity(steps=3))
         assert isinstance(small, Score) and isinstance(whole, Score)
         assert small.step_s == pytest.approx(whole.step_s, rel=0.2), name
-
-
-@pytest.mark.parametrize(
-    ("recipe", "profile", "fidelity"),
-    [("quickstart", "qwen2.5-7b-h20", {"scale": 4}), ("robot", "rlinf-maniskill", {"turns": 8})],
-)
-def test_a_model_of_a_cluster_trains_as_many_tokens_per_second(recipe: str, profile: str, fidelity) -> None:
-    """Plans that were simulated on models of the cluster are ranked beside plans of the whole cluster."""
-    sizes = ["prompts_per_step=64", "samples_per_prompt=2", "sampling.max_new_tokens=1000", "minibatches=1"]
-    environments = ["episode.env.num_envs=16"] if recipe == "robot" else []
-    simulation = Simulation(profile=load_profile(profile), num_devices=32, num_prompts=64)
-    place = Workplace(recipe=load_recipe(recipe, [*sizes, *environments]), simulation=simulation)
-    schedule = Candidate.of(load_schedule("verl-colocated"))
-    small = place.score(schedule.on(32 // fidelity.get("scale", 1)), Fidelity(steps=1, **fidelity))
-    whole = place.score(schedule.on(32), Fidelity(steps=1))
-    assert isinstance(small, Score) and isinstance(whole, Score)
-    assert small.tokens_per_s == pytest.approx(whole.tokens_per_s, rel=0.1)
 
 
 def test_a_scale_model_keeps_the_time_that_training_takes() -> None:
