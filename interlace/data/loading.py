@@ -112,11 +112,8 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write
     for part in config.mixture:
         style = part.format or config.format
         ours, theirs = _source_rows(part, style)
-        kept = loader.prompts(ours, part, style, part.label)
-        train += kept
+        train += loader.prompts(ours, part, style, part.label)
         heldout += loader.prompts(theirs, part, style, part.label)
-        if not kept:
-            raise UserError(f"source {part.label!r} of task.mixture has no prompt to train on. Remove it.")
     for name, source in config.heldout_sets.items():
         style = source.format or config.format
         ours, theirs = _source_rows(source, style)
@@ -128,7 +125,19 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write
     if not rest:
         why = f"{sum(loader.dropped.values())} were dropped as too long, and" if loader.dropped else "every prompt is"
         raise UserError(f"no prompt is left to train on: {why} held out. Check the task's held-out prompts and limits.")
+    _check_each_source(config, rest)
     return PromptSet(train=rest, heldout=tuple(heldout), dropped=dict(loader.dropped))
+
+
+def _check_each_source(config: DataConfig, train: Iterable[Prompt]) -> None:
+    """Raises UserError for a source of a mixture without a prompt among those to train on."""
+    left = {prompt.source for prompt in train}
+    for part in config.mixture:
+        if part.label not in left:
+            raise UserError(
+                f"source {part.label!r} of task.mixture has no prompt to train on: its prompts are held out, also by "
+                "other sources and task.heldout_sets, or were dropped as too long. Remove it, or change those."
+            )
 
 
 def _source_rows(config: SourceConfig, style: PromptFormat) -> _Pair:

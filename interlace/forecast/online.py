@@ -10,7 +10,7 @@ from multiprocessing.pool import AsyncResult, Pool
 from statistics import fmean
 
 from interlace.core.errors import InterlaceError
-from interlace.core.types import Metrics
+from interlace.core.types import Metrics, Sample
 from interlace.flows.steps import StepResult
 from interlace.forecast.decisions import DecisionTable, LiveDecision, make_table
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
@@ -91,7 +91,7 @@ class OnlinePlanner:
         """
         predicted_s, step_s = self._rule.predicted_s, result.metrics["timing_s/step"]
         error = self._rule.observe(step_s)
-        self._lengths.append([ended.sample.num_tokens for ended in result.ended if ended.sample.num_tokens])
+        self._lengths.append([length for ended in result.ended for length in list_lengths(ended.sample)])
         progress.say(f"step {result.step}: predicted {predicted_s:.3g} s, measured {step_s:.3g} ({error:+.0%})")
         if result.version != self._version:
             self._version = result.version
@@ -233,6 +233,12 @@ def _tabulate(request: PlanRequest, current: Schedule) -> DecisionTable:
 
 def _make_plan(request: PlanRequest, current: Schedule) -> RecipePlan:
     return make_plan(request, accepts=_accepts, current=current)
+
+
+def list_lengths(sample: Sample) -> list[int]:
+    """Returns the tokens of each response of a sample; of a sample with several turns, their mean for each turn."""
+    turns = max(1, sample.counts.num_turns) if sample.counts else 1
+    return [max(1, round(sample.num_sampled / turns))] * turns if sample.num_sampled else []
 
 
 def with_lengths(profile: Profile, lengths: Sequence[int]) -> Profile:

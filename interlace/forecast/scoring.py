@@ -95,7 +95,15 @@ class Workplace:
                 return Refused(reason=str(error))
             score = score_of(run, counted, here, recipe)
             del run
-        return score
+        # The model has a share of the devices and of the samples, and of a robot's episode a share of the turns.
+        left_out = simulation.num_devices / here.num_devices * _count_turns(simulation) / _count_turns(here)
+        return replace(score, tokens_per_s=score.tokens_per_s * left_out)
+
+
+def _count_turns(simulation: Simulation) -> float:
+    """Returns the mean number of turns of a simulated episode, which has at least one; 1 without a turn model."""
+    turns = simulation.profile.turns
+    return fmean(max(1, round(count)) for count in turns.turns) if turns else 1.0
 
 
 def with_fewer_envs(episode: EpisodeConfig, scale: int) -> EpisodeConfig:
@@ -109,7 +117,7 @@ def with_fewer_envs(episode: EpisodeConfig, scale: int) -> EpisodeConfig:
 
 
 def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recipe) -> Score:
-    """Returns the means over the last `counted` steps, converted to the whole cluster."""
+    """Returns the means over the last `counted` steps. simulation: of the run; its tokens/s are of all its devices."""
     results = run.results[-counted:]
     rows = [result.metrics for result in results]
     step_s = [row["timing_s/step"] for row in rows]

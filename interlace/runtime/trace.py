@@ -243,7 +243,8 @@ def _describe_work(call: EngineCall) -> str:
     prompt_tokens = call.num_prompt_tokens + call.num_repeated_tokens
     return (
         f',"batch":{call.batch},"running":{call.num_running},"new_tokens":{call.num_new_tokens},'
-        f'"prompt_tokens":{prompt_tokens},"kv_use":{round(call.kv_use, 4)}{_list_turns(call)}'
+        f'"prompt_tokens":{prompt_tokens},"held_tokens":{round(call.num_held_tokens)},"kv_use":{round(call.kv_use, 4)}'
+        f"{_list_turns(call)}"
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from interlace.cli.main import app
+from interlace.engines.rollout.config import AUTO_TOKENS
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.run.recipe.load import load_recipe
@@ -55,6 +56,12 @@ def test_every_worker_of_a_recipe_is_measured(tmp_path: Path) -> None:
     pairs = {(pair.role, pair.beside) for pair in found.interference}
     assert pairs == {("rollout", "rollout"), ("rollout", "actor"), ("actor", "rollout")}
     assert found.source.startswith("interlace profile quickstart ")
+
+
+def test_the_size_that_an_engine_chooses_for_its_cache_is_measured(tmp_path: Path) -> None:
+    found = measured(tmp_path, "rollout.max_tokens=auto", "cluster.devices=cpu:1")
+    assert found.actor.state_bytes == pytest.approx(4 * found.rollout.state_bytes, rel=0.1)
+    assert found.rollout.kv_tokens < AUTO_TOKENS, "contexts of 16 sequences are less"
 
 
 def test_a_critic_and_a_reference_where_the_algorithm_has_them(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ The trace contains the calls of engines, training and publication; metrics and s
 each kind of call are fitted to these, and then all costs to the times of the run's steps, as in a measured profile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 import numpy as np
 
 from interlace.core.errors import UserError
+from interlace.flows.step_metrics import SCORED
 from interlace.forecast.profile.fit import batches_to, fit, intraclass_correlation
 from interlace.forecast.profile.profile import device_name
 from interlace.forecast.profile.rollout import rising
@@ -64,7 +65,10 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
     size = model_size(empty_model(recipe.model))
     trained_bytes = OPTIMIZER_BYTES * size.num_parameters
     state = {"state_bytes": trained_bytes, "moment_bytes": trained_bytes // 2}
-    actor = _fit_training(trace, "actor", run).model_copy(update=state)
+    lengths = _read_lengths(run)
+    tokens = _count_trained_tokens(run, lengths.prompt_tokens, len(devices))
+    actor = _fit_training(trace, "actor", tokens, recipe.epochs).model_copy(update=state)
+    rollout = _fit_rollout(trace, recipe)
     profile = Profile(
         device=device_name(devices[0]),
         model=recipe.model.path,
@@ -75,16 +79,13 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
         ),
         source=f"records of run {folder.name}{f' ({trace.note})' if trace.note else ''}",
         device_memory_bytes=devices[0].memory_bytes,
-        rollout=_fit_rollout(trace, recipe).model_copy(
-            update={
-                "state_bytes": size.weight_bytes,
-                "device_bytes": recipe.rollout.kv_tokens * size.kv_bytes_per_token,
-            }
+        rollout=rollout.model_copy(
+            update={"state_bytes": size.weight_bytes, "device_bytes": rollout.kv_tokens * size.kv_bytes_per_token}
         ),
         reward=_fit_reward(trace, recipe, run),
-        lengths=_read_lengths(run),
-        reference=_fit_reference(trace, run, size.weight_bytes),
-        critic=_fit_training(trace, "critic", run).model_copy(update=state)
+        lengths=lengths,
+        reference=_fit_reference(trace, tokens, size.weight_bytes),
+        critic=_fit_training(trace, "critic", tokens, recipe.epochs).model_copy(update=state)
         if trace.of("critic", "accumulate")
         else None,
         actor=actor,
@@ -96,7 +97,8 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
 
 def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
     """Fits the costs of the engine: prefill, reads of cached tokens, and decode steps by batch."""
-    calls = [each for each in trace.of("rollout", "serve", after_step=1) if each.args.get("new_tokens")]
+    served = trace.of("rollout", "serve", after_step=1)
+    calls = [each for each in served if each.args.get("new_tokens") and "held_tokens" in each.args]
     if not calls:
         raise UserError("the run's trace does not say what its engines computed: it is of an older version. Measure.")
     # A call ends soon after one of its sequences, so most of its steps have the initial batch size.
@@ -105,9 +107,8 @@ def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
     steps = np.asarray([each.args["new_tokens"] / each.args["batch"] for each in calls])
     shares = np.stack([np.interp([each.args["batch"] for each in calls], batches, row) for row in np.eye(len(batches))])
     seen = [place for place in range(len(batches)) if shares[place].any()]
-    capacity = recipe.rollout.kv_tokens
     rows = [
-        [1.0, _prompt_tokens(each), count * each.args["kv_use"] * capacity, *(count * shares[seen, place])]
+        [1.0, _prompt_tokens(each), count * each.args["held_tokens"], *(count * shares[seen, place])]
         for place, (each, count) in enumerate(zip(calls, steps, strict=True))
     ]
     speed = StateCosts().speed(_num_devices(calls))
@@ -118,12 +119,18 @@ def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
         call_s=call_s,
         prefill_token_s=prefill_token_s,
         context_token_s=context_token_s,
-        kv_tokens=capacity,
+        kv_tokens=_kv_tokens(calls, recipe),
         max_running=recipe.rollout.max_running,
         min_call_s=MIN_CALL_S,
         update_s=_median_s(trace.of("rollout", "update_weights")),
     )
     return costs.model_copy(update=_find_moves(trace, "rollout"))
+
+
+def _kv_tokens(calls: Sequence[Slice], recipe: Recipe) -> int:
+    """Returns the capacity of the engine's KV cache; of max_tokens=auto, estimated from the calls, on the low side."""
+    found = [each.args["held_tokens"] / each.args["kv_use"] for each in calls if each.args["kv_use"]]
+    return max(1, round(max(found))) if found and recipe.rollout.max_tokens == "auto" else recipe.rollout.kv_tokens
 
 
 def _prompt_tokens(call: Slice) -> float:
@@ -132,15 +139,15 @@ def _prompt_tokens(call: Slice) -> float:
     return float(call.args["prompt_tokens"]) * (len(names) / _num_samples(call) if names else 1.0)
 
 
-def _fit_training(trace: ReadTrace, role: str, run: RunData) -> TrainCosts:
+def _fit_training(trace: ReadTrace, role: str, tokens: Mapping[float, float], epochs: int) -> TrainCosts:
     training = trace.of(role, "accumulate", after_step=FILLING)
     costs = TrainCosts(token_s=0.0)
     speed = costs.speed(_num_devices(training))
     inference = trace.of(role, "logprobs", "values", "process_rewards", after_step=FILLING)
     return costs.model_copy(
         update={
-            "token_s": _token_s(training, run) * speed,
-            "inference_token_s": _token_s(inference, run) * speed,
+            "token_s": _token_s(training, tokens) / epochs * speed,
+            "inference_token_s": _token_s(inference, tokens) * speed,
             "optimizer_s": _median_s(trace.of(role, "optimizer_step")) * speed,
             "export_s": _median_s(trace.of(role, "export_weights")),
             **_find_moves(trace, role),
@@ -148,12 +155,12 @@ def _fit_training(trace: ReadTrace, role: str, run: RunData) -> TrainCosts:
     )
 
 
-def _fit_reference(trace: ReadTrace, run: RunData, weight_bytes: int) -> InferenceCosts | None:
+def _fit_reference(trace: ReadTrace, tokens: Mapping[float, float], weight_bytes: int) -> InferenceCosts | None:
     calls = trace.of("reference", "logprobs", after_step=FILLING)
     if not calls:
         return None
     speed = StateCosts().speed(_num_devices(calls))
-    costs = InferenceCosts(token_s=_token_s(calls, run) * speed, state_bytes=weight_bytes)
+    costs = InferenceCosts(token_s=_token_s(calls, tokens) * speed, state_bytes=weight_bytes)
     return costs.model_copy(update=_find_moves(trace, "reference"))
 
 
@@ -163,9 +170,9 @@ def _num_devices(calls: Sequence[Slice]) -> int:
     return max(1, sum(ranks.values()))
 
 
-def _token_s(calls: Sequence[Slice], run: RunData) -> float:
-    """Returns the seconds per token of the calls of a step. The tokens are those that the step trained on."""
-    tokens, seconds = dict(run.curve("perf/num_tokens")), dict.fromkeys((each.span.step for each in calls), 0.0)
+def _token_s(calls: Sequence[Slice], tokens: Mapping[float, float]) -> float:
+    """Returns the seconds per token of the calls of a step. tokens: those that each step trained on."""
+    seconds = dict.fromkeys((each.span.step for each in calls), 0.0)
     for each in calls:
         if each.span.rank == 0:
             seconds[each.span.step] += each.seconds
@@ -194,13 +201,21 @@ def _num_samples(call: Slice) -> int:
 
 def _read_lengths(run: RunData) -> Lengths:
     groups = [[float(each.num_tokens) for each in group] for group in _read_groups(run)]
-    tokens, trained = run.values("perf/num_tokens"), run.values("samples/trained")
-    prompts = sum(tokens) / max(1.0, sum(trained)) - fmean(run.values("response_length/mean"))
+    scored = np.sum([run.values(f"samples/{event}") for event in SCORED], axis=0)
+    responses = np.asarray(run.values("response_length/mean")) @ scored
+    prompts = (sum(run.values("perf/num_tokens")) - responses) / max(1.0, scored.sum())
     # Only runs with dispatch by length report the rank correlation of their predictions.
     ranks = run.values("rollout/length_rank")
     return lengths_of(
         groups, prompt_tokens=max(1, round(prompts)), rank_correlation=max(0.0, ranks[-1]) if ranks else 0.0
     )
+
+
+def _count_trained_tokens(run: RunData, prompt_tokens: int, num_devices: int) -> dict[float, float]:
+    """Returns the prompt and response tokens that each step trained on, without those of filtered groups."""
+    step_s, samples = dict(run.curve("timing_s/step")), dict(run.curve("samples/trained"))
+    rates = run.curve("goodput/trained_tokens_per_device_s")
+    return {step: rate * step_s[step] * num_devices + prompt_tokens * samples[step] for step, rate in rates}
 
 
 def _read_groups(run: RunData) -> list[list[Transcript]]:

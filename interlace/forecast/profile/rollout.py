@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from interlace.core.state_parts import KV
 from interlace.core.types import NO_GROUP, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.forecast.profile.fit import Call, batches_to, fit, medians
 from interlace.forecast.profile.types import RolloutCosts
@@ -115,9 +116,9 @@ async def measure_rollout(
     """Measures the costs of one instance. samples: samples of the policy. budget_s: seconds for decoding; the other
     measurements are a few further calls.
     """
-    query_ids = find_queries(samples)
+    query_ids, kv_tokens = find_queries(samples), count_kv_tokens(engine, recipe)
     requests = Requests([sample.prompt for sample in samples], recipe.sampling.temperature, query_ids)
-    cells = grid(recipe, samples, num_queries=len(query_ids))
+    cells = grid(recipe, samples, num_queries=len(query_ids), kv_tokens=kv_tokens)
     num_calls = dict.fromkeys(cells, 0)
 
     def call(cell: Cell) -> Call:
@@ -133,9 +134,16 @@ async def measure_rollout(
         Measured(cell=cell, num_calls=num_calls[cell], seconds=taken)
         for cell, taken in zip(cells, seconds, strict=True)
     ]
-    costs = fit_rollout(measured, kv_tokens=recipe.rollout.kv_tokens, max_running=recipe.rollout.max_running)
-    state = await _measure_state(engine, recipe)
+    costs = fit_rollout(measured, kv_tokens=kv_tokens, max_running=recipe.rollout.max_running)
+    state = await _measure_state(engine, recipe, kv_tokens)
     return costs.model_copy(update={**state, "min_call_s": MIN_CALL_S, "update_s": await _update_s(engine, actor)})
+
+
+def count_kv_tokens(engine: RolloutGroup, recipe: Recipe) -> int:
+    """Returns the capacity of a device's KV cache in tokens; of max_tokens=auto, the size that the engine chose."""
+    token_bytes = model_size(empty_model(recipe.model)).kv_bytes_per_token
+    chosen = engine.state.part_bytes.get(KV, 0) // max(1, token_bytes)
+    return chosen if chosen and recipe.rollout.max_tokens == "auto" else recipe.rollout.kv_tokens
 
 
 def find_queries(samples: Sequence[Sample]) -> Sequence[int]:
@@ -144,16 +152,16 @@ def find_queries(samples: Sequence[Sample]) -> Sequence[int]:
     return next((queries.tolist() for queries in found if queries is not None), ())
 
 
-def grid(recipe: Recipe, samples: Sequence[Sample], *, num_queries: int = 0) -> list[Cell]:
+def grid(recipe: Recipe, samples: Sequence[Sample], *, kv_tokens: int, num_queries: int = 0) -> list[Cell]:
     """Returns cells of batches up to the engine's limit: few and many steps, separate and shared prompts, contexts up
-    to the recipe's longest, and responses with the policy's lengths. num_queries: tokens of every answer, if the policy
-    draws an answer at once.
+    to the recipe's longest, and responses with the policy's lengths. kv_tokens: capacity of the KV cache. num_queries:
+    tokens of every answer, if the policy draws an answer at once.
     """
     prompt = max(len(sample.prompt.token_ids) for sample in samples)
     reach = prompt + recipe.sampling.max_new_tokens
     many = max(FEW + 1, min(MANY, recipe.sampling.max_new_tokens))
     long = max(1, reach - many)
-    largest = max(1, min(recipe.rollout.max_running, recipe.rollout.kv_tokens // (long + many)))
+    largest = max(1, min(recipe.rollout.max_running, kv_tokens // (long + many)))
     batches = batches_to(largest)
     share = recipe.samples_per_prompt
     if num_queries:
@@ -213,12 +221,12 @@ def _make_row(measured: Measured, batches: Sequence[int]) -> list[float]:
     return [measured.num_calls, 1.0, cell.batch, cell.num_prompts * cell.prompt_tokens, read, *shares]
 
 
-async def _measure_state(engine: RolloutGroup, recipe: Recipe) -> dict[str, float]:
+async def _measure_state(engine: RolloutGroup, recipe: Recipe, kv_tokens: int) -> dict[str, float]:
     """Measures the memory of the instance, and the time to move its state off the device and back."""
     async with engine.hold("profile"):
         num_bytes = engine.state.count_loaded_bytes()
         offload_s, onload_s = await medians([engine.state.unload, engine.state.load], rounds=3, budget_s=5.0)
-    cache = min(num_bytes, recipe.rollout.kv_tokens * model_size(empty_model(recipe.model)).kv_bytes_per_token)
+    cache = min(num_bytes, kv_tokens * model_size(empty_model(recipe.model)).kv_bytes_per_token)
     return {
         "state_bytes": num_bytes - cache,
         "device_bytes": cache,

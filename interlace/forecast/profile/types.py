@@ -367,9 +367,14 @@ class Profile(Config):
         return max([profile.costs_of(role) for profile in profiles], key=lambda costs: costs.slowness)
 
     def costs_of(self, role: str) -> StateCosts:
-        """Returns a role's costs on this kind of device; if it was not measured, the costs of another role."""
+        """Returns a role's costs on this kind of device; if it was not measured, the costs of another role.
+
+        A reward model has no costs here: it is not the trained model, and `reward` has the time of its scores.
+        """
         if role == "rollout":
             return self.rollout
+        if role == "reward":
+            return StateCosts()
         if role == "env" and self.env:
             return self.env
         if role == "reference":

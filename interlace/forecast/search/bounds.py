@@ -112,7 +112,7 @@ def memory_by_part(
     found = []
     for role in workload.roles:
         for instance in _one_a_kind(schedule.instances(role, devices)):
-            if not instance:  # simulators on the host
+            if not instance or role == "reward":  # simulators on the host, or a model whose size no profile has
                 continue
             costs, count = profile.on(role, _find_pools(instance)), len(instance)
             parts = {

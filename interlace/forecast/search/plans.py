@@ -102,7 +102,7 @@ class Score:
     error_s: float
     """Standard error of that mean over the steps, without the profile's own errors."""
     tokens_per_s: float
-    """Trained prompt and response tokens per second, of all devices together."""
+    """Drawn tokens of trained samples per second, of all devices together."""
     goodput: float
     """Share of device time spent on useful work."""
     staleness_mean: float

@@ -45,6 +45,15 @@ def test_held_out_sets_have_names_and_are_never_trained_on(tmp_path: Path, token
     assert [(prompt.source, prompt.text) for prompt in found.first_of_each_set(2)] == [("hard", "c"), ("hard", "d")]
 
 
+def test_a_source_of_which_every_prompt_is_held_out_is_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    first, second = file(tmp_path, "a.jsonl", "a", "b"), file(tmp_path, "b.jsonl", "c", "d")
+    data = {"mixture": [{"source": first}, {"source": second}], "heldout_sets": {"hard": second}}
+    with pytest.raises(UserError, match=r"source 'b' of task.mixture has no prompt to train on"):
+        load(tokenizer, data)
+
+
 def test_prompts_that_are_too_long_are_refused_or_dropped_and_counted(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:

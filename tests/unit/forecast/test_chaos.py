@@ -86,3 +86,11 @@ def test_a_fault_of_a_trainer_costs_its_start_and_the_steps_since_the_checkpoint
     repeated_s = late.step_s - late.step_s_without_faults - 10.0
     assert late.holds and late.injected == 1
     assert end_s * 0.2 < repeated_s < end_s * 0.5  # the last two of six steps
+
+
+def test_a_fault_of_a_trainer_after_the_end_is_not_injected() -> None:
+    recipe = load_recipe("quickstart", [*SMALL, "steps=2", "schedule=verl-colocated"])
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
+    found = simulate_faults(recipe, parse_faults("kill:actor@99999s"), simulation, restart_s=10.0)
+    assert found.missing == ("no fault was injected",)
+    assert found.step_s == pytest.approx(found.step_s_without_faults)

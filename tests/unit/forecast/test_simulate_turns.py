@@ -1,11 +1,13 @@
 """Episodes of several turns follow the profile on the virtual clock."""
 
 from collections import Counter
+from statistics import fmean
 
 import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
+from interlace.forecast.online import list_lengths
 from interlace.forecast.profile.types import Profile, Turns
 from interlace.forecast.simulate import Simulated, Simulation, simulate
 from interlace.run.recipe.config import Recipe
@@ -45,6 +47,21 @@ def test_contexts_that_are_kept_make_a_run_shorter_and_tools_fill_a_bin() -> Non
     assert sum(lost) < sum(found) - 0.3
     assert roomy.seconds < tight.seconds
     assert roomy.ledger.fraction("tool_wait") > 0.1
+
+
+def test_a_planner_during_the_run_measures_the_lengths_of_turns() -> None:
+    """Whole episodes were taken for responses, with the results of tools, and then each turn was that long."""
+    results = simulated("verl-colocated").results
+    turns = [length for result in results for ended in result.ended for length in list_lengths(ended.sample)]
+    responses = [
+        len(segment.token_ids)
+        for result in results
+        for ended in result.ended
+        for segment in ended.sample.segments
+        if segment.sampled is None
+    ]
+    assert len(turns) == len(responses) > len([ended for result in results for ended in result.ended])
+    assert fmean(turns) == pytest.approx(fmean(responses), rel=0.05)
 
 
 def test_a_profile_without_turns_is_refused() -> None:

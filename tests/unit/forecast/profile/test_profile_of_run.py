@@ -24,9 +24,9 @@ PROFILE = Profile(
 )
 
 
-def recorded(root: Path, steps: int, profile: Profile = PROFILE) -> RunFolder:
+def recorded(root: Path, steps: int, profile: Profile = PROFILE, *overrides: str) -> RunFolder:
     simulate_into(
-        "quickstart", [f"steps={steps}", "cluster.devices=cpu:2"], "verl-colocated", root,
+        "quickstart", [f"steps={steps}", "cluster.devices=cpu:2", *overrides], "verl-colocated", root,
         Simulation(profile=profile, num_devices=2),
     )  # fmt: skip
     [path] = root.iterdir()
@@ -47,6 +47,33 @@ def test_a_simulation_of_the_profile_takes_as_long_as_the_run_did(tmp_path: Path
     assert found.actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.05)
     assert found.lengths.quantiles[16] == pytest.approx(20, rel=0.2)
     assert found.lengths.prompt_tokens == pytest.approx(8, abs=1)
+
+
+def test_the_cost_of_cached_tokens_does_not_depend_on_the_setting_of_the_cache(tmp_path: Path) -> None:
+    reading = PROFILE.rollout.model_copy(update={"context_token_s": 5e-6})
+    profile = PROFILE.model_copy(update={"rollout": reading})
+    found = profile_of_run(recorded(tmp_path, 10, profile, "rollout.max_tokens=auto"))[1].rollout
+    assert found.context_token_s == pytest.approx(reading.context_token_s, rel=0.2)
+    assert found.kv_tokens == pytest.approx(reading.kv_tokens, rel=0.1)
+
+
+def test_tokens_of_filtered_groups_are_neither_trained_nor_prompts(tmp_path: Path) -> None:
+    """In a run that filters most groups the prompts counted ten times as long, and a trained token cost a fifth."""
+    profile = PROFILE.model_copy(update={"reward": RewardCosts(median_s=0.01, solve_rate=0.5, solve_spread=0.8)})
+    verdicts = ("reward.correct=1", "reward.incorrect=0")
+    folder = recorded(
+        tmp_path, 5, profile, "algorithm=dapo", "prompts_per_step=8", "samples_per_prompt=2", "minibatches=1", *verdicts
+    )
+    found = profile_of_run(folder)[1]
+    assert sum(RunData.read(folder).values("samples/filtered")) > 80
+    assert found.lengths.prompt_tokens == pytest.approx(8, abs=1)
+    assert found.actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.1)
+
+
+def test_a_token_that_is_trained_twice_costs_two_trainings(tmp_path: Path) -> None:
+    actor = profile_of_run(recorded(tmp_path, 10, PROFILE, "epochs=2"))[1].actor
+    assert actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.1)
+    assert actor.optimizer_s == pytest.approx(PROFILE.actor.optimizer_s, rel=0.1)
 
 
 def test_a_run_of_few_steps_is_refused(tmp_path: Path) -> None:

@@ -80,22 +80,23 @@ def test_noise_leaves_every_call_explained_and_no_larger_batch_faster() -> None:
 
 def test_the_grid_reaches_what_the_recipe_reaches_and_no_further() -> None:
     recipe = load_recipe("quickstart", [])
-    cells = grid(recipe, samples(3, 9, 20))
+    cells = grid(recipe, samples(3, 9, 20), kv_tokens=8192)
     assert {cell.batch for cell in cells} >= {1, 2, 4, 8, 16, 32, 64, 128}
     assert max(cell.prompt_tokens + max(cell.steps) for cell in cells) == 8 + recipe.sampling.max_new_tokens
-    small = load_recipe("quickstart", ["rollout.max_tokens=400", "rollout.max_running=100"])
-    assert max(cell.batch * (cell.prompt_tokens + max(cell.steps)) for cell in grid(small, samples(3))) <= 400
+    small = load_recipe("quickstart", ["rollout.max_running=100"])
+    cells = grid(small, samples(3), kv_tokens=400)
+    assert max(cell.batch * (cell.prompt_tokens + max(cell.steps)) for cell in cells) <= 400
 
 
 def test_some_cells_end_as_the_policys_responses_do() -> None:
-    cells = grid(load_recipe("quickstart", []), samples(*range(1, 33)))
+    cells = grid(load_recipe("quickstart", []), samples(*range(1, 33)), kv_tokens=8192)
     assert any(calls_of(cell) == 32 for cell in cells)
 
 
 @pytest.mark.parametrize("new_tokens", [1, 2, 3])
 def test_short_responses_still_make_a_grid(new_tokens: int) -> None:
     recipe = load_recipe("quickstart", [f"sampling.max_new_tokens={new_tokens}"])
-    cells = grid(recipe, samples(new_tokens))
+    cells = grid(recipe, samples(new_tokens), kv_tokens=8192)
     assert min(cell.prompt_tokens for cell in cells) >= 1 and min(min(cell.steps) for cell in cells) >= 1
 
 
