@@ -13,12 +13,11 @@ from interlace.api.run import TrainedRun
 from interlace.cli.compare import simulate_runs
 from interlace.cli.eval import evaluate_spec
 from interlace.cli.preflight import hush_libraries, writable
-from interlace.cli.report import find_run
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
 from interlace.observe.notebook import table_html
 from interlace.observe.progress import open_progress
-from interlace.observe.run_folder import folder_name
+from interlace.observe.run_folder import folder_name, run_folder
 from interlace.observe.stop import StopSignal
 from interlace.run.best import NEWEST, choose_checkpoint
 from interlace.run.evaluation import Evaluation
@@ -69,9 +68,21 @@ class SchedulePlan:
     """The whole search: ranked plans, the front, reasons."""
     measured: "Probes | None" = None
     """Measurements of the best plans, if they were run."""
+    note: str = ""
+    """Note about sizes that were planned for instead of the recipe's; empty if there are none."""
+    explain: bool = False
+    """Whether the text of this object has `why_not`."""
+
+    @property
+    def why_not(self) -> Sequence[str]:
+        """Returns a sentence for each preset: the device time that it loses against the best plan."""
+        return self.made.why_not
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}: {self.step_s:.4g} s for each step predicted, written to {self.file}"
+        first = f"{type(self).__name__}: {self.step_s:.4g} s for each step predicted, written to {self.file}"
+        notes = [self.note] if self.note else []
+        reasons = ["Why not:", *(f"- {each}" for each in self.why_not)] if self.explain else []
+        return "\n".join([first, *notes, *reasons])
 
 
 @for_python
@@ -158,14 +169,18 @@ def plan(
     profile: str | None = None,
     max_staleness: int = 4,
     probe: bool = False,
+    explain: bool = False,
     quiet: bool = False,
 ) -> SchedulePlan:
-    """Searches the schedule for a recipe, and writes it with its prediction. The command has the same options."""
+    """Searches the schedule for a recipe, and writes it with its prediction. The command has the same options.
+
+    overrides: may include settings of the search, such as plan.search_s=30. explain: the text of the plan has the
+    losses of each preset, which `why_not` always has. Raises UserError.
+    """
     from interlace.cli.plan import plan_recipe
     from interlace.forecast.plan import split_settings
-    from interlace.forecast.search.plans import PlanBounds
 
-    settings, changes = split_settings(list(overrides), PlanBounds(max_staleness=max_staleness))
+    settings, changes = split_settings(list(overrides), max_staleness)
     found = plan_recipe(
         recipe, changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
         quiet=quiet,
@@ -177,13 +192,15 @@ def plan(
         report=found.report,
         made=found.made,
         measured=found.measured,
+        note=found.note,
+        explain=explain,
     )
 
 
 @for_python
 @in_any_loop
 def profile(
-    recipe: str,
+    recipe: str | TrainedRun,
     overrides: Sequence[str] = (),
     *,
     out: str | Path = "profile.json",
@@ -191,12 +208,18 @@ def profile(
     roofline: str | None = None,
     quiet: bool = False,
 ) -> "Profile":
-    """Measures the costs of a recipe's workers on this machine, writes and returns them, for the simulator."""
-    from interlace.cli.profile import find_measured_profile
+    """Measures the costs of a recipe's workers on this machine, writes and returns them, for the simulator.
+
+    recipe: a recipe; or a run, whose records are taken. budget: seconds of measuring, about. roofline: a kind of device
+    whose data sheet is taken instead. Raises UserError.
+    """
+    from interlace.forecast.profile.make import make_profile
     from interlace.observe.atomic_file import write_atomic
 
+    hush_libraries()
     path = writable(Path(out), "--out")
-    found = find_measured_profile(recipe, list(overrides), budget=budget, roofline=roofline, quiet=quiet)
+    spec = str(recipe.folder) if isinstance(recipe, TrainedRun) else recipe
+    found = make_profile(spec, list(overrides), budget_s=budget, roofline=roofline, quiet=quiet).profile
     write_atomic(path, found.model_dump_json(indent=1) + "\n")
     return found
 
@@ -225,12 +248,11 @@ def load_run(run: str | Path, *, folder: str | Path = "runs", checkpoint: str | 
 
     Raises UserError if there is no such run or checkpoint.
     """
-    if found := find_run(str(run), Path(folder)):
-        loaded = TrainedRun(folder=found.path.absolute(), chosen=checkpoint)
-        if checkpoint != NEWEST:
-            choose_checkpoint(found, loaded.recipe.best, checkpoint)
-        return loaded
-    raise UserError(f"{str(run)!r} is not a run: neither {run} nor {Path(folder) / run} has a config.yaml.")
+    found = run_folder(str(run), Path(folder))
+    loaded = TrainedRun(folder=found.path.absolute(), chosen=checkpoint)
+    if checkpoint != NEWEST:
+        choose_checkpoint(found, loaded.recipe.best, checkpoint)
+    return loaded
 
 
 @for_python

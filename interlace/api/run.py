@@ -11,6 +11,7 @@ from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop
 from interlace.cli.eval import evaluate_spec
+from interlace.cli.preflight import writable
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, SamplingParams
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
@@ -210,12 +211,15 @@ class TrainedRun:
         return evaluate_spec(str(self.folder), None, overrides, console, quiet=quiet, checkpoint=self.chosen)[1]
 
     @for_python
-    def report(self, out: str | Path | None = None) -> Path:
-        """Writes the report, one HTML page without network. Returns its path, by default report.html in the folder."""
+    def report(self, out: str | Path | None = None, *, step: int | None = None) -> Path:
+        """Writes the report, one HTML page without network. Returns its path, by default report.html in the folder.
+
+        step: whose operations are drawn, device by device; None takes the middle one. Raises UserError.
+        """
         from interlace.observe.report.page import write_report
 
-        path = self.folder / "report.html" if out is None else Path(out)
-        write_report([self._stored.files], path)
+        path = writable(self.folder / "report.html" if out is None else Path(out), "--out")
+        write_report([self._stored.files], path, step=step)
         return path
 
     @for_python

@@ -15,8 +15,21 @@ from interlace.run.recipe.check_learning import check_learning
 from interlace.run.recipe.check_objective import check_offline_settings, check_teacher
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_ranks
+from interlace.run.recipe.load import check_data_files
+from interlace.run.recipe.metric_names import check_best
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import list_placed_roles
+
+
+def check_new_run(recipe: Recipe, spec: str | None = None, *, has_callbacks: bool = False) -> None:
+    """Raises UserError for a mistake in the settings of a run that starts, before torch is loaded.
+
+    spec: name or path of the recipe; None if it has no file. has_callbacks: see check_best().
+    """
+    check_settings(recipe)
+    if spec is not None:
+        check_data_files(recipe, spec)
+    check_best(recipe, has_callbacks=has_callbacks)
 
 
 def check_settings(recipe: Recipe) -> None:
