@@ -96,8 +96,14 @@ class _Loader:
         return kept
 
 
-def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write: Write | None = None) -> PromptSet:
-    """Reads or generates both splits of all sources. write: as to_prompts().
+def load_prompts(
+    config: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    write: Write | None = None,
+    *,
+    has_completions: bool = False,
+) -> PromptSet:
+    """Reads or generates both splits of all sources. write: as to_prompts(). has_completions: as to_row().
 
     Generated prompts are distinct; repetitions in a table are kept, as they may be meant as weights. Raises UserError
     for a source that cannot be read, that lacks a column of the template, or has fewer prompts than requested.
@@ -106,12 +112,12 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write
     train: list[Prompt] = []
     heldout: list[Prompt] = []
     if not config.mixture:
-        ours, theirs = _source_rows(config, config.format)
+        ours, theirs = _source_rows(config, config.format, has_completions=has_completions)
         train += loader.prompts(ours, config, config.format)
         heldout += loader.prompts(theirs, config, config.format)
     for part in config.mixture:
         style = part.format or config.format
-        ours, theirs = _source_rows(part, style)
+        ours, theirs = _source_rows(part, style, has_completions=has_completions)
         kept = loader.prompts(ours, part, style, part.label)
         train += kept
         heldout += loader.prompts(theirs, part, style, part.label)
@@ -119,7 +125,7 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write
             raise UserError(f"source {part.label!r} of task.mixture has no prompt to train on. Remove it.")
     for name, source in config.heldout_sets.items():
         style = source.format or config.format
-        ours, theirs = _source_rows(source, style)
+        ours, theirs = _source_rows(source, style, has_completions=has_completions)
         heldout += loader.prompts(ours if source.starts is None else theirs, source, style, name)
     # Starts of one instruction have equal texts and differ in their states.
     has_starts = any(source.starts is not None for source in (config, *config.mixture))
@@ -131,19 +137,19 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write
     return PromptSet(train=rest, heldout=tuple(heldout), dropped=dict(loader.dropped))
 
 
-def _source_rows(config: SourceConfig, style: PromptFormat) -> _Pair:
+def _source_rows(config: SourceConfig, style: PromptFormat, *, has_completions: bool) -> _Pair:
     if config.reasoning_gym is not None:
         return _load_procedural(config.reasoning_gym, style)
     if config.starts is not None:
         starts = config.starts
         train, heldout = (list(_render_rows(start_rows(starts, split), style)) for split in SPLITS)
         return train, heldout
-    files, hub = config.files, config.hub
+    files, hub, columns = config.files, config.hub, config.columns
     if files is not None:
-        rows = [file_rows(files, split, config.columns, config.omit) for split in SPLITS]
+        rows = [file_rows(files, split, columns, config.omit, has_completions=has_completions) for split in SPLITS]
         return _split_heldout(files, files.train, [list(_render_rows(found, style)) for found in rows])
     if hub is not None:
-        rows = [hub_rows(hub, split, config.columns, config.omit) for split in SPLITS]
+        rows = [hub_rows(hub, split, columns, config.omit, has_completions=has_completions) for split in SPLITS]
         return _split_heldout(hub, hub.name, [list(_render_rows(found, style)) for found in rows])
     raise ValueError("a source has one section")
 

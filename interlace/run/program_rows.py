@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.random import stable_hash
+from interlace.data.columns import CHOSEN, REJECTED
 from interlace.data.objects import read_rows
 from interlace.data.values import plain_row
 from interlace.observe.atomic_file import write_atomic
@@ -91,7 +92,8 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
     values = {str(name): row[name] for name in row}
     mapped = {name: _read_nested(values, source, place) for name, source in columns.items() if source is not None}
     values = {**values, **mapped}
-    if not any(name in values for name in PROMPTS):
+    contains_prompt = named is None and CHOSEN in values and REJECTED in values
+    if not contains_prompt and not any(name in values for name in PROMPTS):
         raise UserError(
             f"{place} has no column 'prompt' or 'messages'; its columns are {', '.join(values)}. Name the one that "
             f'holds the prompt: columns={{"prompt": "{next(iter(values), "question")}"}}.'
