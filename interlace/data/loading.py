@@ -86,9 +86,10 @@ class _Loader:
             return tuple(found)
         for prompt, row in zip(found, rows, strict=True):
             if len(prompt.token_ids) > limit and source.overlong == "refuse":
+                of_source, here = (f" of source {label!r}", "") if label else ("", "task.")
                 raise UserError(
                     f"{row.origin}: the prompt has {len(prompt.token_ids)} tokens, more than "
-                    f"task.max_prompt_tokens={limit}. Raise it, or set task.overlong=drop."
+                    f"{here}max_prompt_tokens={limit}{of_source}. Raise it, or set {here}overlong=drop{of_source}."
                 )
         kept = tuple(prompt for prompt in found if len(prompt.token_ids) <= limit)
         if len(kept) < len(found):
