@@ -88,10 +88,10 @@ class SchedulePlan:
 @for_python
 @in_any_loop
 def simulate(
-    recipe: str,
+    recipe: str | Path,
     overrides: Sequence[str] = (),
     *,
-    schedule: str | None = None,
+    schedule: str | Sequence[str] | None = None,
     devices: str | int = 8,
     profile: str | None = None,
     prompts: int = 8192,
@@ -99,21 +99,27 @@ def simulate(
 ) -> ScheduleTable:
     """Runs a recipe on a virtual clock, with workers that only take time. The command has the same options.
 
-    devices: "8xH100-80GB", whose costs follow from the recipe's model and the data sheet, or numbers of devices of
-    `profile`. Raises UserError.
+    schedule: a name or several; None for the recipe's. devices: "8xH100-80GB", whose costs follow from the recipe's
+    model and the data sheet, or numbers of devices of `profile`. Raises UserError.
     """
     from interlace.cli.virtual import simulate_schedules
 
     path = writable(Path(timeline), "--timeline") if timeline else None
     found = simulate_schedules(
-        recipe, overrides, schedule, devices=str(devices), profile=profile, num_prompts=prompts, timeline=path
+        str(recipe),
+        overrides,
+        _join_names(schedule) if schedule else None,
+        devices=str(devices),
+        profile=profile,
+        num_prompts=prompts,
+        timeline=path,
     )
     return ScheduleTable(rows=found.rows(), failed={})
 
 
 @for_python
 def compare(  # house: the options of the command, by the same names
-    recipe: str,
+    recipe: str | Path,
     overrides: Sequence[str] = (),
     *,
     schedules: str | Sequence[str],
@@ -132,21 +138,21 @@ def compare(  # house: the options of the command, by the same names
     from interlace.run.compare import load_variants, run_variants, write_comparison
 
     hush_libraries()
-    names = schedules if isinstance(schedules, str) else ",".join(schedules)
+    spec, names = str(recipe), _join_names(schedules)
     changes = [*overrides, *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
         size = None if devices is None else str(devices)
-        simulated = outside_of_loops(partial(simulate_runs, recipe, changes, names, size, profile, Path(folder)))
+        simulated = outside_of_loops(partial(simulate_runs, spec, changes, names, size, profile, Path(folder)))
         return _make_table(simulated, {}, write_comparison(simulated))
     if devices is not None or profile is not None:
         raise UserError('devices and profile are of a virtual cluster: add cluster="sim".')
-    variants = load_variants(recipe, [*changes, *([f"cluster={cluster}"] if cluster else [])], names)
+    variants = load_variants(spec, [*changes, *([f"cluster={cluster}"] if cluster else [])], names)
     console, num_steps = Console(quiet=quiet), next(iter(variants.values())).steps
     with (
         open_progress(console, num_steps=num_steps, quiet=quiet) as progress,
         StopSignal(lambda: progress.say("Stopping at the end of this step.")) as stop,
     ):
-        stem = folder_name(Path(recipe).stem)
+        stem = folder_name(Path(spec).stem)
         # The signal is heard on this thread only.
         found = outside_of_loops(partial(run_variants, variants, Path(folder), stem, progress=progress, stop=stop))
     outcomes = found.outcomes
@@ -162,7 +168,7 @@ def _make_table(outcomes: "Sequence[ScheduleOutcome]", failed: Mapping[str, str]
 @for_python
 @in_any_loop
 def plan(
-    recipe: str,
+    recipe: str | Path,
     overrides: Sequence[str] = (),
     *,
     devices: str | int | None = None,
@@ -182,7 +188,7 @@ def plan(
 
     settings, changes = split_settings(list(overrides), max_staleness)
     found = plan_recipe(
-        recipe, changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
+        str(recipe), changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
         quiet=quiet,
     )  # fmt: skip
     return SchedulePlan(
@@ -200,7 +206,7 @@ def plan(
 @for_python
 @in_any_loop
 def profile(
-    recipe: str | TrainedRun,
+    recipe: str | Path | TrainedRun,
     overrides: Sequence[str] = (),
     *,
     out: str | Path = "profile.json",
@@ -218,7 +224,7 @@ def profile(
 
     hush_libraries()
     path = writable(Path(out), "--out")
-    spec = str(recipe.folder) if isinstance(recipe, TrainedRun) else recipe
+    spec = str(recipe.folder) if isinstance(recipe, TrainedRun) else str(recipe)
     found = make_profile(spec, list(overrides), budget_s=budget, roofline=roofline, quiet=quiet).profile
     write_atomic(path, found.model_dump_json(indent=1) + "\n")
     return found
@@ -230,7 +236,7 @@ def evaluate(
     run_or_model: str | Path | TrainedRun,
     overrides: Sequence[str] = (),
     *,
-    recipe: str | None = None,
+    recipe: str | Path | None = None,
     checkpoint: str | int | None = None,
     quiet: bool = False,
 ) -> Evaluation:
@@ -239,7 +245,8 @@ def evaluate(
     checkpoint: of a run, `newest`, `best`, a step or a folder. If None, the one that load_run() chose, else the newest.
     """
     spec, chosen = _find_checkpoint(run_or_model, checkpoint)
-    return evaluate_spec(spec, recipe, overrides, Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[1]
+    given = None if recipe is None else str(recipe)
+    return evaluate_spec(spec, given, overrides, Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[1]
 
 
 @for_python
@@ -271,10 +278,10 @@ def serve(
     checkpoint: of a run, as for evaluate().
     """
     from interlace.api.background import Server
-    from interlace.cli.serve import make_served_recipe, refuse_equal_keys
+    from interlace.cli.serve import check_access, make_served_recipe
     from interlace.run.serve import ServeOptions
 
-    refuse_equal_keys(api_key, admin_key)
+    check_access(port, api_key, admin_key)
     hush_libraries()
     spec, chosen = _find_checkpoint(model_or_run, checkpoint)
     recipe = make_served_recipe(spec, list(overrides), chosen)
@@ -308,6 +315,10 @@ def _find_checkpoint(run_or_model: str | Path | TrainedRun, checkpoint: str | in
     if isinstance(run_or_model, TrainedRun):
         return str(run_or_model.folder), run_or_model.chosen if checkpoint is None else checkpoint
     return str(run_or_model), NEWEST if checkpoint is None else checkpoint
+
+
+def _join_names(schedules: str | Sequence[str]) -> str:
+    return schedules if isinstance(schedules, str) else ",".join(schedules)
 
 
 def _shorten_value(value: object) -> str:

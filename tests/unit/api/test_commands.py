@@ -20,6 +20,18 @@ def test_a_simulation_changes_its_profile_and_its_engines() -> None:
         step_s("engines=soon")
 
 
+def test_a_recipe_is_a_path_and_schedules_are_a_list(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text((Path(interlace.__file__).parent / "recipes" / "quickstart.yaml").read_text(encoding="utf-8"))
+    sizes = ["warmup=null", "steps=2", "prompts_per_step=4", "samples_per_prompt=2"]
+    schedules = ["verl-colocated", "areal"]
+    found = interlace.simulate(recipe, sizes, schedule=schedules, profile="qwen2.5-7b-h20", devices=16)
+    assert [row["schedule"] for row in found.rows] == schedules
+    assert interlace.dry_run(recipe, steps=2).sizes.num_versions == 2
+    with pytest.raises(UserError, match=r"nothing\.yaml'?: there is no such file"):
+        interlace.profile(tmp_path / "nothing.yaml", out=tmp_path / "profile.json")
+
+
 def test_a_simulation_takes_devices_by_their_data_sheet() -> None:
     def simulate(devices: str, *changes: str, profile: str | None = None) -> ScheduleTable:
         overrides = ["warmup=null", "steps=2", *changes]
@@ -78,6 +90,10 @@ def test_a_dry_run_takes_a_program_s_rows_and_leaves_nothing(tmp_path: Path, mon
 def test_values_out_of_range_are_mistakes_of_the_user() -> None:
     with pytest.raises(UserError, match=r"prompts=0: a data set has one prompt or more"):
         interlace.simulate("quickstart", ["warmup=null"], devices=4, profile="qwen2.5-7b-h20", prompts=0)
+    with pytest.raises(UserError, match="port=70000: a port is a number from 0 to 65535"):
+        interlace.serve("tiny:micro", port=70000)
+    with pytest.raises(UserError, match=r"devices=2: write a number and the memory of one, as 1x24GB"):
+        interlace.dry_run("quickstart", devices=2)
     with pytest.raises(UserError, match="max_staleness"):
         interlace.plan("quickstart", ["warmup=null"], devices=4, profile="qwen2.5-7b-h20", max_staleness=-1)
 
