@@ -39,6 +39,11 @@ CURVES = ("reward/mean", "response_length/mean", "eval/accuracy_greedy")
 """Metrics that a notebook shows as curves."""
 _STATE = ("optimizer*", "state*", "critic", "replay", "*.jsonl", "manifest*", "rng*", "*.pt", SETTINGS_FILE)
 """Files of a checkpoint that belong to the run and not to the model."""
+_MODEL = (
+    "config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*", "adapter_*",
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*", "merges.txt",
+)  # fmt: skip
+"""Files that transformers reads from the folder of a model."""
 
 
 class StoredRun:
@@ -224,13 +229,19 @@ class TrainedRun:
 
     @for_python
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Copies the trained model and its tokenizer to a folder that transformers loads. Returns the folder."""
-        target = Path(folder)
-        if target.exists() and any(target.iterdir() if target.is_dir() else [target]) and not overwrite:
+        """Copies the trained model and its tokenizer to a folder that transformers loads. Returns the folder.
+
+        overwrite: replaces the files of a model in the folder, and keeps others. Raises UserError.
+        """
+        target, checkpoint = Path(folder), self._stored.require_checkpoint()
+        if target.exists() and not target.is_dir():
+            raise UserError(f"{target} is a file. Choose another name, of a folder.")
+        if target.exists() and any(target.iterdir()) and not overwrite:
             raise UserError(f"{target} exists already. Replace its files (--overwrite), or choose another folder.")
-        shutil.copytree(
-            self._stored.require_checkpoint(), target, ignore=shutil.ignore_patterns(*_STATE), dirs_exist_ok=True
-        )
+        # transformers would read files that an earlier model has and this one does not, such as those of an adapter.
+        for path in [found for pattern in _MODEL for found in target.glob(pattern)]:
+            path.unlink()
+        shutil.copytree(checkpoint, target, ignore=shutil.ignore_patterns(*_STATE), dirs_exist_ok=True)
         return target
 
     @for_python
