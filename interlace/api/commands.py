@@ -71,7 +71,7 @@ class SchedulePlan:
     note: str = ""
     """Note about sizes that were planned for instead of the recipe's; empty if there are none."""
     explain: bool = False
-    """Whether the text of this object has `why_not`."""
+    """True if the text of this object has `why_not`."""
 
     @property
     def why_not(self) -> Sequence[str]:

@@ -91,10 +91,8 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     root = Path(folder).absolute()  # A reward function, or the program after the run, may change the working folder.
     sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
     given = None if recipe is None else GivenRecipe.read(recipe)
-    asked = _Asked(
-        GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections), name, root, given, bool(callbacks)
-    )
-    console = Console(quiet=quiet)
+    changed = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
+    asked, console = _Asked(changed, name, root, given, bool(callbacks)), Console(quiet=quiet)
     with ExitStack() as held:
         found = _load_resumed(asked, held) if resume else _open_fresh_run(asked, console, held, overwrite=overwrite)
         chosen, run, planner = found

@@ -49,9 +49,7 @@ def to_row(
     """
     found = plain_row(values, origin, omit)
     _refuse_other_kinds(found, columns, origin)
-    is_raw = False
-    if has_completions:
-        found, columns, is_raw = _take_implicit_prompt(found, columns, origin)
+    found, columns, is_raw = _take_implicit_prompt(found, columns, origin, has_completions=has_completions)
     prompt_name = columns.get(PROMPT) or (CHAT if PROMPT not in found and CHAT in found else PROMPT)
     prompt = _read_column(found, prompt_name, PROMPT, origin)
     answer_name = columns.get(ANSWER, ANSWER)
@@ -97,11 +95,11 @@ def to_row(
 
 
 def _take_implicit_prompt(
-    values: dict[str, JSON], columns: "ColumnMap", origin: str
+    values: dict[str, JSON], columns: "ColumnMap", origin: str, *, has_completions: bool
 ) -> "tuple[dict[str, JSON], ColumnMap, bool]":
     """Returns columns and map of a row with its prompt in a separate column, and whether that was split off a text."""
     named = {name: columns.get(name) or name for name in (PROMPT, CHOSEN, REJECTED)}
-    if PROMPT not in columns and PROMPT not in values and CHAT in values:
+    if not has_completions or (PROMPT not in columns and PROMPT not in values and CHAT in values):
         return values, columns, False
     prompt, chosen, rejected = (
         _read_column(values, path, name, origin) if name in columns or _has_column(values, path) else None

@@ -10,8 +10,8 @@ from interlace.data.chat import rename_keys
 def has_implicit_prompt(prompt: JSON, chosen: JSON, rejected: JSON) -> bool:
     """Returns whether the prompt of a row is the beginning of its two completions.
 
-    So it is if the row has both and no prompt, or a text beside completions that are whole conversations. Arguments:
-    columns of the row; None for a column that it does not have.
+    So it is if the row has both and no prompt, or has a text as its prompt and whole conversations as completions.
+    Arguments: columns of the row; None for a column that it does not have.
     """
     if chosen is None or rejected is None:
         return False
