@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from interlace.algorithms.base import Advantages, Algorithm
     from interlace.api.background import Server
     from interlace.api.commands import compare, evaluate, lm_eval_model, load_run, plan, profile, serve, simulate
+    from interlace.api.dry_run import dry_run
     from interlace.api.run import TrainedRun
     from interlace.api.sweep import sweep
     from interlace.api.train import train
@@ -35,6 +36,7 @@ _PLACES = {
         "serve",
         "simulate",
     ),
+    "interlace.api.dry_run": ("dry_run",),
     "interlace.api.run": ("TrainedRun",),
     "interlace.api.sweep": ("sweep",),
     "interlace.api.train": ("train",),
@@ -55,8 +57,8 @@ _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
     "Advantages", "Algorithm", "Channel", "Env", "Episode", "InterlaceError", "Outcome", "Recipe", "Server", "Session",
-    "StepInfo", "TrainedRun", "Turn", "UserError", "Worker", "compare", "evaluate", "lm_eval_model", "load_recipe",
-    "load_run", "operation", "plan", "profile", "run_flow", "serve", "simulate", "sweep", "train",
+    "StepInfo", "TrainedRun", "Turn", "UserError", "Worker", "compare", "dry_run", "evaluate", "lm_eval_model",
+    "load_recipe", "load_run", "operation", "plan", "profile", "run_flow", "serve", "simulate", "sweep", "train",
 ]  # fmt: skip
 
 

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from interlace.cli.report import run_folder
 from interlace.observe.report.device_time import DeviceTimeline
 from interlace.observe.report.page import read_entry, render_report
 from interlace.observe.run_data import RunData
-from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_folder import RunFolder, run_folder
 from interlace.observe.watch.server import WatchServer
 
 WIDTHS = (1280, 520)

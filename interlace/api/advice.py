@@ -66,8 +66,11 @@ def _format_argument(match: "re.Match[str]") -> str:
     name = match[1].replace("-", "_")
     if name in _FLAGS:
         return f"{name}=True" + (f" {match[2]}" if match[2] else "")
-    # A word after an option in a sentence is not its value.
-    is_value = match[2] is not None and (match[0][len(match[1]) + 2] == "=" or not match[2].isalpha())
+    # A word after an option in a sentence is not its value, unless a colon follows.
+    follows = match.string[match.end() : match.end() + 1]
+    is_value = match[2] is not None and (
+        match[0][len(match[1]) + 2] == "=" or follows == ":" or not match[2].rstrip(".,").isalpha()
+    )
     return f"{name}={match[2]}" if is_value else f"{name}=..." + (f" {match[2]}" if match[2] else "")
 
 

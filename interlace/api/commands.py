@@ -13,12 +13,11 @@ from interlace.api.run import TrainedRun
 from interlace.cli.compare import simulate_runs
 from interlace.cli.eval import evaluate_spec
 from interlace.cli.preflight import hush_libraries, writable
-from interlace.cli.report import find_run
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
 from interlace.observe.notebook import table_html
 from interlace.observe.progress import open_progress
-from interlace.observe.run_folder import folder_name
+from interlace.observe.run_folder import folder_name, run_folder
 from interlace.observe.stop import StopSignal
 from interlace.run.best import NEWEST, choose_checkpoint
 from interlace.run.evaluation import Evaluation
@@ -69,18 +68,30 @@ class SchedulePlan:
     """The whole search: ranked plans, the front, reasons."""
     measured: "Probes | None" = None
     """Measurements of the best plans, if they were run."""
+    note: str = ""
+    """Note about sizes that were planned for instead of the recipe's; empty if there are none."""
+    explain: bool = False
+    """True if the text of this object has `why_not`."""
+
+    @property
+    def why_not(self) -> Sequence[str]:
+        """Returns a sentence for each preset: the device time that it loses against the best plan."""
+        return self.made.why_not
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}: {self.step_s:.4g} s for each step predicted, written to {self.file}"
+        first = f"{type(self).__name__}: {self.step_s:.4g} s for each step predicted, written to {self.file}"
+        notes = [self.note] if self.note else []
+        reasons = ["Why not:", *(f"- {each}" for each in self.why_not)] if self.explain else []
+        return "\n".join([first, *notes, *reasons])
 
 
 @for_python
 @in_any_loop
 def simulate(
-    recipe: str,
+    recipe: str | Path,
     overrides: Sequence[str] = (),
     *,
-    schedule: str | None = None,
+    schedule: str | Sequence[str] | None = None,
     devices: str | int = 8,
     profile: str | None = None,
     prompts: int = 8192,
@@ -88,21 +99,27 @@ def simulate(
 ) -> ScheduleTable:
     """Runs a recipe on a virtual clock, with workers that only take time. The command has the same options.
 
-    devices: "8xH100-80GB", whose costs follow from the recipe's model and the data sheet, or numbers of devices of
-    `profile`. Raises UserError.
+    schedule: a name or several; None for the recipe's. devices: "8xH100-80GB", whose costs follow from the recipe's
+    model and the data sheet, or numbers of devices of `profile`. Raises UserError.
     """
     from interlace.cli.virtual import simulate_schedules
 
     path = writable(Path(timeline), "--timeline") if timeline else None
     found = simulate_schedules(
-        recipe, overrides, schedule, devices=str(devices), profile=profile, num_prompts=prompts, timeline=path
+        str(recipe),
+        overrides,
+        _join_names(schedule) if schedule else None,
+        devices=str(devices),
+        profile=profile,
+        num_prompts=prompts,
+        timeline=path,
     )
     return ScheduleTable(rows=found.rows(), failed={})
 
 
 @for_python
 def compare(  # house: the options of the command, by the same names
-    recipe: str,
+    recipe: str | Path,
     overrides: Sequence[str] = (),
     *,
     schedules: str | Sequence[str],
@@ -121,21 +138,21 @@ def compare(  # house: the options of the command, by the same names
     from interlace.run.compare import load_variants, run_variants, write_comparison
 
     hush_libraries()
-    names = schedules if isinstance(schedules, str) else ",".join(schedules)
+    spec, names = str(recipe), _join_names(schedules)
     changes = [*overrides, *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
         size = None if devices is None else str(devices)
-        simulated = outside_of_loops(partial(simulate_runs, recipe, changes, names, size, profile, Path(folder)))
+        simulated = outside_of_loops(partial(simulate_runs, spec, changes, names, size, profile, Path(folder)))
         return _make_table(simulated, {}, write_comparison(simulated))
     if devices is not None or profile is not None:
         raise UserError('devices and profile are of a virtual cluster: add cluster="sim".')
-    variants = load_variants(recipe, [*changes, *([f"cluster={cluster}"] if cluster else [])], names)
+    variants = load_variants(spec, [*changes, *([f"cluster={cluster}"] if cluster else [])], names)
     console, num_steps = Console(quiet=quiet), next(iter(variants.values())).steps
     with (
         open_progress(console, num_steps=num_steps, quiet=quiet) as progress,
         StopSignal(lambda: progress.say("Stopping at the end of this step.")) as stop,
     ):
-        stem = folder_name(Path(recipe).stem)
+        stem = folder_name(Path(spec).stem)
         # The signal is heard on this thread only.
         found = outside_of_loops(partial(run_variants, variants, Path(folder), stem, progress=progress, stop=stop))
     outcomes = found.outcomes
@@ -151,23 +168,27 @@ def _make_table(outcomes: "Sequence[ScheduleOutcome]", failed: Mapping[str, str]
 @for_python
 @in_any_loop
 def plan(
-    recipe: str,
+    recipe: str | Path,
     overrides: Sequence[str] = (),
     *,
     devices: str | int | None = None,
     profile: str | None = None,
     max_staleness: int = 4,
     probe: bool = False,
+    explain: bool = False,
     quiet: bool = False,
 ) -> SchedulePlan:
-    """Searches the schedule for a recipe, and writes it with its prediction. The command has the same options."""
+    """Searches the schedule for a recipe, and writes it with its prediction. The command has the same options.
+
+    overrides: may include settings of the search, such as plan.search_s=30. explain: the text of the plan has the
+    losses of each preset, which `why_not` always has. Raises UserError.
+    """
     from interlace.cli.plan import plan_recipe
     from interlace.forecast.plan import split_settings
-    from interlace.forecast.search.plans import PlanBounds
 
-    settings, changes = split_settings(list(overrides), PlanBounds(max_staleness=max_staleness))
+    settings, changes = split_settings(list(overrides), max_staleness)
     found = plan_recipe(
-        recipe, changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
+        str(recipe), changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
         quiet=quiet,
     )  # fmt: skip
     return SchedulePlan(
@@ -177,13 +198,15 @@ def plan(
         report=found.report,
         made=found.made,
         measured=found.measured,
+        note=found.note,
+        explain=explain,
     )
 
 
 @for_python
 @in_any_loop
 def profile(
-    recipe: str,
+    recipe: str | Path | TrainedRun,
     overrides: Sequence[str] = (),
     *,
     out: str | Path = "profile.json",
@@ -191,12 +214,18 @@ def profile(
     roofline: str | None = None,
     quiet: bool = False,
 ) -> "Profile":
-    """Measures the costs of a recipe's workers on this machine, writes and returns them, for the simulator."""
-    from interlace.cli.profile import find_measured_profile
+    """Measures the costs of a recipe's workers on this machine, writes and returns them, for the simulator.
+
+    recipe: a recipe; or a run, whose records are taken. budget: seconds of measuring, about. roofline: a kind of device
+    whose data sheet is taken instead. Raises UserError.
+    """
+    from interlace.forecast.profile.make import make_profile
     from interlace.observe.atomic_file import write_atomic
 
+    hush_libraries()
     path = writable(Path(out), "--out")
-    found = find_measured_profile(recipe, list(overrides), budget=budget, roofline=roofline, quiet=quiet)
+    spec = str(recipe.folder) if isinstance(recipe, TrainedRun) else str(recipe)
+    found = make_profile(spec, list(overrides), budget_s=budget, roofline=roofline, quiet=quiet).profile
     write_atomic(path, found.model_dump_json(indent=1) + "\n")
     return found
 
@@ -207,7 +236,7 @@ def evaluate(
     run_or_model: str | Path | TrainedRun,
     overrides: Sequence[str] = (),
     *,
-    recipe: str | None = None,
+    recipe: str | Path | None = None,
     checkpoint: str | int | None = None,
     quiet: bool = False,
 ) -> Evaluation:
@@ -216,7 +245,8 @@ def evaluate(
     checkpoint: of a run, `newest`, `best`, a step or a folder. If None, the one that load_run() chose, else the newest.
     """
     spec, chosen = _find_checkpoint(run_or_model, checkpoint)
-    return evaluate_spec(spec, recipe, overrides, Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[1]
+    given = None if recipe is None else str(recipe)
+    return evaluate_spec(spec, given, overrides, Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[1]
 
 
 @for_python
@@ -225,12 +255,11 @@ def load_run(run: str | Path, *, folder: str | Path = "runs", checkpoint: str | 
 
     Raises UserError if there is no such run or checkpoint.
     """
-    if found := find_run(str(run), Path(folder)):
-        loaded = TrainedRun(folder=found.path.absolute(), chosen=checkpoint)
-        if checkpoint != NEWEST:
-            choose_checkpoint(found, loaded.recipe.best, checkpoint)
-        return loaded
-    raise UserError(f"{str(run)!r} is not a run: neither {run} nor {Path(folder) / run} has a config.yaml.")
+    found = run_folder(str(run), Path(folder))
+    loaded = TrainedRun(folder=found.path.absolute(), chosen=checkpoint)
+    if checkpoint != NEWEST:
+        choose_checkpoint(found, loaded.recipe.best, checkpoint)
+    return loaded
 
 
 @for_python
@@ -249,10 +278,10 @@ def serve(
     checkpoint: of a run, as for evaluate().
     """
     from interlace.api.background import Server
-    from interlace.cli.serve import make_served_recipe, refuse_equal_keys
+    from interlace.cli.serve import check_access, make_served_recipe
     from interlace.run.serve import ServeOptions
 
-    refuse_equal_keys(api_key, admin_key)
+    check_access(port, api_key, admin_key)
     hush_libraries()
     spec, chosen = _find_checkpoint(model_or_run, checkpoint)
     recipe = make_served_recipe(spec, list(overrides), chosen)
@@ -286,6 +315,10 @@ def _find_checkpoint(run_or_model: str | Path | TrainedRun, checkpoint: str | in
     if isinstance(run_or_model, TrainedRun):
         return str(run_or_model.folder), run_or_model.chosen if checkpoint is None else checkpoint
     return str(run_or_model), NEWEST if checkpoint is None else checkpoint
+
+
+def _join_names(schedules: str | Sequence[str]) -> str:
+    return schedules if isinstance(schedules, str) else ",".join(schedules)
 
 
 def _shorten_value(value: object) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop
 from interlace.cli.eval import evaluate_spec
+from interlace.cli.preflight import writable
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, SamplingParams
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
@@ -38,6 +39,11 @@ CURVES = ("reward/mean", "response_length/mean", "eval/accuracy_greedy")
 """Metrics that a notebook shows as curves."""
 _STATE = ("optimizer*", "state*", "critic", "replay", "*.jsonl", "manifest*", "rng*", "*.pt", SETTINGS_FILE)
 """Files of a checkpoint that belong to the run and not to the model."""
+_MODEL = (
+    "config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*", "adapter_*",
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*", "merges.txt",
+)  # fmt: skip
+"""Files that transformers reads from the folder of a model."""
 
 
 class StoredRun:
@@ -210,23 +216,32 @@ class TrainedRun:
         return evaluate_spec(str(self.folder), None, overrides, console, quiet=quiet, checkpoint=self.chosen)[1]
 
     @for_python
-    def report(self, out: str | Path | None = None) -> Path:
-        """Writes the report, one HTML page without network. Returns its path, by default report.html in the folder."""
+    def report(self, out: str | Path | None = None, *, step: int | None = None) -> Path:
+        """Writes the report, one HTML page without network. Returns its path, by default report.html in the folder.
+
+        step: whose operations are drawn, device by device; None takes the middle one. Raises UserError.
+        """
         from interlace.observe.report.page import write_report
 
-        path = self.folder / "report.html" if out is None else Path(out)
-        write_report([self._stored.files], path)
+        path = writable(self.folder / "report.html" if out is None else Path(out), "--out")
+        write_report([self._stored.files], path, step=step)
         return path
 
     @for_python
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Copies the trained model and its tokenizer to a folder that transformers loads. Returns the folder."""
-        target = Path(folder)
-        if target.exists() and any(target.iterdir() if target.is_dir() else [target]) and not overwrite:
+        """Copies the trained model and its tokenizer to a folder that transformers loads. Returns the folder.
+
+        overwrite: replaces the files of a model in the folder, and keeps others. Raises UserError.
+        """
+        target, checkpoint = Path(folder), self._stored.require_checkpoint()
+        if target.exists() and not target.is_dir():
+            raise UserError(f"{target} is a file. Choose another name, of a folder.")
+        if target.exists() and any(target.iterdir()) and not overwrite:
             raise UserError(f"{target} exists already. Replace its files (--overwrite), or choose another folder.")
-        shutil.copytree(
-            self._stored.require_checkpoint(), target, ignore=shutil.ignore_patterns(*_STATE), dirs_exist_ok=True
-        )
+        # transformers would read files that an earlier model has and this one does not, such as those of an adapter.
+        for path in [found for pattern in _MODEL for found in target.glob(pattern)]:
+            path.unlink()
+        shutil.copytree(checkpoint, target, ignore=shutil.ignore_patterns(*_STATE), dirs_exist_ok=True)
         return target
 
     @for_python

@@ -57,7 +57,7 @@ class SweepTable:
 @for_python
 @in_any_loop
 def sweep(  # house: the options of the command
-    recipe: str,
+    recipe: str | Path,
     settings: Mapping[str, Sequence[JSON]],
     overrides: Sequence[str] = (),
     *,
@@ -79,7 +79,7 @@ def sweep(  # house: the options of the command
     options = SweepOptions(name, resume, metric, parallel)
     console = Console(quiet=quiet)
     return SweepTable(
-        result=run_sweep(recipe, [*overrides, *swept], Path(folder).absolute(), options, console, quiet=quiet)
+        result=run_sweep(str(recipe), [*overrides, *swept], Path(folder).absolute(), options, console, quiet=quiet)
     )
 
 

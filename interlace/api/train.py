@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 from rich.console import Console
 
 from interlace.api.advice import for_python, outside_of_loops
+from interlace.api.given_run import GivenRun
 from interlace.api.run import TrainedRun
 from interlace.cli.preflight import hush_libraries
 from interlace.core.errors import InterlaceError, UserError
@@ -24,20 +25,12 @@ from interlace.observe.run_start import check_choice
 from interlace.observe.stop import StopSignal
 from interlace.rewards.base import GIVEN
 from interlace.run.callbacks import Callback, Callbacks
-from interlace.run.library import (
-    ProgramInputs,
-    Reward,
-    Sections,
-    Settings,
-    list_required_numbers,
-    trains_on_rows,
-)
+from interlace.run.library import ProgramInputs, Reward, Settings, trains_on_rows
 from interlace.run.program_rows import ColumnMap, rows_by_place
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.edits import GivenRecipe, list_edits
-from interlace.run.recipe.load import check_data_files, load_recipe, override_key
-from interlace.run.recipe.metric_names import check_best
+from interlace.run.recipe.load import load_recipe
 from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
@@ -98,8 +91,8 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     root = Path(folder).absolute()  # A reward function, or the program after the run, may change the working folder.
     sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
     given = None if recipe is None else GivenRecipe.read(recipe)
-    asked = _Asked(recipe, tuple(overrides), name, root, sections, given, bool(callbacks))
-    console = Console(quiet=quiet)
+    changed = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
+    asked, console = _Asked(changed, name, root, given, bool(callbacks)), Console(quiet=quiet)
     with ExitStack() as held:
         found = _load_resumed(asked, held) if resume else _open_fresh_run(asked, console, held, overwrite=overwrite)
         chosen, run, planner = found
@@ -114,39 +107,16 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
 class _Asked:
     """A run as the program asks for it."""
 
-    recipe: str | Path | Recipe | None
-    overrides: tuple[str, ...]
+    run: GivenRun
     name: str | None
     root: Path
-    sections: Sections
     given: GivenRecipe | None
     has_callbacks: bool
 
     @property
     def stem(self) -> str:
         """Returns the name of the run, before it is numbered."""
-        return Path(self.recipe).stem if isinstance(self.recipe, str | Path) else DEFAULT_RUN
-
-    def settings(self) -> Recipe:
-        """Returns the recipe. Raises UserError."""
-        if isinstance(self.recipe, Recipe):
-            if self.overrides:
-                raise UserError("overrides are for a recipe by name or path: change the Recipe, or give settings.")
-            return self.sections.recipe(self.recipe)
-        if self.recipe is not None:
-            changed = [override_key(override) for override in self.overrides]
-            numbers = list_required_numbers(self.sections.values)
-            return self.sections.recipe(load_recipe(str(self.recipe), (*numbers, *self.overrides)), changed)
-        if self.overrides:
-            raise UserError("overrides are for a recipe by name or path: without one, give settings, such as steps=10.")
-        if missing := [
-            name for name in ("model", "data") if {"data": "task"}.get(name, name) not in self.sections.values
-        ]:
-            raise UserError(
-                f"train() without a recipe needs model and data, and has no {' and no '.join(missing)}. Give them, or "
-                'a recipe: interlace.train("quickstart").'
-            )
-        return self.sections.recipe()
+        return Path(self.run.recipe).stem if isinstance(self.run.recipe, str | Path) else DEFAULT_RUN
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +132,13 @@ def _open_fresh_run(
     asked: _Asked, console: Console, held: ExitStack, *, overwrite: bool
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
     """Checks a new run and makes its folder. held: keeps the run's lock."""
-    recipe, planner = asked.settings(), None
+    recipe, planner = asked.run.settings(), None
     if asked.name is not None:
         RunFolder.named(asked.root, asked.name)  # refuses a name that no folder can have
-    check_settings(recipe)
-    check_best(recipe, has_callbacks=asked.has_callbacks)
-    if isinstance(asked.recipe, str | Path):
-        check_data_files(recipe, str(asked.recipe))
+    asked.run.check(recipe, has_callbacks=asked.has_callbacks)
     from interlace.run.recipe.check import check_recipe
 
-    with rows_by_place(asked.sections.rows):
+    with rows_by_place(asked.run.sections.rows):
         if recipe.schedule.open:
             from interlace.cli.planning import plan_at_start
 
@@ -187,7 +154,7 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, No
     held.enter_context(RunLock(folder))
     before = load_recipe(str(folder.config))
     edits = list_edits(asked.given, folder) if asked.given else []
-    recipe = asked.sections.recipe(load_recipe(str(folder.config), [*edits, *asked.overrides]))
+    recipe = asked.run.sections.recipe(load_recipe(str(folder.config), [*edits, *asked.run.overrides]))
     old, new = dict(flatten(before.model_dump(mode="json"))), dict(flatten(recipe.model_dump(mode="json")))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     if changed := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:
@@ -200,7 +167,7 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, No
     check_settings(recipe)
     from interlace.run.recipe.check import check_recipe
 
-    with rows_by_place(asked.sections.rows):
+    with rows_by_place(asked.run.sections.rows):
         check_recipe(recipe)
     return recipe, folder, None
 

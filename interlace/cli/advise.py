@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.preflight import hush_libraries, say
-from interlace.cli.report import run_folder
+from interlace.observe.run_folder import run_folder
 
 
 def advise(

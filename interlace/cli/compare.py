@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import ROOT, hush_libraries, say
+from interlace.cli.preflight import hush_libraries, say
 from interlace.core.errors import InterlaceError, UserError
+from interlace.observe.run_folder import ROOT
 from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from interlace.cli.preflight import ROOT
+from interlace.observe.run_folder import ROOT
 
 RECIPE_HELP = "A shipped recipe (`interlace recipes`) or the path of a YAML file."
 RUNS_HELP = "Names or folders of runs; several are compared."

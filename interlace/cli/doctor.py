@@ -101,7 +101,7 @@ def _check_gpu(json_file: Path | None) -> bool:
 
 
 def _restore_checkpoints(spec: str) -> bool:
-    from interlace.cli.report import run_folder
+    from interlace.observe.run_folder import run_folder
     from interlace.run.recipe.load import load_recipe
     from interlace.run.restore_test import restore_checkpoints
 

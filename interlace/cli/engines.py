@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from interlace.cli.complete import complete_run
-from interlace.cli.report import find_run
 from interlace.core.errors import UserError
 from interlace.observe.atomic_file import write_atomic
+from interlace.observe.run_folder import find_run
 
 PATIENCE_S = 600.0
 """Seconds that a run may take to apply a change."""

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 
 from interlace.cli.preflight import hush_libraries
-from interlace.cli.report import find_run
 from interlace.core.errors import UserError
+from interlace.observe.run_folder import find_run
 
 if TYPE_CHECKING:
     from interlace.models.config import ModelConfig

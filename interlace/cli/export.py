@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from interlace.cli.preflight import hush_libraries
-from interlace.cli.report import run_folder
+from interlace.observe.run_folder import run_folder
 
 
 def export(

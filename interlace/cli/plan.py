@@ -48,10 +48,9 @@ def plan(
 ) -> None:
     """Search placement, granularity, staleness and tail together; write the best schedule with its prediction."""
     from interlace.forecast.plan import split_settings
-    from interlace.forecast.search.plans import PlanBounds
     from interlace.observe.jsonl import to_line
 
-    settings, changes = split_settings(overrides or [], PlanBounds(max_staleness=max_staleness))
+    settings, changes = split_settings(overrides or [], max_staleness)
     found = plan_recipe(recipe, changes, settings, devices=devices, profile=profile, probe=probe, quiet=as_json)
     made, measured = found.made, found.measured
     if as_json:
@@ -173,15 +172,12 @@ def _show_plan(
 
 
 def _explain_plan(console: Console, made: "RecipePlan") -> None:
-    from interlace.forecast.plan import sentence
-
     say(console, "Why not:")
-    for each in made.found.why_not:
-        say(console, f"- {sentence(each)}")
+    for each in made.why_not:
+        say(console, f"- {each}")
 
 
 def _make_page(made: "RecipePlan", recipe: str) -> str:
-    from interlace.forecast.plan import sentence
     from interlace.forecast.plan_report import PlanPoint, plan_page
 
     found = made.found
@@ -197,4 +193,4 @@ def _make_page(made: "RecipePlan", recipe: str) -> str:
         )
         for each in plans
     ]
-    return plan_page(f"Plan for {recipe}", points, [sentence(each) for each in found.why_not])
+    return plan_page(f"Plan for {recipe}", points, made.why_not)

@@ -13,8 +13,6 @@ from interlace.core.processes import read_stat
 if TYPE_CHECKING:
     from rich.console import Console
 
-ROOT = Path("runs")
-"""Folder of the runs."""
 _started_s: list[float] = []
 """Start of the process, if the process is a command."""
 

@@ -1,16 +1,13 @@
 """`interlace report`: writes the results of runs as one HTML page."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from interlace.cli.complete import RUNS_HELP, complete_run
-from interlace.cli.preflight import ROOT, writable
-from interlace.core.errors import UserError
-
-if TYPE_CHECKING:
-    from interlace.observe.run_folder import RunFolder
+from interlace.cli.preflight import writable
+from interlace.observe.run_folder import run_folder
 
 
 def report(
@@ -29,19 +26,3 @@ def report(
     path = writable(out or folders[0].path / "report.html", "--out")
     write_report(folders, path, step=step)
     print(path)
-
-
-def run_folder(spec: str) -> "RunFolder":
-    """Finds a run by its name or folder. Raises UserError if it does not exist."""
-    found = find_run(spec)
-    if found is None:
-        raise UserError(f"{spec!r} is no run: neither {spec} nor {ROOT / spec} holds a config.yaml.")
-    return found
-
-
-def find_run(spec: str, root: Path = ROOT) -> "RunFolder | None":
-    """Finds a run by its name or folder; None if it does not exist. root: folder of the runs."""
-    from interlace.observe.run_folder import RunFolder
-
-    folders = (RunFolder(path=path) for path in (Path(spec), root / spec))
-    return next((folder for folder in folders if folder.config.is_file()), None)

@@ -10,13 +10,14 @@ from rich.console import Console
 
 from interlace.cli.eval import checkpoint_of, refuse_checkpoint_of_model
 from interlace.cli.preflight import hush_libraries
-from interlace.cli.report import find_run
 from interlace.core.errors import UserError
+from interlace.observe.run_folder import find_run
 
 if TYPE_CHECKING:
     from interlace.run.recipe.config import Recipe
     from interlace.run.serve import Serving
 
+MAX_PORT = 65535
 _NEVER_S = 1e12
 """Hang limit of the server, in seconds, effectively infinite: a server without clients does not hang."""
 
@@ -43,8 +44,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: chat completions, completions, responses, messages, and token ids."""
     hush_libraries()
+    check_access(port, api_key, admin_key)
     recipe = make_served_recipe(model_or_run, overrides or [], checkpoint)
-    refuse_equal_keys(api_key, admin_key)
     from interlace.run.serve import ServeOptions  # loads torch, so a bad recipe is refused before it
     from interlace.run.serve import serve as serve_model
 
@@ -58,8 +59,10 @@ def serve(
         Console().print("stopped")
 
 
-def refuse_equal_keys(api_key: str | None, admin_key: str | None) -> None:
-    """Raises UserError if clients would have the key of the control verbs."""
+def check_access(port: int, api_key: str | None, admin_key: str | None) -> None:
+    """Raises UserError for a port that cannot exist, and if clients would have the key of the control verbs."""
+    if not 0 <= port <= MAX_PORT:
+        raise UserError(f"--port {port}: a port is a number from 0 to {MAX_PORT}; 0 takes a free one.")
     if api_key is not None and api_key == admin_key:
         raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")
 

@@ -20,8 +20,9 @@ import typer
 from rich.console import Console
 
 from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import ROOT, say
+from interlace.cli.preflight import say
 from interlace.core.processes import adopt_orphans, end_with_parent, kill_processes, list_children, read_command
+from interlace.observe.run_folder import ROOT
 
 if TYPE_CHECKING:
     from interlace.observe.run_folder import RunFolder

@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from interlace.cli.complete import RecipeArgument
-from interlace.cli.preflight import ROOT, hush_libraries, say
+from interlace.cli.preflight import hush_libraries, say
 from interlace.core.errors import InterlaceError, UserError
+from interlace.observe.run_folder import ROOT
 
 if TYPE_CHECKING:
     from interlace.run.sweep import SweepResult

@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 
 from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import ROOT, hush_libraries, say
+from interlace.cli.preflight import hush_libraries, say
 from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
+from interlace.observe.run_folder import ROOT
 from interlace.observe.run_identity import CHANGEABLE, may_change
 from interlace.observe.run_start import check_choice, how_to_continue
 
@@ -50,9 +51,7 @@ def train(
     if devices is not None and not is_dry:
         raise UserError(f"--devices {devices} is for --dry-run; a run takes cluster.devices, such as cuda:8.")
     if is_dry:
-        from interlace.cli.dry_run import dry_run
-
-        return dry_run(recipe, changes, devices, console)
+        return _show_dry_run(recipe, changes, devices, console)
     with ExitStack() as held:
         from interlace.run.recipe.edits import GivenRecipe
 
@@ -75,6 +74,20 @@ def train(
         _show_report(settings, report, folder, console)
 
 
+def _show_dry_run(spec: str, overrides: list[str], devices: str | None, console: Console) -> None:
+    from interlace.forecast.dry_run import make_dry_run
+    from interlace.observe.tables import make_derived_numbers_table
+    from interlace.run.recipe.check_settings import check_new_run
+    from interlace.run.recipe.load import load_recipe
+
+    settings = load_recipe(spec, overrides)
+    check_new_run(settings, spec)
+    found = make_dry_run(settings, devices)
+    console.print(make_derived_numbers_table(found.numbers))
+    for line in found.describe_devices():
+        say(console, line)
+
+
 class _Target(NamedTuple):
     """Name of a new run, and whether it replaces an older one."""
 
@@ -89,18 +102,15 @@ def _open_fresh_run(
 
     Returns the planner too if it chooses the schedule, else None.
     """
-    from interlace.cli.derived import derive_numbers
     from interlace.observe.run_folder import RunFolder
     from interlace.observe.run_lock import open_run
     from interlace.observe.tables import make_derived_numbers_table
-    from interlace.run.recipe.check_settings import check_settings
-    from interlace.run.recipe.load import check_data_files, load_recipe
-    from interlace.run.recipe.metric_names import check_best
+    from interlace.run.derived import derive_numbers
+    from interlace.run.recipe.check_settings import check_new_run
+    from interlace.run.recipe.load import load_recipe
 
     settings, planner = load_recipe(spec, overrides), None
-    check_settings(settings)
-    check_data_files(settings, spec)
-    check_best(settings)
+    check_new_run(settings, spec)
     if target.name is not None:
         RunFolder.named(ROOT, target.name)  # refuses an unusable name
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first

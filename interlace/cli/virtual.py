@@ -133,6 +133,8 @@ def simulate_schedules(
     from interlace.forecast.elastic import parse_changes
     from interlace.forecast.simulate import simulate_variants
 
+    if num_prompts < 1:
+        raise UserError(f"--prompts {num_prompts}: a data set has one prompt or more.")
     engines = [each.removeprefix(ENGINES) for each in overrides if each.startswith(ENGINES)]
     given = [each for each in overrides if not each.startswith(ENGINES)]
     simulation, given = recipe_cluster(recipe, given, devices, profile, num_prompts=num_prompts)
@@ -144,8 +146,8 @@ def simulate_schedules(
 
 def load_given_profile(spec: str | None) -> "Profile":
     """Returns the profile that --profile names: a shipped one, a file, or the records of a run. Raises UserError."""
-    from interlace.cli.report import find_run
     from interlace.forecast.costs.profiles import load_profile
+    from interlace.observe.run_folder import find_run
 
     run = find_run(spec) if spec else None
     if run is None:

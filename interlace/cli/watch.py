@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from interlace.cli.complete import RUNS_HELP, complete_run
-from interlace.cli.report import run_folder
+from interlace.observe.run_folder import run_folder
 
 if TYPE_CHECKING:
     from interlace.observe.run_folder import RunFolder

@@ -13,7 +13,15 @@ _REGISTERED = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\
 
 
 def check_sources(task: DataConfig) -> None:
-    """Raises UserError for an unknown reasoning-gym dataset or sampler. It imports no data set library."""
+    """Raises UserError for an unknown reasoning-gym dataset or sampler, and for limits of a mixture as a whole.
+
+    It imports no data set library.
+    """
+    if task.mixture and task.max_prompt_tokens is not None:
+        raise UserError(
+            f"task.max_prompt_tokens={task.max_prompt_tokens}: max_prompt_tokens and overlong of a mixture belong to "
+            "each of its sources. Write them there."
+        )
     sources: tuple[SourceConfig, ...] = (task, *task.mixture, *task.heldout_sets.values())
     names = {source.reasoning_gym.name for source in sources if source.reasoning_gym is not None}
     for name in sorted(names):

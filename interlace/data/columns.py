@@ -8,6 +8,7 @@ from interlace.core.errors import UserError, close_names
 from interlace.core.messages import Messages, ToolSpec, as_tool
 from interlace.core.types import JSON
 from interlace.data.chat import read_messages, rename_keys, split_conversation
+from interlace.data.pairs import has_implicit_prompt, split_pair
 from interlace.data.rows import Row
 from interlace.data.tables import describe_type
 from interlace.data.values import plain_row
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 PROMPT, ANSWER, TOOLS, CHAT = "prompt", "answer", "tools", "messages"
 """Columns that are read. `messages` is read if no column `prompt` exists; a reward finds a chat's messages under it."""
+CHOSEN, REJECTED = "chosen", "rejected"
+"""Columns of a preference pair."""
 COMPLETION = "completion"
 """Metadata of a row to imitate: text, or the messages from the first one of the assistant on."""
 USUAL: Mapping[str, Sequence[str]] = {
@@ -29,14 +32,24 @@ USUAL: Mapping[str, Sequence[str]] = {
 """Names that data sets often give to a column; an error proposes them, and only task.columns selects one."""
 
 
-def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[str], *, uid: str, origin: str) -> Row:
+def to_row(
+    values: Mapping[str, object],
+    columns: "ColumnMap",
+    omit: Sequence[str],
+    *,
+    uid: str,
+    origin: str,
+    has_completions: bool = False,
+) -> Row:
     """Makes a row from the columns of a table. Raises UserError, with the row's place, for a column that cannot serve.
 
     columns: name here -> column, or dotted path into one; None leaves `answer` or `tools` out. Without an answer, a
     chat that ends with the assistant is split: its messages from the first one of the assistant on are `completion`.
+    has_completions: the run trains on given completions, so a pair may contain its prompt; see split_pair().
     """
     found = plain_row(values, origin, omit)
     _refuse_other_kinds(found, columns, origin)
+    found, columns, is_raw = _take_implicit_prompt(found, columns, origin, has_completions=has_completions)
     prompt_name = columns.get(PROMPT) or (CHAT if PROMPT not in found and CHAT in found else PROMPT)
     prompt = _read_column(found, prompt_name, PROMPT, origin)
     answer_name = columns.get(ANSWER, ANSWER)
@@ -77,7 +90,25 @@ def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[st
         answer=answer,
         tools=tools,
         metadata=metadata,
+        is_raw=is_raw,
     )
+
+
+def _take_implicit_prompt(
+    values: dict[str, JSON], columns: "ColumnMap", origin: str, *, has_completions: bool
+) -> "tuple[dict[str, JSON], ColumnMap, bool]":
+    """Returns columns and map of a row with its prompt in a separate column, and whether that was split off a text."""
+    named = {name: columns.get(name) or name for name in (PROMPT, CHOSEN, REJECTED)}
+    if not has_completions or (PROMPT not in columns and PROMPT not in values and CHAT in values):
+        return values, columns, False
+    prompt, chosen, rejected = (
+        _read_column(values, path, name, origin) if name in columns or _has_column(values, path) else None
+        for name, path in named.items()
+    )
+    if not has_implicit_prompt(prompt, chosen, rejected):
+        return values, columns, False
+    parts = dict(zip(named, split_pair(chosen, rejected, origin), strict=True))
+    return {**values, **parts}, {name: columns[name] for name in columns if name not in parts}, isinstance(chosen, str)
 
 
 def _read_column(values: Mapping[str, JSON], path: str, role: str, origin: str) -> JSON:
@@ -158,8 +189,8 @@ def _refuse_other_kinds(values: Mapping[str, JSON], columns: "ColumnMap", origin
     if ANSWER in columns or ANSWER in values:
         return
     for needed, what, recipe in (
-        (("chosen", "rejected"), "preference pairs", "dpo"),
-        (("completion",), "demonstrations", "sft"),
+        ((CHOSEN, REJECTED), "preference pairs", "dpo"),
+        ((COMPLETION,), "demonstrations", "sft"),
     ):
         if all(name in values for name in needed):
             named = " and ".join(f"`{name}`" for name in needed)

@@ -13,24 +13,50 @@ from interlace.data.tables import Numbered, import_datasets, read_table
 NO_COLUMNS: Mapping[str, str | None] = {}
 
 
-def file_rows(source: FileSource, split: Split, columns: ColumnMap = NO_COLUMNS, omit: Sequence[str] = ()) -> list[Row]:
-    """Reads all rows of a split's file, in order. Raises UserError with file and line. columns, omit: see to_row()."""
+def file_rows(
+    source: FileSource,
+    split: Split,
+    columns: ColumnMap = NO_COLUMNS,
+    omit: Sequence[str] = (),
+    *,
+    has_completions: bool = False,
+) -> list[Row]:
+    """Reads all rows of a split's file, in order. Raises UserError with file and line.
+
+    columns, omit, has_completions: see to_row().
+    """
     spec = source.train if split == "train" else source.heldout
     if spec is None:
         return []
     path = Path(spec).expanduser()
     return [
-        to_row(values, columns, omit, uid=f"{split}/{path.name}:{number}", origin=f"{path}:{number}")
+        to_row(
+            values, columns, omit, uid=f"{split}/{path.name}:{number}", origin=f"{path}:{number}",
+            has_completions=has_completions,
+        )
         for number, values in read_table(spec)
-    ]
+    ]  # fmt: skip
 
 
-def hub_rows(source: HubSource, split: Split, columns: ColumnMap = NO_COLUMNS, omit: Sequence[str] = ()) -> list[Row]:
-    """Reads all rows of a split of a data set on the hub, in order. Raises UserError."""
+def hub_rows(
+    source: HubSource,
+    split: Split,
+    columns: ColumnMap = NO_COLUMNS,
+    omit: Sequence[str] = (),
+    *,
+    has_completions: bool = False,
+) -> list[Row]:
+    """Reads all rows of a split of a data set on the hub, in order. Raises UserError.
+
+    columns, omit, has_completions: see to_row().
+    """
     return [
-        to_row(values, columns, omit, uid=f"{split}/{source.name}:{number}", origin=f"{source.name} {split}:{number}")
+        to_row(
+            values, columns, omit, uid=f"{split}/{source.name}:{number}", origin=f"{source.name} {split}:{number}",
+            has_completions=has_completions,
+        )
         for number, values in read_hub(source, split)
-    ]
+    ]  # fmt: skip
 
 
 def read_hub(source: HubSource, split: Split) -> Numbered:

@@ -82,6 +82,12 @@ def to_prompts(
     if not rows:
         return []
     chat = style.chat_template and bool(tokenizer.chat_template)
+    if chat and (raw := next((row for row in rows if row.is_raw), None)):
+        raise UserError(
+            f"{raw.origin}: `chosen` and `rejected` are texts that contain their prompt, and the chat template would "
+            "write this text as a message of the user. Set task.format.chat_template=false, which takes texts as they "
+            "are, or give the column `prompt`, or conversations of messages."
+        )
     spoken = [_make_messages(row, question, style) for row, question in zip(rows, questions, strict=True)]
     dressed = [
         _apply_template(row, messages, style, tokenizer if chat else None)

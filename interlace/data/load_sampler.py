@@ -27,8 +27,19 @@ def create_sampler(task: DataConfig, prompts: Sequence[Prompt], seed: int) -> Pr
 
 def check_samplers(task: DataConfig) -> None:
     """Raises UserError for an unknown sampler or setting."""
-    for choice in (task.sampler, *(source.sampler for source in task.mixture)):
+    for choice in _list_choices(task):
         _parse_choice(choice)
+
+
+def list_learning_samplers(task: DataConfig) -> list[str]:
+    """Returns the names of the samplers that read solve rates. Raises UserError as check_samplers()."""
+    return [
+        choice.name for choice in _list_choices(task) if _parse_choice(choice)[0].observe is not PromptSampler.observe
+    ]
+
+
+def _list_choices(task: DataConfig) -> list[SamplerChoice]:
+    return [task.sampler, *(source.sampler for source in task.mixture)]
 
 
 def _create_sampler(choice: SamplerChoice, prompts: Sequence[Prompt], seed: int) -> PromptSampler:

@@ -86,9 +86,10 @@ class _Loader:
             return tuple(found)
         for prompt, row in zip(found, rows, strict=True):
             if len(prompt.token_ids) > limit and source.overlong == "refuse":
+                of_source, here = (f" of source {label!r}", "") if label else ("", "task.")
                 raise UserError(
                     f"{row.origin}: the prompt has {len(prompt.token_ids)} tokens, more than "
-                    f"task.max_prompt_tokens={limit}. Raise it, or set task.overlong=drop."
+                    f"{here}max_prompt_tokens={limit}{of_source}. Raise it, or set {here}overlong=drop{of_source}."
                 )
         kept = tuple(prompt for prompt in found if len(prompt.token_ids) <= limit)
         if len(kept) < len(found):
@@ -96,8 +97,14 @@ class _Loader:
         return kept
 
 
-def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write: Write | None = None) -> PromptSet:
-    """Reads or generates both splits of all sources. write: as to_prompts().
+def load_prompts(
+    config: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    write: Write | None = None,
+    *,
+    has_completions: bool = False,
+) -> PromptSet:
+    """Reads or generates both splits of all sources. write: as to_prompts(). has_completions: as to_row().
 
     Generated prompts are distinct; repetitions in a table are kept, as they may be meant as weights. Raises UserError
     for a source that cannot be read, that lacks a column of the template, or has fewer prompts than requested.
@@ -106,17 +113,17 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write
     train: list[Prompt] = []
     heldout: list[Prompt] = []
     if not config.mixture:
-        ours, theirs = _source_rows(config, config.format)
+        ours, theirs = _source_rows(config, config.format, has_completions=has_completions)
         train += loader.prompts(ours, config, config.format)
         heldout += loader.prompts(theirs, config, config.format)
     for part in config.mixture:
         style = part.format or config.format
-        ours, theirs = _source_rows(part, style)
+        ours, theirs = _source_rows(part, style, has_completions=has_completions)
         train += loader.prompts(ours, part, style, part.label)
         heldout += loader.prompts(theirs, part, style, part.label)
     for name, source in config.heldout_sets.items():
         style = source.format or config.format
-        ours, theirs = _source_rows(source, style)
+        ours, theirs = _source_rows(source, style, has_completions=has_completions)
         heldout += loader.prompts(ours if source.starts is None else theirs, source, style, name)
     # Starts of one instruction have equal texts and differ in their states.
     has_starts = any(source.starts is not None for source in (config, *config.mixture))
@@ -140,19 +147,19 @@ def _check_each_source(config: DataConfig, train: Iterable[Prompt]) -> None:
             )
 
 
-def _source_rows(config: SourceConfig, style: PromptFormat) -> _Pair:
+def _source_rows(config: SourceConfig, style: PromptFormat, *, has_completions: bool) -> _Pair:
     if config.reasoning_gym is not None:
         return _load_procedural(config.reasoning_gym, style)
     if config.starts is not None:
         starts = config.starts
         train, heldout = (list(_render_rows(start_rows(starts, split), style)) for split in SPLITS)
         return train, heldout
-    files, hub = config.files, config.hub
+    files, hub, columns = config.files, config.hub, config.columns
     if files is not None:
-        rows = [file_rows(files, split, config.columns, config.omit) for split in SPLITS]
+        rows = [file_rows(files, split, columns, config.omit, has_completions=has_completions) for split in SPLITS]
         return _split_heldout(files, files.train, [list(_render_rows(found, style)) for found in rows])
     if hub is not None:
-        rows = [hub_rows(hub, split, config.columns, config.omit) for split in SPLITS]
+        rows = [hub_rows(hub, split, columns, config.omit, has_completions=has_completions) for split in SPLITS]
         return _split_heldout(hub, hub.name, [list(_render_rows(found, style)) for found in rows])
     raise ValueError("a source has one section")
 

@@ -25,5 +25,7 @@ class Row:
     answer: str
     tools: tuple[ToolSpec, ...] = ()
     """Tools that the prompt lists."""
+    is_raw: bool = False
+    """True if the prompt is the beginning of a text that also has the answer, so that no chat template can write it."""
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     """Other columns; and the answer, if it is a number or a truth value, or if the recipe leaves the answer out."""

@@ -65,11 +65,14 @@ class PlanSettings(PlanBounds):
         return f"{self.bounds}, in {self.deadline_h:g} h" if self.deadline_h else self.bounds
 
 
-def split_settings(overrides: Sequence[str], bounds: PlanBounds) -> tuple[PlanSettings, list[str]]:
-    """Splits the planner's own settings from the recipe's overrides. Raises UserError."""
+def split_settings(overrides: Sequence[str], max_staleness: int) -> tuple[PlanSettings, list[str]]:
+    """Splits the planner's own settings from the recipe's overrides. Raises UserError.
+
+    max_staleness: of the option; `plan.max_staleness` replaces it.
+    """
     mine = {override_key(each).removeprefix("plan."): each for each in overrides if each.startswith("plan.")}
     values = {key: parse_yaml(each.partition("=")[2]) for key, each in mine.items()}
-    settings = PlanSettings.parse({**bounds.model_dump(), **values}, where="plan")
+    settings = PlanSettings.parse({"max_staleness": max_staleness, **values}, where="plan")
     if not settings.file.endswith((".yaml", ".yml")):
         raise UserError(f"plan.file = {settings.file!r}: a schedule's file ends in .yaml.")
     return settings, [each for each in overrides if not each.startswith("plan.")]
@@ -121,6 +124,11 @@ class RecipePlan:
     was_stopped: bool = False
     """True if Ctrl-C ended the search."""
 
+    @property
+    def why_not(self) -> list[str]:
+        """Returns a sentence for each preset: the device time that it loses against the best plan."""
+        return [_explain_preset(each) for each in self.found.why_not]
+
     def price(self, plan: Planned) -> float | None:
         """Returns the price of a million trained tokens; None if no device has a price."""
         given = self.request.settings.device_hour_cost
@@ -170,8 +178,7 @@ def interval(plan: Planned) -> tuple[float, float]:
     return max(0.0, plan.score.step_s - 2 * plan.score.error_s), plan.score.step_s + 2 * plan.score.error_s
 
 
-def sentence(why: WhyNot) -> str:
-    """Returns a sentence about the device time that a preset loses."""
+def _explain_preset(why: WhyNot) -> str:
     if why.ratio is None:
         return f"{why.preset}: {why.reason}"
     lost = "; ".join(

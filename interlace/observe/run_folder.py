@@ -31,6 +31,8 @@ from interlace.core.yaml_text import to_yaml
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.secrets import mask_secrets, write_secrets
 
+ROOT = Path("runs")
+"""Folder of the runs of a command."""
 PRIVATE = 0o700
 """Mode of a run's folder: only the owner may read samples, settings and weights."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -247,3 +249,17 @@ def _list_numbered(root: Path, recipe: str) -> list[tuple[str, int]]:
         return []
     matches = (re.fullmatch(rf"{re.escape(recipe)}(?:-(\d+))?", path.name) for path in root.iterdir())
     return [(match[0], int(match[1] or 1)) for match in matches if match]
+
+
+def run_folder(spec: str, root: Path = ROOT) -> RunFolder:
+    """Finds a run by its name or folder. root: folder of the runs. Raises UserError if it does not exist."""
+    found = find_run(spec, root)
+    if found is None:
+        raise UserError(f"{spec!r} is not a run: neither {spec} nor {root / spec} has a config.yaml.")
+    return found
+
+
+def find_run(spec: str, root: Path = ROOT) -> RunFolder | None:
+    """Finds a run by its name or folder; None if it does not exist. root: folder of the runs."""
+    folders = (RunFolder(path=path) for path in (Path(spec), root / spec))
+    return next((folder for folder in folders if folder.config.is_file()), None)

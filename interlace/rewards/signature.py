@@ -345,7 +345,7 @@ def check_row(call: RewardCall, request: ScoreRequest, place: str) -> None:
     usual = [name for name in ("solution", "ground_truth", "target", "label", "reward_model") if name in columns]
     if wanted == "answer" and usual:
         path = "reward_model.ground_truth" if usual[0] == "reward_model" else usual[0]
-        hint = f' Map it: columns={{"answer": "{path}"}} in Python, task.files.answer_column={path} in a recipe.'
+        hint = f" Set task.columns.answer={path}."
     else:
         hint = nearest(name, columns) if name != "answer" else ""
     raise UserError(

@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 from interlace.core.errors import UserError
 from interlace.run.program_reward import load_calls, reward_section
-from interlace.run.program_rows import ColumnMap, write_rows
+from interlace.run.program_rows import DATA_FOLDER, ColumnMap, write_rows
 from interlace.run.recipe.config import SHORT
 
 SOURCE, WEIGHT = "source", "weight"
@@ -41,7 +41,7 @@ class TaskWriter:
         of a source in a recipe. Raises UserError.
         """
         if not _is_mixture(data):
-            return self._source(data, self.columns, self.reward, "data")
+            return self._source(data, self.columns, self.reward)
         if self.columns:
             raise UserError(
                 "columns are given for a mixture, and each of its sources has its own: data={NAME: "
@@ -72,18 +72,27 @@ class TaskWriter:
         found: dict[str, object] = {"name": name, WEIGHT: weight}
         if reward is not None:
             found["reward"] = reward_section(reward)
-        source = self._source(part.pop(SOURCE), columns, found.get("reward", self.reward), place)
+        source = self._source(part.pop(SOURCE), columns, found.get("reward", self.reward), name)
         return {**part, **source, **found}
 
-    def _source(self, data: object, columns: ColumnMap, reward: object, place: str) -> dict[str, object]:
-        """Returns the section of one source. place: expression of the data in an error."""
+    def _source(self, data: object, columns: ColumnMap, reward: object, name: str = "") -> dict[str, object]:
+        """Returns the section of one source. name: of the source in a mixture."""
+        place = f"data[{name!r}]" if name else "data"
         if isinstance(data, str | Path):
-            name = str(data)
-            task: dict[str, object] = {"files": {"train": name}} if isinstance(data, Path) else SHORT["task"](name)
+            spec = str(data)
+            task: dict[str, object] = {"files": {"train": spec}} if isinstance(data, Path) else SHORT["task"](spec)
             if columns and "reasoning_gym" in task:
-                raise UserError(f"columns are for files and rows, and {place}={name!r} is a dataset of reasoning-gym.")
+                raise UserError(f"columns are for files and rows, and {place}={spec!r} is a dataset of reasoning-gym.")
         else:
-            path = write_rows(data, columns, load_calls(reward), self.root, place, has_completions=self.has_completions)
+            path = write_rows(
+                data,
+                columns,
+                load_calls(reward),
+                self.root,
+                place,
+                name=name or DATA_FOLDER,
+                has_completions=self.has_completions,
+            )
             self.rows[path] = place
             task = {"files": {"train": str(path)}}
             columns = {name: column for name, column in columns.items() if column is None}

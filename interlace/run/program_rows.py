@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.random import stable_hash
+from interlace.data.columns import CHOSEN, REJECTED
 from interlace.data.objects import read_rows
 from interlace.data.values import plain_row
 from interlace.observe.atomic_file import write_atomic
@@ -30,14 +31,16 @@ def write_rows(
     columns: ColumnMap,
     calls: Sequence[RewardCall],
     root: Path,
-    place: str = "data",
+    place: str = DATA_FOLDER,
     *,
+    name: str = DATA_FOLDER,
     has_completions: bool = False,
 ) -> Path:
-    """Writes rows as JSON Lines; the name of the file is a hash of the rows. Returns its path.
+    """Writes rows as JSON Lines into a folder whose name is a hash of the rows. Returns the path of the file.
 
     rows: as for read_rows(). calls: the reward's calls, whose columns are used.
     place: expression of the rows in an error, which names a row as data[N].
+    name: of the file, and so of the data set for rewards that read verl's `data_source`.
     has_completions: the run trains on given completions, so rows of SFT and DPO are accepted.
     Raises UserError.
     """
@@ -49,7 +52,7 @@ def write_rows(
     if not lines:
         raise UserError(f"{place} is empty: give one row for each prompt.")
     text = "".join(lines)
-    path = root.resolve() / DATA_FOLDER / f"{stable_hash(text):016x}.jsonl"
+    path = root.resolve() / DATA_FOLDER / f"{stable_hash(text):016x}" / f"{name}.jsonl"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
@@ -71,15 +74,18 @@ def rows_by_place(places: Mapping[Path, str]) -> Iterator[None]:
     except UserError as error:
         text = str(error)
         for path, place in places.items():
-            line = re.compile(rf"(?:row )?(?:train/)?(?:{re.escape(str(path))}|{re.escape(path.name)}):(\d+)")
-            text = line.sub(partial(_name_row, place), text).replace(str(path), place).replace(path.name, place)
+            # A name without its folder is of these rows only in a uid: another file may have the same name.
+            line = re.compile(
+                rf"(?:row )?{re.escape(str(path))}:(\d+)|(?:row |(?:row )?train/){re.escape(path.name)}:(\d+)"
+            )
+            text = line.sub(partial(_name_row, place), text).replace(str(path), place)
         if text == str(error):
             raise
         raise UserError(text) from None
 
 
 def _name_row(place: str, line: re.Match[str]) -> str:
-    return f"{place}[{int(line[1]) - 1}]"
+    return f"{place}[{int(line[1] or line[2]) - 1}]"
 
 
 def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str) -> str:
@@ -91,7 +97,8 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
     values = {str(name): row[name] for name in row}
     mapped = {name: _read_nested(values, source, place) for name, source in columns.items() if source is not None}
     values = {**values, **mapped}
-    if not any(name in values for name in PROMPTS):
+    contains_prompt = named is None and CHOSEN in values and REJECTED in values
+    if not contains_prompt and not any(name in values for name in PROMPTS):
         raise UserError(
             f"{place} has no column 'prompt' or 'messages'; its columns are {', '.join(values)}. Name the one that "
             f'holds the prompt: columns={{"prompt": "{next(iter(values), "question")}"}}.'

@@ -135,7 +135,7 @@ def test_so_is_bad_input_of_what_only_predicts_or_measures(
 def test_a_report_needs_a_run_and_a_file(folder: Path) -> None:
     options = ("--schedules", "areal", "--cluster", "sim", "--profile", "qwen2.5-7b-h20")
     assert CliRunner().invoke(app, ["compare", "mine.yaml", *options]).exit_code == 0
-    refused(CliRunner().invoke(app, ["report", "mine-areel"]), "'mine-areel' is no run")
+    refused(CliRunner().invoke(app, ["report", "mine-areel"]), "'mine-areel' is not a run")
     refused(CliRunner().invoke(app, ["report", "mine-areal-simulated", "--out", "."]), "--out . is a folder")
 
 

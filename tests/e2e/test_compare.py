@@ -60,7 +60,7 @@ def test_a_schedule_that_fails_takes_nothing_from_the_others(tmp_path: Path, mon
 
 def test_a_report_of_what_is_no_run_is_refused() -> None:
     result = CliRunner().invoke(app, ["report", "nowhere"])
-    assert result.exit_code == 2 and "'nowhere' is no run" in result.stderr
+    assert result.exit_code == 2 and "'nowhere' is not a run" in result.stderr
 
 
 @pytest.mark.parametrize(

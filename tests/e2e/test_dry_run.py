@@ -6,9 +6,9 @@ import pytest
 from transformers import Qwen2Config
 from typer.testing import CliRunner
 
-from interlace.cli.dry_run import GIB, parse_devices
 from interlace.cli.main import app
 from interlace.core.errors import UserError
+from interlace.forecast.dry_run import GIB, parse_devices
 from interlace.models.tiny import build_tiny
 
 SIZES = {"0.5B": (896, 4864, 24, 14, 2), "1.5B": (1536, 8960, 28, 12, 2)}

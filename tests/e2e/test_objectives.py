@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import interlace
 from interlace.core.errors import UserError
+from interlace.core.types import Sample
 from interlace.models.tiny import build_tiny
 from interlace.observe.quiet import QuietWatch
 from interlace.observe.report.page import write_report
@@ -17,6 +18,8 @@ from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.offline_encoder import encode_rows
+from interlace.run.recipe.prompts import recipe_prompts
 from tests.support.tokenizers import lower_casing_tokenizer, merging_tokenizer
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe
 
@@ -204,6 +207,7 @@ def test_conversations_are_imitated_in_the_words_of_the_assistant(tmp_path: Path
         ("dpo", {"prompt": "1", "chosen": "2", "rejected": "2"}, "are equal"),
         ("sft", {"prompt": "1", "answer": "2"}, "has no column `completion`"),
         ("sft", {"messages": [{"role": "user", "content": "1"}]}, "the chat ends with a message of the user"),
+        ("sft", {"chosen": "1 2", "rejected": "1 3"}, "it is a row for dpo"),
         ("reward-model", {"prompt": "1", "chosen": "2"}, "has no column `rejected`"),
         ("reward-model", {"prompt": "1", "chosen": "2", "rejected": "3", "margin": "x"}, "a margin is a number"),
     ],
@@ -214,6 +218,36 @@ def test_rows_of_another_kind_are_refused_with_the_recipe_to_use(
     changes = [f"task={rows(tmp_path, row)}"]
     with pytest.raises(UserError, match=message):
         check_recipe(load_recipe(recipe, changes))
+
+
+@pytest.mark.parametrize("recipe", ["dpo", "reward-model"])
+def test_pairs_of_whole_conversations_are_those_of_a_prompt(tmp_path: Path, recipe: str) -> None:
+    """TRL's implicit prompt. Texts have no chat template in TRL, and one is refused here."""
+
+    def encode(model: str, row: dict[str, object], *changes: str) -> Sample:
+        loaded = load_recipe(recipe, [f"task={rows(tmp_path, row)}", f"model={model}", *changes])
+        check_recipe(loaded)
+        [sample] = encode_rows(loaded, recipe_prompts(loaded).train)
+        return sample
+
+    def tokens(sample: Sample) -> list[list[int]]:
+        return [sample.prompt.token_ids.tolist(), *(segment.token_ids.tolist() for segment in sample.segments)]
+
+    user, good, bad = (
+        {"role": role, "content": each} for role, each in zip(("user", "assistant", "assistant"), "123", strict=True)
+    )
+    prompt, chats = {"prompt": [user]}, {"chosen": [user, good], "rejected": [user, bad]}
+    apart = encode("tiny:micro-chat", {**prompt, "chosen": [good], "rejected": [bad]})
+    assert tokens(encode("tiny:micro-chat", chats)) == tokens(apart)
+    texts = {"chosen": "1+1= 2", "rejected": "1+1= 3"}
+    parts = encode("tiny:micro", {"prompt": "1+1=", "chosen": " 2", "rejected": " 3"})
+    assert tokens(encode("tiny:micro", texts)) == tokens(parts)
+    with pytest.raises(UserError, match=r"rows.jsonl:1: .*Set task.format.chat_template=false"):
+        encode("tiny:micro-chat", texts)
+    encode("tiny:micro-chat", texts, "task.format.chat_template=false")
+    sizes = {"steps": 1, "prompts_per_step": 1, "cluster": {"devices": "cpu:2"}, "logging": {"loggers": []}}
+    run = interlace.train(recipe, data=[chats], model="tiny:micro-chat", folder=tmp_path, quiet=True, **sizes)  # type: ignore[arg-type]
+    assert len(run.metrics) == 1
 
 
 @pytest.mark.parametrize("recipe", ["sft", "dpo", "reward-model"])

@@ -306,7 +306,9 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
     if size.context is not None and num_tokens + max_new_tokens > size.context:
         room = size.context - max_new_tokens
         shortest = min(len(prompt.token_ids) for prompt in (*prompts.train, *prompts.heldout))
-        drop = f", or drop long prompts: task.overlong=drop task.max_prompt_tokens={room}" if room >= shortest else ""
+        limits = f"task.overlong=drop task.max_prompt_tokens={room}"
+        limits = limits.replace("task.", "") + " of each source" if recipe.task.mixture else limits
+        drop = f", or drop long prompts: {limits}" if room >= shortest else ""
         lower = "Shorten it" if num_tokens >= size.context else "Lower max_new_tokens"
         raise UserError(
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "

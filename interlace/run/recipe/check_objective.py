@@ -5,6 +5,7 @@ from pathlib import Path
 from interlace.algorithms import Algorithm
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
+from interlace.data.load_sampler import list_learning_samplers
 from interlace.models.config import ModelConfig
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.warmup_inputs import describe_content
@@ -59,6 +60,12 @@ def check_offline_settings(recipe: Recipe) -> None:
             f"sampling.temperature={recipe.sampling.temperature:g}: algorithm {name!r} trains the probabilities of the "
             "model itself. Set it to 1."
         )
+    _check_offline_evaluation(recipe)
+    if learning := list_learning_samplers(recipe.task):
+        raise UserError(
+            f"the sampler {learning[0]!r} draws by measured solve rates, and algorithm {name!r} measures none. Take "
+            "sampler=shuffle or by_column."
+        )
     if recipe.reference.service is not None:
         raise UserError(f"reference.service: algorithm {name!r} computes the reference itself. Remove the setting.")
     algorithm = algorithm_of(recipe)
@@ -66,6 +73,21 @@ def check_offline_settings(recipe: Recipe) -> None:
         raise UserError(
             f"prompts_per_step=1: algorithm {name!r} with these settings compares rewards with those of completions "
             "below the prompt of another row of the step, and a step has no other row. Set it to 2 or more."
+        )
+
+
+def _check_offline_evaluation(recipe: Recipe) -> None:
+    """Raises UserError for settings of sampled answers: an evaluation computes the loss of held-out rows."""
+    evaluation = recipe.evaluation
+    sampled = {
+        "pass_at": bool(evaluation.pass_at),
+        "temperature": evaluation.temperature != 1,
+        "samples_per_prompt": evaluation.samples_per_prompt > 1,
+    }
+    if found := next((key for key, is_set in sampled.items() if is_set), None):
+        raise UserError(
+            f"evaluation.{found} is of sampled answers, and algorithm {recipe.algorithm.name!r} evaluates the loss of "
+            "held-out rows. Remove the setting; `interlace eval` samples answers by another recipe (--recipe)."
         )
 
 

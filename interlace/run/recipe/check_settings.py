@@ -13,14 +13,28 @@ from interlace.rollouts.episodes.single_turn import SingleTurnKind
 from interlace.rollouts.rendering.load import check_renderer
 from interlace.run.recipe.check_learning import check_learning
 from interlace.run.recipe.check_objective import check_offline_settings, check_teacher
+from interlace.run.recipe.check_unused import refuse_unused
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_ranks
+from interlace.run.recipe.load import check_data_files
+from interlace.run.recipe.metric_names import check_best
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import list_placed_roles
 
 
+def check_new_run(recipe: Recipe, spec: str | None = None, *, has_callbacks: bool = False) -> None:
+    """Raises UserError for a mistake in the settings of a run that starts, before torch is loaded.
+
+    spec: name or path of the recipe; None if it has no file. has_callbacks: see check_best().
+    """
+    check_settings(recipe)
+    if spec is not None:
+        check_data_files(recipe, spec)
+    check_best(recipe, has_callbacks=has_callbacks)
+
+
 def check_settings(recipe: Recipe) -> None:
-    """Raises UserError for settings that contradict each other, and for unknown names."""
+    """Raises UserError for settings that contradict each other or have no effect, and for unknown names."""
     check_sizes(recipe, algorithm_of(recipe))
     training_temperature(recipe.sampling)
     check_sources(recipe.task)
@@ -28,6 +42,7 @@ def check_settings(recipe: Recipe) -> None:
     _check_memory_checkpoints(recipe)
     _check_scorer(recipe)
     check_learning(recipe)
+    refuse_unused(recipe)
     _check_best(recipe)
     _check_loggers(recipe)
 
@@ -39,8 +54,18 @@ def _check_episodes(recipe: Recipe) -> None:
 
 
 def _check_memory_checkpoints(recipe: Recipe) -> None:
-    """Raises UserError if trainers may run on machines whose shared memory this one does not have."""
+    """Raises UserError for checkpoints in memory that trainers on other machines do not have, or nothing reads."""
     every, address = recipe.recovery.memory_checkpoint_every, recipe.cluster.address
+    if every and recipe.recovery.restarts_per_hour.get("trainer") == 0:
+        raise UserError(
+            f"recovery.memory_checkpoint_every = {every}: a run that lost a trainer starts again from them, and "
+            "recovery.restarts_per_hour.trainer=0 forbids that. Set one of the two to another value."
+        )
+    if every and recipe.checkpoint_every and every % recipe.checkpoint_every == 0:
+        raise UserError(
+            f"recovery.memory_checkpoint_every = {every}: with checkpoint_every={recipe.checkpoint_every} each of "
+            "these steps has a checkpoint on disk. Set it to fewer steps, or to 0."
+        )
     if every and address is not None:
         raise UserError(
             f"recovery.memory_checkpoint_every = {every}, but the trainers of cluster.address = {address!r} may run on "

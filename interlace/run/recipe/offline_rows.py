@@ -14,7 +14,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, Messages, ToolSpec, as_message, as_tool
 from interlace.core.random import keyed_random
 from interlace.core.types import JSON, Prompt, Sample
-from interlace.data.columns import CHAT
+from interlace.data.columns import CHAT, CHOSEN, COMPLETION, REJECTED
 from interlace.data.config import DataConfig, SourceConfig
 from interlace.data.demonstrations.base import Demonstrator
 from interlace.data.loading import PromptSet, load_prompts
@@ -25,8 +25,8 @@ from interlace.rollouts.rendering.examples import ExampleWriter
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-COMPLETION, CHOSEN, REJECTED, MARGIN = "completion", "chosen", "rejected", "margin"
-"""Columns of the rows."""
+MARGIN = "margin"
+"""Column with the difference of the scores that a pair should have."""
 Completion: TypeAlias = str | Messages
 """Text, or the messages that follow the prompt."""
 _COLUMNS: Mapping[RowKind, tuple[str, ...]] = {"demonstrations": (COMPLETION,), "pairs": (CHOSEN, REJECTED)}
@@ -43,12 +43,12 @@ def offline_prompts(task: DataConfig, tokenizer: "PreTrainedTokenizerBase", rend
     sets = {name: _without_answers(part) for name, part in task.heldout_sets.items()}
     whole = changed.model_copy(update={"mixture": mixture, "heldout_sets": sets})
     if renderer is None:
-        return load_prompts(whole, tokenizer)
+        return load_prompts(whole, tokenizer, has_completions=True)
 
     def write(messages: Messages, row: Row) -> list[int]:
         return renderer.render(messages, row.tools)
 
-    return load_prompts(whole, tokenizer, write)
+    return load_prompts(whole, tokenizer, write, has_completions=True)
 
 
 def _without_answers(source: S) -> S:

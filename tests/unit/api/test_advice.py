@@ -19,6 +19,8 @@ from interlace.core.errors import UserError
         ("Set task.columns.answer=null.", 'Set columns={"answer": None}.'),
         ("set task.columns.answer=gold.text.", """set columns={"answer": 'gold.text'}."""),
         ("set task.format.template={prompt}, which", """set task={"format": {"template": '{prompt}'}}, which"""),
+        ("Name the run, or leave --checkpoint out.", "Name the run, or leave checkpoint=... out."),
+        ("--devices two: write a number", "devices=two: write a number"),
         ("lower task.files.heldout_size", "lower heldout_size"),
         ("a - b -- c", "a - b -- c"),
         ("More: interlace presets --explain beta", "More: interlace presets --explain beta"),

@@ -23,6 +23,26 @@ def test_the_settings_of_a_run_are_not_saved_with_its_model(tmp_path: Path) -> N
     assert [path.name for path in saved.iterdir()] == ["config.json"]
 
 
+def test_a_saved_model_replaces_the_files_of_another_one(tmp_path: Path) -> None:
+    """transformers would load the adapter of the earlier model, or its chat template, with the new one."""
+    checkpoint = RunFolder(path=tmp_path / "run").checkpoints / "step_1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text('{"mine": 1}')
+    (tmp_path / "saved").mkdir()
+    for name in ("config.json", "adapter_config.json", "chat_template.jinja", "notes.txt"):
+        (tmp_path / "saved" / name).write_text("{}")
+    run = TrainedRun(folder=tmp_path / "run")
+    with pytest.raises(UserError, match="exists already"):
+        run.save(tmp_path / "saved")
+    saved = run.save(tmp_path / "saved", overwrite=True)
+    assert {path.name: path.read_text() for path in saved.iterdir()} == {
+        "config.json": '{"mine": 1}',
+        "notes.txt": "{}",
+    }
+    with pytest.raises(UserError, match="is a file"):
+        run.save(saved / "notes.txt", overwrite=True)
+
+
 def test_a_run_is_found_after_the_program_changed_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = RunFolder.create(Path("runs"), "mine")

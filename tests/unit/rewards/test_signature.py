@@ -162,7 +162,9 @@ def test_a_row_without_the_column_is_refused_with_the_columns_that_it_has() -> N
         UserError, match=r"data\[3\] has no 'answer', or an empty one, which reward 'compute_score' names"
     ) as caught:
         check_row(call, lacking, "data[3]")
-    assert "reward_model.ground_truth" in str(caught.value) and "prompt, reward_model" in str(caught.value)
+    assert "Set task.columns.answer=reward_model.ground_truth." in str(caught.value) and "prompt, reward_model" in str(
+        caught.value
+    )
     with pytest.raises(UserError, match=r"has no 'levl'.*Did you mean 'level'"):
         check_row(reward_call(lambda response, levl: 1.0), request(), "data[0]")
 

@@ -1,5 +1,6 @@
 """A mixture that a program gives is the recipe's mixture, or is refused with the place of the mistake."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from pandas import DataFrame
 from interlace.core.errors import UserError
 from interlace.observe.run_identity import may_change
 from interlace.rewards.base import GIVEN
+from interlace.rewards.scorer import try_reward
 from interlace.run.library import ProgramInputs
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import recipe_prompts
@@ -54,6 +56,28 @@ def test_a_source_has_its_reward_and_columns(tmp_path: Path) -> None:
     assert prompts == [("rows", "1+1", "2"), ("file", "1+1", "2")]
     assert [part.weight for part in found.task.mixture] == [1, 2]
     assert found.task.rewards["file"].name == "exact" and found.task.rewards["rows"].name.startswith(GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("data", "sources"),
+    [
+        (ROWS, {"data"}),
+        ({"math": (ROWS, 1), "v1.1": (ROWS, 1)}, {"math", "v1.1"}),
+        ([{**row, "data_source": "openai/gsm8k"} for row in ROWS], {"openai/gsm8k"}),
+    ],
+)
+def test_verls_data_source_is_the_name_that_the_user_gave(tmp_path: Path, data: object, sources: set[str]) -> None:
+    """It was a hash of the rows."""
+    found: list[str] = []
+
+    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: object) -> float:
+        found.append(data_source)
+        return 1.0
+
+    made = recipe(data, tmp_path, compute_score)
+    for prompt in recipe_prompts(made).train:
+        asyncio.run(try_reward(made.reward, prompt))
+    assert {*found} == sources
 
 
 def test_a_resumed_program_may_rename_the_reward_of_a_source() -> None:

@@ -81,3 +81,5 @@ def test_a_later_error_names_the_row_and_not_the_file(tmp_path: Path) -> None:
     words = r"^data\['a'\]\[2\]: bad, and data\['b'\]\[0\] too$"
     with pytest.raises(UserError, match=words), rows_by_place({path: "data['a']", other: "data['b']"}):
         raise UserError(f"{path}:3: bad, and row train/{other.name}:1 too")
+    with pytest.raises(UserError, match=r"^0123\.jsonl:3: bad$"), rows_by_place({path: "data"}):
+        raise UserError(f"{path.name}:3: bad")  # another file of the user

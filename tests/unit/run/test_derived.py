@@ -1,6 +1,6 @@
 """The table before a run contains the numbers that follow from the settings."""
 
-from interlace.cli.derived import derive_numbers
+from interlace.run.derived import derive_numbers
 from interlace.run.recipe.check import Derived
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.memory import WorkerMemory
