@@ -75,9 +75,9 @@ class LossOutputs:
     loss_T: Tensor
     """[T] loss."""
     metrics_T: Mapping[str, Tensor]
-    """[T] detached, by name. Reported as the mean over the trained tokens of a minibatch, then over minibatches."""
+    """[T] detached, by name. Reported as the mean over the trained tokens of a step."""
     sample_metrics_N: Mapping[str, Tensor] = field(default_factory=dict)
-    """[N] detached, by name: one number a sample. Reported as the mean over the samples."""
+    """[N] detached, by name: one number a sample. Reported as the mean over the samples of a step."""
 
 
 LossFn: TypeAlias = Callable[[LossInputs], LossOutputs]

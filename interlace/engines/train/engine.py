@@ -153,7 +153,7 @@ class TrainEngine(TrainedEngine):
             inputs = self._make_inputs(batch, columns)
             outputs = self._loss(inputs)
             self._add(totals, batch, self._aggregate(outputs, batch), outputs.metrics_T)
-            totals.add_sample_values(outputs.sample_metrics_N)
+            totals.add_values(outputs.sample_metrics_N)
         self._ranks.reshard(self.model)
         texts = self._ranks.gather_texts(totals.close().text())[:: self._ranks.shape.copies]
         return MinibatchTotals.over_ranks([MinibatchTotals.parse(text) for text in texts]).metrics()
@@ -180,7 +180,7 @@ class TrainEngine(TrainedEngine):
         loss.backward()
         values_T = policy_values(inputs, outputs)
         self._add(self._minibatch, batch, loss, values_T)
-        self._minibatch.add_sample_values(outputs.sample_metrics_N)
+        self._minibatch.add_values(outputs.sample_metrics_N)
         self._minibatch.add_max("ratio_max", values_T["ratio_mean"])
 
     def _aggregate(self, outputs: LossOutputs, batch: MicroBatch) -> Tensor:
