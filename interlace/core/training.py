@@ -5,7 +5,7 @@ Shapes: T = response tokens of one packed micro-batch, sample after sample; N = 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -66,6 +66,8 @@ class LossInputs:
     """[T, K] log-probs of the trained policy at the same tokens, with gradient."""
     baseline_T: Tensor | None = None
     """[T] number that a loss on pairs compares with, equal for all tokens of a pair. None if the rows have none."""
+    sources_N: Sequence[str] = ()
+    """[N] name of each sample's source in a mixture, else empty text. Empty if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +80,8 @@ class LossOutputs:
     """[T] detached, by name. Reported as the mean over the trained tokens of a step."""
     sample_metrics_N: Mapping[str, Tensor] = field(default_factory=dict)
     """[N] detached, by name: one number a sample. Reported as the mean over the samples of a step."""
+    partial_metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Detached numbers of some of the tokens or samples, by name. Reported as the mean over these numbers."""
 
 
 LossFn: TypeAlias = Callable[[LossInputs], LossOutputs]

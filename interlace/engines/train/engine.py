@@ -180,7 +180,7 @@ class TrainEngine(TrainedEngine):
         loss.backward()
         values_T = policy_values(inputs, outputs)
         self._add(self._minibatch, batch, loss, values_T)
-        self._minibatch.add_values(outputs.sample_metrics_N)
+        self._minibatch.add_values({**outputs.sample_metrics_N, **outputs.partial_metrics})
         self._minibatch.add_max("ratio_max", values_T["ratio_mean"])
 
     def _aggregate(self, outputs: LossOutputs, batch: MicroBatch) -> Tensor:
@@ -231,6 +231,7 @@ def _loss_inputs(batch: MicroBatch, columns: Columns, logprobs_T: Tensor, entrop
         num_samples=batch.num_samples,
         turn_T=batch.turn_T,
         baseline_T=columns.values_T,
+        sources_N=columns.sources_N,
     )
 
 

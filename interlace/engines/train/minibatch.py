@@ -145,7 +145,7 @@ class MinibatchReport:
 
     metrics: Metrics
     weights: Mapping[str, float]
-    """Weight of each mean among those of the step's minibatches: its denominator. All others count equally."""
+    """Weight of each mean in the mean over the step's minibatches: its denominator. All others count equally."""
 
 
 def merge_metrics(minibatches: Sequence[MinibatchReport]) -> Metrics:
