@@ -31,7 +31,7 @@ from interlace.run.recipe.sections import (
     ReferenceConfig,
     WarmupConfig,
 )
-from interlace.run.recipe.source_defaults import complete_algorithms, share_with_recipe
+from interlace.run.recipe.source_defaults import complete_algorithms, share_reward
 from interlace.runtime.gpu import has_gpu
 from interlace.schedule.auto_schedule import bounding, bounds_of
 from interlace.schedule.presets import load_schedule
@@ -226,7 +226,7 @@ class Recipe(Config):
     @classmethod
     def _complete_sources(cls, data: object) -> object:
         """Shares rewards and algorithms between the recipe and the sources of a mixture."""
-        return complete_algorithms(share_with_recipe(share_with_recipe(data, "reward"), "algorithm"))
+        return complete_algorithms(share_reward(data))
 
     @model_validator(mode="after")
     def _check_algorithms(self) -> Self:

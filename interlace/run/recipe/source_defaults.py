@@ -7,19 +7,24 @@ from interlace.core.config import Config
 from interlace.run.recipe.algorithm_by_source import OF_STEP
 
 
-def share_with_recipe(data: Any, section: str) -> Any:
-    """Takes the first source's section as the recipe's if the recipe has none and all sources of a mixture have one."""
+def share_reward(data: Any) -> Any:
+    """Takes the first source's reward as the recipe's if the recipe has none and all sources of a mixture have one."""
     parts = _list_parts(data)
-    if not parts or data.get(section) is not None or any(part.get(section) is None for part in parts):
+    if not parts or data.get("reward") is not None or any(part.get("reward") is None for part in parts):
         return data
-    return {**data, section: parts[0][section]}
+    return {**data, "reward": parts[0]["reward"]}
 
 
 def complete_algorithms(data: Any) -> Any:
-    """Adds the recipe's settings to the algorithms of sources: all if `name` is left out, else the ones of OF_STEP."""
+    """Adds the recipe's settings to the algorithms of sources: all if `name` is left out, else the ones of OF_STEP.
+
+    If the recipe has no algorithm and all sources name one, the first is the recipe's.
+    """
     parts = _list_parts(data)
     if not any(part.get("algorithm") is not None for part in parts):
         return data
+    if data.get("algorithm") is None and all("name" in _to_mapping(part.get("algorithm") or {}) for part in parts):
+        data = {**data, "algorithm": parts[0]["algorithm"]}
     recipes = _to_mapping(data.get("algorithm") or {})
     of_step = {name: recipes[name] for name in OF_STEP if name in recipes}
 

@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 from pandas import DataFrame
 
+from interlace.algorithms.maxrl import MaxRL
 from interlace.core.errors import UserError
 from interlace.observe.run_identity import may_change
 from interlace.rewards.base import GIVEN
@@ -54,6 +55,15 @@ def test_a_source_has_its_reward_and_columns(tmp_path: Path) -> None:
     assert prompts == [("rows", "1+1", "2"), ("file", "1+1", "2")]
     assert [part.weight for part in found.task.mixture] == [1, 2]
     assert found.task.rewards["file"].name == "exact" and found.task.rewards["rows"].name.startswith(GIVEN)
+
+
+def test_a_source_has_its_algorithm(tmp_path: Path) -> None:
+    """A class, a name, or changed settings of the recipe's algorithm."""
+    given: list[object] = [MaxRL, "dapo", {"clip_high": 0.3}]
+    found = recipe({f"s{n}": {"source": ROWS, "algorithm": own} for n, own in enumerate(given)}, tmp_path)
+    names = [part.algorithm.name for part in found.task.mixture if part.algorithm]
+    assert names == ["interlace.algorithms.maxrl:MaxRL", "dapo", "grpo"]
+    assert found.algorithm.name == "grpo"
 
 
 def test_a_resumed_program_may_rename_the_reward_of_a_source() -> None:

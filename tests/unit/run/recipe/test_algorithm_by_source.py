@@ -118,8 +118,11 @@ def test_settings_without_a_name_change_the_recipes_algorithm() -> None:
     assert Recipe.parse(found.model_dump(mode="json")) == found
 
 
-def test_the_first_algorithm_is_the_recipes_if_all_sources_have_one() -> None:
+def test_the_first_algorithm_is_the_recipes_if_all_sources_name_one() -> None:
     assert recipe("dapo", "maxrl").algorithm.name == "dapo"
+    changed = recipe("dapo", {"clip_high": 0.3})
+    assert changed.algorithm.name == "grpo"
+    assert [source.algorithm and source.algorithm.name for source in changed.task.mixture] == ["dapo", "grpo"]
 
 
 @pytest.mark.parametrize(
