@@ -15,7 +15,7 @@ from interlace.algorithms.base import (
     check_shapes,
 )
 from interlace.core.errors import UserError
-from interlace.core.training import LossInputs, LossOutputs
+from interlace.core.training import LossInputs, LossOutputs, check_outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,25 +99,18 @@ class AlgorithmBySource(Algorithm):
 
         Metrics of an algorithm are means over its own tokens and samples.
         """
-        import torch
-
-        from interlace.engines.train.engine import check_outputs
-
         parts = self._places(inputs.sources_N or [""] * inputs.num_samples)
         if len(parts) == 1:
             [(algorithm, _)] = parts
             return algorithm.loss(_hide_columns(inputs, algorithm.needs))
-        loss_T = torch.zeros_like(inputs.logprobs_T)
-        metrics: dict[str, list[Tensor]] = {}
+        loss_T = inputs.logprobs_T.new_zeros(inputs.logprobs_T.shape)
+        metrics: list[Mapping[str, Tensor]] = []
         for algorithm, samples in parts:
             own, places_T = _select_samples(_hide_columns(inputs, algorithm.needs), samples)
             outputs = check_outputs(algorithm.loss(own), own)
             loss_T = loss_T.index_copy(0, places_T, outputs.loss_T)
-            for name, values in {**outputs.metrics_T, **outputs.sample_metrics_N}.items():
-                metrics.setdefault(name, []).append(values)
-        return LossOutputs(
-            loss_T=loss_T, metrics_T={}, partial_metrics={name: torch.cat(values) for name, values in metrics.items()}
-        )
+            metrics += [outputs.metrics_T, outputs.sample_metrics_N]
+        return LossOutputs(loss_T=loss_T, metrics_T={}, partial_metrics=metrics)
 
     def _find(self, source: str) -> Algorithm:
         return self._by_source.get(source, self._default)
