@@ -66,6 +66,7 @@ class AlgorithmBySource(Algorithm):
 
     @property
     def is_group_relative(self) -> bool:
+        """Returns True if one of the algorithms compares samples: a group of any source then needs two survivors."""
         return any(algorithm.is_group_relative for algorithm in self._used)
 
     @property
